@@ -1,2 +1,84 @@
-//! Placeholder.
-fn main() {}
+//! The project's own checks, run as `cargo xtask VERB`.
+//!
+//! `quick` is for people, before each commit; `test` is the whole of what CI runs. Both are lists
+//! of steps (`verbs.rs`), run by `step.rs` and summed up by `report.rs`. The rules that neither
+//! rustfmt nor clippy can check live in `tidy/`.
+
+mod error;
+mod report;
+mod step;
+mod tidy;
+mod verbs;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// The project's own checks.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What `cargo xtask` can be asked to do.
+#[derive(Subcommand, Clone, Copy)]
+enum Verb {
+    /// Install what the checks need (rustfmt, clippy) and say what was found
+    Setup,
+    /// Formatting, clippy, tidy and unit tests: run it before each commit
+    Quick,
+    /// Everything CI runs: quick, all tests, simulator, loom, shuttle, AddressSanitizer
+    Test,
+    /// All expected miss ratios on all recorded traces (needs the folder of shared traces)
+    Traces,
+    /// The project's own rules: order of rooms, unsafe list, file shape, docs
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let workspace = Workspace::find();
+    let outcome = match args.verb {
+        Verb::Setup => verbs::setup(&workspace),
+        Verb::Quick => verbs::quick(&workspace),
+        Verb::Test => verbs::test(&workspace),
+        Verb::Traces => verbs::traces(&workspace),
+        Verb::Tidy => tidy::run(&workspace),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    #[test]
+    fn arguments_are_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn no_verb_shows_the_help() {
+        let Err(error) = Args::try_parse_from(["xtask"]) else {
+            panic!("parsed without a verb")
+        };
+        assert_eq!(
+            error.kind(),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        );
+        assert!(error.to_string().contains("quick"));
+    }
+}

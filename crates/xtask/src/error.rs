@@ -1,0 +1,52 @@
+//! What can end a verb.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+/// Why a verb failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// A program could not be started or its output not read.
+    #[error("cannot run `{program}`: {source}")]
+    Start { program: String, source: io::Error },
+    /// A program ran and failed.
+    #[error("`{program}` failed: {status}")]
+    Failed { program: String, status: ExitStatus },
+    /// A file of the tree could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// `cargo metadata` printed something other than its format version 1.
+    #[error("cannot read the output of `cargo metadata`: {0}")]
+    Metadata(#[from] serde_json::Error),
+    /// A test command passed without running one test, so that it checked nothing.
+    #[error("`{program}` ran no test")]
+    NoTests { program: String },
+    /// One step of several failed; later ones were not run.
+    #[error("step `{name}` failed: {source}")]
+    Step {
+        name: &'static str,
+        source: Box<Error>,
+    },
+    /// The tree breaks rules of `tidy`.
+    #[error("tidy: {0} violations")]
+    Untidy(usize),
+    /// A check was skipped where it must not be.
+    #[error("a check that must run was skipped: {0}")]
+    Skipped(String),
+    /// A component is missing and there is no `rustup` to add it.
+    #[error("{component} is missing and cannot be added: {source}")]
+    Component {
+        component: &'static str,
+        source: Box<Error>,
+    },
+    /// The folder of recorded traces is not there.
+    #[error(
+        "no recorded traces at {}: set {variable} to the folder that has manifest.csv",
+        path.display()
+    )]
+    NoTraces {
+        path: PathBuf,
+        variable: &'static str,
+    },
+}

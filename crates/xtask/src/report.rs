@@ -1,0 +1,280 @@
+//! What a run of several steps found: times, test counts, skipped checks.
+
+use std::fmt;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// The checks that may be skipped with `CI=true`, each with the reason why it may.
+pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
+    (
+        "shared traces",
+        "the recorded traces lie outside the repository, their licences vary",
+    ),
+    (
+        "memory cgroup",
+        "a container may not let its processes make a memory cgroup",
+    ),
+    (
+        "asan",
+        "rustc has AddressSanitizer for Linux with glibc on x86_64 and aarch64 only",
+    ),
+];
+
+/// How many tests ran.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// Reads the counts of a closing line of libtest (`test result: ok. 3 passed; 0 failed; ..`).
+pub(crate) fn parse_counts(line: &str) -> Option<Counts> {
+    let (_, counts) = line
+        .trim()
+        .strip_prefix("test result: ")?
+        .split_once(". ")?;
+    let count = |unit: &str| -> Option<u64> {
+        counts
+            .split(';')
+            .find_map(|part| part.trim().strip_suffix(unit)?.trim().parse().ok())
+    };
+    Some(Counts {
+        passed: count("passed")?,
+        failed: count("failed")?,
+    })
+}
+
+/// A check that did not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Skip {
+    pub(crate) what: String,
+    pub(crate) reason: String,
+}
+
+/// Reads a test's word that it skipped something (`skipped: <what>: <reason>`).
+///
+/// A line without a reason is a skip too, one that no list allows.
+pub(crate) fn parse_skip(line: &str) -> Option<Skip> {
+    let rest = line.trim().strip_prefix("skipped: ")?;
+    let (what, reason) = rest.split_once(": ").unwrap_or((rest, ""));
+    if reason.is_empty() {
+        return Some(Skip {
+            what: format!("{what} (no reason given)"),
+            reason: String::new(),
+        });
+    }
+    Some(Skip {
+        what: what.to_owned(),
+        reason: reason.to_owned(),
+    })
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// One line of the table.
+struct Row {
+    name: &'static str,
+    outcome: Outcome,
+    took: Duration,
+    counts: Counts,
+}
+
+/// What the steps so far found.
+#[derive(Default)]
+pub(crate) struct Report {
+    rows: Vec<Row>,
+    skips: Vec<(&'static str, Skip)>,
+}
+
+impl Report {
+    /// Adds a step that ended.
+    pub(crate) fn add(
+        &mut self,
+        name: &'static str,
+        outcome: Outcome,
+        took: Duration,
+        counts: Counts,
+    ) {
+        self.rows.push(Row {
+            name,
+            outcome,
+            took,
+            counts,
+        });
+    }
+
+    /// Adds a skipped check; many tests may skip for the same reason, it is listed once a step.
+    pub(crate) fn skip(&mut self, step: &'static str, skip: Skip) {
+        let entry = (step, skip);
+        if !self.skips.contains(&entry) {
+            self.skips.push(entry);
+        }
+    }
+
+    /// The tests of all steps together.
+    fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for row in &self.rows {
+            sum += row.counts;
+        }
+        sum
+    }
+
+    /// Refuses skips outside `ALLOWED_SKIPS`.
+    ///
+    /// # Errors
+    /// Names the first skip that is not allowed.
+    pub(crate) fn check_skips(&self) -> Result<(), Error> {
+        for (step, skip) in &self.skips {
+            if !ALLOWED_SKIPS.iter().any(|(what, _)| *what == skip.what) {
+                let text = format!("{}: {} (step `{step}`)", skip.what, skip.reason);
+                return Err(Error::Skipped(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses every skip.
+    ///
+    /// # Errors
+    /// Names the first one.
+    pub(crate) fn check_no_skips(&self) -> Result<(), Error> {
+        match self.skips.first() {
+            Some((_, skip)) => Err(Error::Skipped(format!("{}: {}", skip.what, skip.reason))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<28} {:>9} {:>8}  outcome", "step", "seconds", "tests")?;
+        for row in &self.rows {
+            let outcome = match row.outcome {
+                Outcome::Passed => "ok",
+                Outcome::Failed => "FAILED",
+                Outcome::Skipped => "skipped",
+            };
+            let Counts { passed, failed } = row.counts;
+            let tests = if passed + failed == 0 {
+                String::new()
+            } else {
+                passed.to_string()
+            };
+            let seconds = row.took.as_secs_f64();
+            writeln!(f, "{:<28} {seconds:>9.1} {tests:>8}  {outcome}", row.name)?;
+        }
+        if self.skips.is_empty() {
+            writeln!(f, "nothing skipped")?;
+        } else {
+            writeln!(f, "skipped checks:")?;
+            for (step, skip) in &self.skips {
+                writeln!(f, "  {}: {} (step `{step}`)", skip.what, skip.reason)?;
+            }
+        }
+        let Counts { passed, failed } = self.counts();
+        writeln!(f, "{passed} passed, {failed} failed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skip(what: &str) -> Skip {
+        Skip {
+            what: what.to_owned(),
+            reason: "not there".to_owned(),
+        }
+    }
+
+    #[test]
+    fn counts_are_read_from_closing_lines() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; \
+                    0 filtered out; finished in 0.01s";
+        assert_eq!(
+            parse_counts(line),
+            Some(Counts {
+                passed: 12,
+                failed: 3
+            })
+        );
+        assert_eq!(parse_counts("test alloc::pcp::drain ... ok"), None);
+        assert_eq!(parse_counts("test result: ok."), None);
+    }
+
+    #[test]
+    fn skips_are_read_with_their_reason() {
+        let line = "skipped: shared traces: ../shared/traces: no such folder";
+        let found = parse_skip(line).expect("a skip");
+        assert_eq!(found.what, "shared traces");
+        assert_eq!(found.reason, "../shared/traces: no such folder");
+        assert_eq!(parse_skip("3 skipped: a word inside a line"), None);
+    }
+
+    #[test]
+    fn a_skip_without_a_reason_is_never_allowed() {
+        let mut report = Report::default();
+        report.skip(
+            "unit tests",
+            parse_skip("skipped: shared traces").expect("a skip"),
+        );
+        assert!(report.check_skips().is_err());
+    }
+
+    #[test]
+    fn only_listed_skips_are_allowed() {
+        let mut report = Report::default();
+        for (what, _) in ALLOWED_SKIPS {
+            report.skip("unit tests", skip(what));
+        }
+        assert!(report.check_skips().is_ok());
+        report.skip("unit tests", skip("io_uring"));
+        let error = report.check_skips().expect_err("io_uring is not listed");
+        assert!(error.to_string().contains("io_uring"), "{error}");
+    }
+
+    #[test]
+    fn the_report_ends_with_the_sum_alone_on_a_line() {
+        let mut report = Report::default();
+        let took = Duration::from_millis(1500);
+        report.add(
+            "unit tests",
+            Outcome::Passed,
+            took,
+            Counts {
+                passed: 7,
+                failed: 0,
+            },
+        );
+        report.add(
+            "loom",
+            Outcome::Failed,
+            took,
+            Counts {
+                passed: 1,
+                failed: 2,
+            },
+        );
+        report.skip("loom", skip("asan"));
+        report.skip("loom", skip("asan"));
+        let text = report.to_string();
+        assert_eq!(text.lines().last(), Some("8 passed, 2 failed"));
+        assert_eq!(text.matches("asan: not there (step `loom`)").count(), 1);
+    }
+}

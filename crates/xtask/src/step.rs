@@ -1,0 +1,238 @@
+//! Steps as data, and the one loop that runs them.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::report::{self, Counts, Outcome, Report, Skip};
+use crate::workspace::{self, Workspace};
+
+/// A named part of a verb.
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) action: Action,
+}
+
+/// What a step does.
+pub(crate) enum Action {
+    /// Runs a program that has to succeed.
+    Run(Command),
+    /// Runs tests: as `Run`, and at least one test has to run.
+    Tests(Command),
+    /// Runs tests of which there may be none.
+    TestsIfAny(Command),
+    /// Calls a function of this program.
+    Call(fn(&Workspace) -> Result<(), Error>),
+    /// Does nothing on this machine, and says why.
+    Skip(Skip),
+}
+
+/// What a step's output told.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    counts: Counts,
+    skips: Vec<Skip>,
+}
+
+/// Runs the steps in order until one fails, and prints each one's name and seconds.
+///
+/// The report has every step that ran, the failed one too.
+///
+/// # Errors
+/// The first failure, with the name of its step.
+pub(crate) fn run_all(
+    workspace: &Workspace,
+    steps: Vec<Step>,
+    report: &mut Report,
+) -> Result<(), Error> {
+    run_all_to(&mut io::stdout(), workspace, steps, report)
+}
+
+/// As `run_all`, with a place for the output.
+///
+/// The tests of this file throw theirs away: an outer `cargo xtask` would count it as its own.
+fn run_all_to(
+    out: &mut impl Write,
+    workspace: &Workspace,
+    steps: Vec<Step>,
+    report: &mut Report,
+) -> Result<(), Error> {
+    for Step { name, action } in steps {
+        say(out, &format!("== {name}"));
+        let start = Instant::now();
+        let mut told = Told::default();
+        let result = run_action(out, workspace, action, &mut told);
+        let took = start.elapsed();
+        let outcome = match &result {
+            Ok(outcome) => *outcome,
+            Err(_) => Outcome::Failed,
+        };
+        report.add(name, outcome, took, told.counts);
+        for skip in told.skips {
+            report.skip(name, skip);
+        }
+        say(out, &format!("-- {name}: {:.1} s", took.as_secs_f64()));
+        if let Err(source) = result {
+            return Err(Error::Step {
+                name,
+                source: Box::new(source),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn run_action(
+    out: &mut impl Write,
+    workspace: &Workspace,
+    action: Action,
+    told: &mut Told,
+) -> Result<Outcome, Error> {
+    match action {
+        Action::Run(mut command) | Action::TestsIfAny(mut command) => {
+            run_command(out, &mut command, told)?;
+        }
+        Action::Tests(mut command) => {
+            run_command(out, &mut command, told)?;
+            if told.counts == Counts::default() {
+                return Err(Error::NoTests {
+                    program: workspace::describe(&command),
+                });
+            }
+        }
+        Action::Call(function) => function(workspace)?,
+        Action::Skip(skip) => {
+            say(out, &format!("skipped: {}: {}", skip.what, skip.reason));
+            told.skips.push(skip);
+            return Ok(Outcome::Skipped);
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Runs a program, shows its output as it comes, and notes what the lines tell.
+fn run_command(out: &mut impl Write, command: &mut Command, told: &mut Told) -> Result<(), Error> {
+    let program = workspace::describe(command);
+    say(out, &format!("$ {program}"));
+    // Only stdout is read: libtest prints there, with what it captured from the tests. Cargo's
+    // own words go to stderr and keep their colours.
+    let mut run = || -> io::Result<ExitStatus> {
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        if let Some(stdout) = child.stdout.take() {
+            read_lines(BufReader::new(stdout), out, told)?;
+        }
+        child.wait()
+    };
+    match run() {
+        Err(source) => Err(Error::Start { program, source }),
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Failed { program, status }),
+    }
+}
+
+/// Writes a line of our own; with nobody left to read it, the steps still run.
+fn say(out: &mut impl Write, line: &str) {
+    let _ = writeln!(out, "{line}");
+}
+
+/// Copies `from` to `to` line by line; a test may print bytes that are no text.
+fn read_lines(mut from: impl BufRead, to: &mut impl Write, told: &mut Told) -> io::Result<()> {
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line)? > 0 {
+        to.write_all(&line)?;
+        let text = String::from_utf8_lossy(&line);
+        if let Some(counts) = report::parse_counts(&text) {
+            told.counts += counts;
+        } else if let Some(skip) = report::parse_skip(&text) {
+            told.skips.push(skip);
+        }
+        line.clear();
+    }
+    to.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn run(actions: Vec<Action>) -> (Result<(), Error>, String) {
+        let names = ["first", "second", "third"];
+        let steps = names
+            .into_iter()
+            .zip(actions)
+            .map(|(name, action)| Step { name, action })
+            .collect();
+        let mut report = Report::default();
+        let result = run_all_to(&mut io::sink(), &Workspace::find(), steps, &mut report);
+        (result, report.to_string())
+    }
+
+    const RESULT: &str = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'";
+
+    #[test]
+    fn a_failed_step_ends_the_run_with_its_name() {
+        let actions = vec![
+            Action::Run(shell("true")),
+            Action::Run(shell("exit 3")),
+            Action::Run(shell("true")),
+        ];
+        let (result, report) = run(actions);
+        let error = result.expect_err("the second step fails").to_string();
+        assert!(error.starts_with("step `second` failed"), "{error}");
+        assert!(
+            report.contains("second") && report.contains("FAILED"),
+            "{report}"
+        );
+        assert!(!report.contains("third"), "{report}");
+    }
+
+    #[test]
+    fn a_test_step_that_runs_no_test_fails() {
+        let (result, _) = run(vec![Action::Tests(shell("true"))]);
+        assert!(
+            result
+                .expect_err("no test ran")
+                .to_string()
+                .contains("ran no test")
+        );
+        let (result, _) = run(vec![Action::TestsIfAny(shell("true"))]);
+        assert!(result.is_ok());
+    }
+
+    #[test]
+    fn counts_and_skips_reach_the_report() {
+        let script = format!("{RESULT}; echo 'skipped: asan: not here'; {RESULT}");
+        let (result, report) = run(vec![Action::Tests(shell(&script))]);
+        assert!(result.is_ok());
+        assert!(report.contains("4 passed, 0 failed"), "{report}");
+        assert!(report.contains("asan: not here (step `first`)"), "{report}");
+    }
+
+    #[test]
+    fn a_skipped_step_is_listed() {
+        let skip = Skip {
+            what: "asan".to_owned(),
+            reason: "no runtime".to_owned(),
+        };
+        let (result, report) = run(vec![Action::Skip(skip)]);
+        assert!(result.is_ok());
+        assert!(report.contains("asan: no runtime"), "{report}");
+    }
+
+    #[test]
+    fn output_is_copied_byte_for_byte() {
+        let text = b"plain\n\xff\xfe no text\nno newline at the end";
+        let mut copy = Vec::new();
+        let mut told = Told::default();
+        read_lines(&text[..], &mut copy, &mut told).expect("memory does not fail");
+        assert_eq!(copy, text);
+        assert_eq!(told, Told::default());
+    }
+}

@@ -1,0 +1,263 @@
+//! The verbs that run other programs, each a list of steps.
+
+use std::env;
+use std::process::Command;
+
+use crate::error::Error;
+use crate::report::{Report, Skip};
+use crate::step::{self, Action, Step};
+use crate::tidy;
+use crate::workspace::{self, TRACES_VARIABLE, Workspace};
+
+/// Where rustc has the runtime of AddressSanitizer among the toolchains of rustup.
+const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+
+/// Installs missing components of the toolchain and says what is there.
+pub(crate) fn setup(workspace: &Workspace) -> Result<(), Error> {
+    let rustc = workspace::output(workspace.command("rustc").arg("--version"))?;
+    println!("found {}", rustc.trim());
+    for (component, verb) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
+        let version = || workspace::output(workspace.cargo().args([verb, "--version"]));
+        let found = match version() {
+            Ok(found) => found,
+            Err(_) => {
+                println!("adding {component}");
+                let mut rustup = workspace.command("rustup");
+                workspace::output(rustup.args(["component", "add", component]))
+                    .and_then(|_| version())
+                    .map_err(|source| Error::Component {
+                        component,
+                        source: Box::new(source),
+                    })?
+            }
+        };
+        println!("found {}", found.trim());
+    }
+    match workspace.traces() {
+        Ok(_) => println!("found the recorded traces"),
+        Err(_) => println!("no recorded traces: checks that need them will be skipped"),
+    }
+    Ok(())
+}
+
+/// What has to pass before each commit.
+pub(crate) fn quick(workspace: &Workspace) -> Result<(), Error> {
+    finish(workspace, quick_steps(workspace))
+}
+
+/// What has to pass in CI.
+pub(crate) fn test(workspace: &Workspace) -> Result<(), Error> {
+    let host = workspace.host()?;
+    let result = finish(workspace, test_steps(workspace, &host));
+    println!("not part of `test`: `cargo xtask traces` (all expected ratios on all traces)");
+    result
+}
+
+/// All expected miss ratios on all recorded traces.
+pub(crate) fn traces(workspace: &Workspace) -> Result<(), Error> {
+    let folder = workspace.traces()?;
+    let mut command = cargo(workspace, "test --release -p pagetide-sim --test it");
+    command
+        .args(["--", "--ignored", "--nocapture"])
+        .env(TRACES_VARIABLE, folder);
+    let step = Step {
+        name: "traces",
+        action: Action::Tests(command),
+    };
+    let mut report = Report::default();
+    let result = step::run_all(workspace, vec![step], &mut report);
+    print!("{report}");
+    result?;
+    // The folder is there, so nothing has a reason to be skipped.
+    report.check_no_skips()
+}
+
+/// Runs the steps, prints what they found and judges the skips.
+fn finish(workspace: &Workspace, steps: Vec<Step>) -> Result<(), Error> {
+    let mut report = Report::default();
+    let result = step::run_all(workspace, steps, &mut report);
+    println!();
+    print!("{report}");
+    result?;
+    if env::var_os("CI").is_some_and(|value| value == "true") {
+        report.check_skips()?;
+    }
+    Ok(())
+}
+
+fn quick_steps(workspace: &Workspace) -> Vec<Step> {
+    let run = |name, line| Step {
+        name,
+        action: Action::Run(cargo(workspace, line)),
+    };
+    vec![
+        run("fmt", "fmt --all --check"),
+        run("clippy", "clippy --workspace --all-targets -- -D warnings"),
+        Step {
+            name: "tidy",
+            action: Action::Call(tidy::run),
+        },
+        Step {
+            name: "unit tests",
+            action: Action::Tests(tests(workspace, "test --workspace --lib --bins")),
+        },
+    ]
+}
+
+fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
+    let run = |name, line| Step {
+        name,
+        action: Action::Tests(tests(workspace, line)),
+    };
+    let mut steps = vec![Step {
+        name: "setup",
+        action: Action::Call(setup),
+    }];
+    steps.extend(quick_steps(workspace));
+    // Not `--tests`: that would run the unit tests a second time and count them twice.
+    steps.push(run(
+        "integration and model tests",
+        "test --workspace --test *",
+    ));
+    steps.push(Step {
+        name: "doc tests",
+        action: Action::TestsIfAny(tests(workspace, "test --workspace --doc")),
+    });
+    steps.push(run(
+        "simulator seeds",
+        "test --release -p pagetide-sim --test it",
+    ));
+    steps.push(Step {
+        name: "loom",
+        action: Action::Tests(interleavings(workspace, "loom")),
+    });
+    steps.push(Step {
+        name: "shuttle",
+        action: Action::Tests(interleavings(workspace, "shuttle")),
+    });
+    steps.push(Step {
+        name: "asan",
+        action: asan(workspace, host),
+    });
+    steps
+}
+
+/// The tests of core's two-sided protocols under a scheduler that picks the interleavings.
+fn interleavings(workspace: &Workspace, scheduler: &str) -> Command {
+    let line = format!("test -p pagetide-core --release --test {scheduler}");
+    let mut command = cargo(workspace, &line);
+    command
+        .arg("--target-dir")
+        .arg(workspace.target_dir(scheduler));
+    command.args(["--", "--show-output"]);
+    command.env("RUSTFLAGS", format!("--cfg {scheduler}"));
+    if scheduler == "loom" {
+        command.env("LOOM_MAX_PREEMPTIONS", "2");
+    }
+    command
+}
+
+/// The runtime's tests with AddressSanitizer, where rustc ships its runtime.
+fn asan(workspace: &Workspace, host: &str) -> Action {
+    if !ASAN_HOSTS.contains(&host) {
+        let reason = format!("no AddressSanitizer runtime for {host}");
+        return Action::Skip(Skip {
+            what: "asan".to_owned(),
+            reason,
+        });
+    }
+    let mut command = cargo(workspace, "test -p pagetide --tests");
+    // With `--target`, the flags do not reach build scripts and macros, which run on the host.
+    command.args(["--target", host]);
+    command
+        .arg("--target-dir")
+        .arg(workspace.target_dir("asan"));
+    command.args(["--", "--show-output"]);
+    command
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address");
+    Action::Tests(command)
+}
+
+/// A cargo command, its arguments parted by single blanks.
+fn cargo(workspace: &Workspace, line: &str) -> Command {
+    let mut command = workspace.cargo();
+    command.args(line.split(' '));
+    command
+}
+
+/// As `cargo`, showing what passed tests printed: the skips are told there.
+///
+/// Not `--nocapture`: with one test thread a test's line would begin with the test's name.
+fn tests(workspace: &Workspace, line: &str) -> Command {
+    let mut command = cargo(workspace, line);
+    command.args(["--", "--show-output"]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINUX: &str = "x86_64-unknown-linux-gnu";
+
+    fn line(steps: &[Step], name: &str) -> String {
+        let step = steps
+            .iter()
+            .find(|step| step.name == name)
+            .expect("a step of that name");
+        match &step.action {
+            Action::Run(command) | Action::Tests(command) | Action::TestsIfAny(command) => {
+                workspace::describe(command)
+            }
+            Action::Call(_) | Action::Skip(_) => String::new(),
+        }
+    }
+
+    #[test]
+    fn test_runs_quick_first_and_the_slow_checks_last() {
+        let steps = test_steps(&Workspace::find(), LINUX);
+        let names: Vec<_> = steps.iter().map(|step| step.name).collect();
+        let expected = [
+            "setup",
+            "fmt",
+            "clippy",
+            "tidy",
+            "unit tests",
+            "integration and model tests",
+            "doc tests",
+            "simulator seeds",
+            "loom",
+            "shuttle",
+            "asan",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn builds_with_flags_have_build_folders_of_their_own() {
+        let steps = test_steps(&Workspace::find(), LINUX);
+        let loom = line(&steps, "loom");
+        assert!(loom.contains("RUSTFLAGS=\"--cfg loom\""), "{loom}");
+        assert!(loom.contains("LOOM_MAX_PREEMPTIONS=\"2\""), "{loom}");
+        assert!(loom.contains("--test loom --target-dir"), "{loom}");
+        let shuttle = line(&steps, "shuttle");
+        assert!(shuttle.contains("--cfg shuttle"), "{shuttle}");
+        assert!(shuttle.contains("/shuttle -- --show-output"), "{shuttle}");
+        let asan = line(&steps, "asan");
+        assert!(
+            asan.contains(&format!("--target {LINUX} --target-dir")),
+            "{asan}"
+        );
+    }
+
+    #[test]
+    fn the_sanitizer_is_skipped_where_rustc_has_none() {
+        let action = asan(&Workspace::find(), "aarch64-apple-darwin");
+        let Action::Skip(skip) = action else {
+            panic!("not skipped")
+        };
+        assert_eq!(skip.what, "asan");
+        assert!(skip.reason.contains("aarch64-apple-darwin"));
+    }
+}
