@@ -1,0 +1,118 @@
+//! Doubly linked lists of frames, linked by frame number in the frame table.
+
+use super::{Chain, FrameTable};
+use crate::units::Frame;
+
+/// A list of frames over one pair of links. Whoever owns it holds the lock that guards it.
+///
+/// Every operation is O(1) and touches at most three frame records.
+#[derive(Debug)]
+pub struct List {
+    chain: Chain,
+    head: Option<Frame>,
+    tail: Option<Frame>,
+    len: u32,
+}
+
+impl List {
+    /// An empty list over `chain`.
+    #[must_use]
+    pub const fn new(chain: Chain) -> List {
+        List {
+            chain,
+            head: None,
+            tail: None,
+            len: 0,
+        }
+    }
+
+    /// Frames on the list.
+    #[must_use]
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether no frame is on the list.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first frame.
+    #[must_use]
+    pub const fn head(&self) -> Option<Frame> {
+        self.head
+    }
+
+    /// The last frame: the coldest, where the head is the hottest.
+    #[must_use]
+    pub const fn tail(&self) -> Option<Frame> {
+        self.tail
+    }
+
+    /// Puts `frame` first. It must be on no list of this chain.
+    pub fn push_head(&mut self, frames: &FrameTable, frame: Frame) {
+        frames.set_links(self.chain, frame, None, self.head);
+        match self.head {
+            Some(head) => frames.set_prev(self.chain, head, Some(frame)),
+            None => self.tail = Some(frame),
+        }
+        self.head = Some(frame);
+        self.len += 1;
+    }
+
+    /// Puts `frame` last. It must be on no list of this chain.
+    pub fn push_tail(&mut self, frames: &FrameTable, frame: Frame) {
+        frames.set_links(self.chain, frame, self.tail, None);
+        match self.tail {
+            Some(tail) => frames.set_next(self.chain, tail, Some(frame)),
+            None => self.head = Some(frame),
+        }
+        self.tail = Some(frame);
+        self.len += 1;
+    }
+
+    /// Takes `frame` off. It must be on this list.
+    ///
+    /// # Panics
+    /// Where its neighbours show that it is not.
+    pub fn remove(&mut self, frames: &FrameTable, frame: Frame) {
+        let (prev, next) = frames.links(self.chain, frame);
+        match prev {
+            Some(prev) => frames.set_next(self.chain, prev, next),
+            None => {
+                assert!(self.head == Some(frame), "{frame:?} is not on this list");
+                self.head = next;
+            }
+        }
+        match next {
+            Some(next) => frames.set_prev(self.chain, next, prev),
+            None => {
+                assert!(self.tail == Some(frame), "{frame:?} is not on this list");
+                self.tail = prev;
+            }
+        }
+        frames.set_links(self.chain, frame, None, None);
+        self.len -= 1;
+    }
+
+    /// Takes the first frame off.
+    pub fn pop_head(&mut self, frames: &FrameTable) -> Option<Frame> {
+        let head = self.head?;
+        self.remove(frames, head);
+        Some(head)
+    }
+
+    /// Takes the last frame off.
+    pub fn pop_tail(&mut self, frames: &FrameTable) -> Option<Frame> {
+        let tail = self.tail?;
+        self.remove(frames, tail);
+        Some(tail)
+    }
+
+    /// The frames from head to tail. O(n), for checks.
+    pub fn iter<'a>(&self, frames: &'a FrameTable) -> impl Iterator<Item = Frame> + use<'a> {
+        let chain = self.chain;
+        core::iter::successors(self.head, move |&frame| frames.links(chain, frame).1)
+    }
+}

@@ -1,0 +1,243 @@
+#![doc = include_str!("README.md")]
+
+mod list;
+mod word;
+
+pub use list::List;
+pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
+
+use crate::sync::{NoMetadata, Ordering, Words};
+use crate::units::{Frame, Order, PageKey, index};
+
+/// Bytes of one frame record.
+pub const RECORD_BYTES: usize = WORDS_PER_RECORD * size_of::<u64>();
+const _: () = assert!(RECORD_BYTES <= 32);
+
+const WORDS_PER_RECORD: usize = 4;
+const STATE: usize = 0;
+const KEY: usize = 1;
+const LINKS: usize = 2;
+const OWNER: usize = 3;
+
+/// Which pair of links a list uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chain {
+    /// Free lists, per-CPU page caches, generations: a frame is on one of them at most.
+    Main,
+    /// The frames of one mapping.
+    File,
+}
+
+/// Where an allocator's block is. Kept in the record of its head frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In use, or no head of a block.
+    Out,
+    /// On a free list of its zone.
+    Zone,
+    /// In a per-CPU page cache.
+    Pcp,
+}
+
+/// One record of 32 bytes a frame, and one pair of links beside it for the file's list.
+///
+/// Records never go away: any number below [`FrameTable::len`] may be looked at any time.
+#[derive(Debug)]
+pub struct FrameTable {
+    records: Words,
+    file_links: Words,
+    nr_frames: u32,
+}
+
+impl FrameTable {
+    /// Bytes that [`FrameTable::try_new`] takes.
+    #[must_use]
+    pub const fn bytes(nr_frames: u32) -> usize {
+        Words::bytes(index(nr_frames) * WORDS_PER_RECORD) + Words::bytes(index(nr_frames))
+    }
+
+    /// Records for `nr_frames` frames, all free.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub fn try_new(nr_frames: u32) -> Result<FrameTable, NoMetadata> {
+        Ok(FrameTable {
+            records: Words::try_new(index(nr_frames) * WORDS_PER_RECORD)?,
+            file_links: Words::try_new(index(nr_frames))?,
+            nr_frames,
+        })
+    }
+
+    /// Frames there are.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.nr_frames
+    }
+
+    /// Whether there is no frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nr_frames == 0
+    }
+
+    fn field(&self, frame: Frame, field: usize) -> &crate::sync::AtomicU64 {
+        &self.records[frame.index() * WORDS_PER_RECORD + field]
+    }
+
+    /// The state word.
+    #[must_use]
+    pub fn word(&self, frame: Frame) -> Word {
+        // Acquire pairs with the Release half of `replace`: who sees a state sees what led to it.
+        Word::from_bits(self.field(frame, STATE).load(Ordering::Acquire))
+    }
+
+    /// Replaces the state word if it is still exactly `old`. One read-modify-write.
+    ///
+    /// # Errors
+    /// The word that was found instead.
+    pub fn replace(&self, frame: Frame, old: Word, new: Word) -> Result<(), Word> {
+        // AcqRel pairs with itself and with the load in `word`.
+        self.field(frame, STATE)
+            .compare_exchange(old.bits(), new.bits(), Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+            .map_err(Word::from_bits)
+    }
+
+    /// Replaces the state word by what `change` makes of it, until nobody interferes.
+    ///
+    /// `change` returns `None` to leave it. Returns the word that was replaced.
+    ///
+    /// # Errors
+    /// The word that `change` left.
+    pub fn update(
+        &self,
+        frame: Frame,
+        mut change: impl FnMut(Word) -> Option<Word>,
+    ) -> Result<Word, Word> {
+        let mut word = self.word(frame);
+        loop {
+            let new = change(word).ok_or(word)?;
+            match self.replace(frame, word, new) {
+                Ok(()) => return Ok(word),
+                Err(found) => word = found,
+            }
+        }
+    }
+
+    /// Drops one pin; returns the word with the pin still in it. One read-modify-write.
+    ///
+    /// # Panics
+    /// Where no pin was held.
+    pub fn unpin(&self, frame: Frame) -> Word {
+        // Release: the reads under the pin are over before an evictor's Acquire sees it gone.
+        let old = Word::from_bits(self.field(frame, STATE).fetch_sub(1, Ordering::AcqRel));
+        assert!(old.pins() > 0, "unpin of {frame:?} without pins");
+        old
+    }
+
+    /// The page in the frame; meaningful while a pin, a bucket lock or exclusive use keeps it.
+    #[must_use]
+    pub fn key(&self, frame: Frame) -> Option<PageKey> {
+        PageKey::from_bits(self.field(frame, KEY).load(Ordering::Relaxed))
+    }
+
+    /// Names the page in the frame. Published by the state word's next change.
+    pub fn set_key(&self, frame: Frame, key: Option<PageKey>) {
+        self.field(frame, KEY)
+            .store(key.map_or(0, PageKey::bits), Ordering::Relaxed);
+    }
+
+    /// The group that the frame's block is charged to.
+    #[must_use]
+    pub fn group(&self, frame: Frame) -> u32 {
+        low(self.field(frame, OWNER).load(Ordering::Relaxed))
+    }
+
+    /// Names the group that the frame's block is charged to. The caller owns the frame.
+    pub fn set_group(&self, frame: Frame, group: u32) {
+        let owner = self.field(frame, OWNER);
+        owner.store(
+            pack(high(owner.load(Ordering::Relaxed)), group),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The order of the block that this frame heads, and where the block is.
+    #[must_use]
+    pub fn block(&self, frame: Frame) -> (Order, Place) {
+        let block = high(self.field(frame, OWNER).load(Ordering::Relaxed));
+        let order = Order::new((block & 0xF) as u8).expect("only orders are stored");
+        let place = match block >> 4 {
+            0 => Place::Out,
+            1 => Place::Zone,
+            _ => Place::Pcp,
+        };
+        (order, place)
+    }
+
+    /// Says what block this frame heads and where it is. Under the lock of the old and new place.
+    pub fn set_block(&self, frame: Frame, order: Order, place: Place) {
+        let owner = self.field(frame, OWNER);
+        let block = u32::from(order.get()) | (place as u32) << 4;
+        owner.store(
+            pack(block, low(owner.load(Ordering::Relaxed))),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// A note in the links of a frame that is on no main list: a shadow while `Reading`, an error
+    /// code while `Failed`. The caller owns the frame or holds its page.
+    pub fn set_note(&self, frame: Frame, note: u64) {
+        self.field(frame, LINKS).store(note, Ordering::Relaxed);
+    }
+
+    /// Reads the note of [`FrameTable::set_note`].
+    #[must_use]
+    pub fn note(&self, frame: Frame) -> u64 {
+        self.field(frame, LINKS).load(Ordering::Relaxed)
+    }
+
+    fn chain(&self, chain: Chain, frame: Frame) -> &crate::sync::AtomicU64 {
+        match chain {
+            Chain::Main => self.field(frame, LINKS),
+            Chain::File => &self.file_links[frame.index()],
+        }
+    }
+
+    /// The neighbours (towards head, towards tail) of a listed frame.
+    #[must_use]
+    pub fn links(&self, chain: Chain, frame: Frame) -> (Option<Frame>, Option<Frame>) {
+        let links = self.chain(chain, frame).load(Ordering::Relaxed);
+        (Frame::unpack(high(links)), Frame::unpack(low(links)))
+    }
+
+    fn set_links(&self, chain: Chain, frame: Frame, prev: Option<Frame>, next: Option<Frame>) {
+        let links = pack(Frame::pack(prev), Frame::pack(next));
+        self.chain(chain, frame).store(links, Ordering::Relaxed);
+    }
+
+    fn set_prev(&self, chain: Chain, frame: Frame, prev: Option<Frame>) {
+        let (_, next) = self.links(chain, frame);
+        self.set_links(chain, frame, prev, next);
+    }
+
+    fn set_next(&self, chain: Chain, frame: Frame, next: Option<Frame>) {
+        let (prev, _) = self.links(chain, frame);
+        self.set_links(chain, frame, prev, next);
+    }
+}
+
+const fn pack(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+const fn low(word: u64) -> u32 {
+    (word & 0xFFFF_FFFF) as u32
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

@@ -1,0 +1,67 @@
+//! Named cases of the frame table and its lists.
+
+extern crate std;
+
+use super::*;
+use std::vec::Vec;
+
+#[test]
+fn lists_link_and_unlink() {
+    let frames = FrameTable::try_new(8).unwrap();
+    let [a, b, c] = [Frame::new(1), Frame::new(5), Frame::new(7)];
+    let mut list = List::new(Chain::Main);
+    list.push_head(&frames, b);
+    list.push_head(&frames, a);
+    list.push_tail(&frames, c);
+    assert_eq!(list.iter(&frames).collect::<Vec<_>>(), [a, b, c]);
+    list.remove(&frames, b);
+    assert_eq!(list.iter(&frames).collect::<Vec<_>>(), [a, c]);
+    assert_eq!(
+        (list.pop_tail(&frames), list.pop_head(&frames)),
+        (Some(c), Some(a))
+    );
+    assert!(list.is_empty() && list.pop_head(&frames).is_none());
+}
+
+#[test]
+#[should_panic(expected = "is not on this list")]
+fn removing_a_stranger_panics() {
+    let frames = FrameTable::try_new(4).unwrap();
+    let mut list = List::new(Chain::Main);
+    list.push_head(&frames, Frame::new(1));
+    list.remove(&frames, Frame::new(2));
+}
+
+#[test]
+fn the_fields_of_a_record_are_separate() {
+    let frames = FrameTable::try_new(4).unwrap();
+    let frame = Frame::new(3);
+    let key = PageKey::new(7, 1 << 39);
+    frames.set_key(frame, key);
+    frames.set_group(frame, u32::MAX);
+    frames.set_block(frame, Order::new(10).unwrap(), Place::Pcp);
+    assert_eq!(frames.key(frame), key);
+    assert_eq!(frames.group(frame), u32::MAX);
+    assert_eq!(frames.block(frame), (Order::new(10).unwrap(), Place::Pcp));
+    assert_eq!(frames.word(frame), Word::FREE);
+}
+
+#[test]
+fn a_stale_word_replaces_nothing() {
+    let frames = FrameTable::try_new(1).unwrap();
+    let frame = Frame::new(0);
+    let stale = frames.word(frame);
+    frames
+        .update(frame, |word| Some(word.with_state(State::Live)))
+        .unwrap();
+    assert_eq!(
+        frames.replace(frame, stale, stale),
+        Err(stale.with_state(State::Live))
+    );
+}
+
+#[test]
+#[should_panic(expected = "without pins")]
+fn an_unpin_too_many_panics() {
+    FrameTable::try_new(1).unwrap().unpin(Frame::new(0));
+}

@@ -1,0 +1,273 @@
+//! The state word of a frame: pins, state, bits, generation, version.
+
+use core::fmt;
+
+/// What a frame is used for. Legal moves: `Free` to `Reading` to `Live` to `Evicting` to `Free`;
+/// `Reading` to `Failed` to `Free`; `Live` to `Detached` to `Free`; `Free` to `Buf` to `Free`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Free, or in the hands of whoever took it from the allocator and has not published it.
+    Free = 0,
+    /// A page whose content is being read.
+    Reading = 1,
+    /// A page in the page cache.
+    Live = 2,
+    /// A page on its way out: nobody can pin it any more.
+    Evicting = 3,
+    /// A page whose read failed; freed with its last pin.
+    Failed = 4,
+    /// A page that left its file while pinned; freed with its last pin.
+    Detached = 5,
+    /// Working memory, not reclaimable.
+    Buf = 6,
+}
+
+/// One 64-bit state word, by value.
+///
+/// ```text
+/// bits  0..20 pins   20..23 state   23 LATCH  24 INTENT  25 WAIT  26 DIRTY  27 WRITEBACK
+///       28 YOUNG  29 ISOLATED  30 WORKINGSET  31 PROTECTED  32..35 refs  35..41 generation
+///       41..64 version
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+const PIN_BITS: u32 = 20;
+const STATE_SHIFT: u32 = 20;
+const REFS_SHIFT: u32 = 32;
+const GENERATION_SHIFT: u32 = 35;
+const VERSION_SHIFT: u32 = 41;
+const PIN_MASK: u64 = (1 << PIN_BITS) - 1;
+const STATE_MASK: u64 = 0b111 << STATE_SHIFT;
+const REFS_MASK: u64 = 0b111 << REFS_SHIFT;
+const GENERATION_MASK: u64 = 0b11_1111 << GENERATION_SHIFT;
+
+/// Accesses by copy that a frame counts at most.
+pub const MAX_REFS: u8 = 7;
+/// Pins that one frame holds at most.
+pub const MAX_PINS: u32 = PIN_MASK as u32;
+/// Generation numbers in a word are 1 to this; 0 means on no list.
+pub const MAX_GENERATION: u8 = 63;
+
+/// Flag bits of a [`Word`].
+pub mod flag {
+    /// Exclusive access to the bytes.
+    pub const LATCH: u64 = 1 << 23;
+    /// A writer waits for the pins to drop.
+    pub const INTENT: u64 = 1 << 24;
+    /// Somebody waits: the last unpin wakes.
+    pub const WAIT: u64 = 1 << 25;
+    /// Bytes must be written before the page can go.
+    pub const DIRTY: u64 = 1 << 26;
+    /// Bytes are being written.
+    pub const WRITEBACK: u64 = 1 << 27;
+    /// Pinned since aging last looked.
+    pub const YOUNG: u64 = 1 << 28;
+    /// Off its list, in the hands of reclaim, which alone may free it.
+    pub const ISOLATED: u64 = 1 << 29;
+    /// The page was part of the working set when it was last evicted.
+    pub const WORKINGSET: u64 = 1 << 30;
+    /// In the protected class of a policy with two classes.
+    pub const PROTECTED: u64 = 1 << 31;
+}
+
+/// Bits that keep an evictable page from being evicted just now.
+const BUSY: u64 = PIN_MASK | flag::LATCH | flag::INTENT | flag::DIRTY | flag::WRITEBACK;
+
+impl Word {
+    /// The word of a frame that nobody uses.
+    pub const FREE: Word = Word(0);
+
+    /// A word from its bits.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Word {
+        Word(bits)
+    }
+
+    /// The word's bits.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Pins held.
+    #[must_use]
+    pub const fn pins(self) -> u32 {
+        (self.0 & PIN_MASK) as u32
+    }
+
+    /// The frame's state.
+    #[must_use]
+    pub fn state(self) -> State {
+        match (self.0 & STATE_MASK) >> STATE_SHIFT {
+            0 => State::Free,
+            1 => State::Reading,
+            2 => State::Live,
+            3 => State::Evicting,
+            4 => State::Failed,
+            5 => State::Detached,
+            6 => State::Buf,
+            _ => unreachable!("state 7 is never stored"),
+        }
+    }
+
+    /// Whether all of `flags` (from [`flag`]) are set.
+    #[must_use]
+    pub const fn has(self, flags: u64) -> bool {
+        self.0 & flags == flags
+    }
+
+    /// Whether any of `flags` is set.
+    #[must_use]
+    pub const fn has_any(self, flags: u64) -> bool {
+        self.0 & flags != 0
+    }
+
+    /// Accesses by copy counted since the page was last queued, 0 to [`MAX_REFS`].
+    #[must_use]
+    pub const fn refs(self) -> u8 {
+        ((self.0 & REFS_MASK) >> REFS_SHIFT) as u8
+    }
+
+    /// The generation that lists this frame, plus one; 0 where none does.
+    #[must_use]
+    pub const fn generation(self) -> u8 {
+        ((self.0 & GENERATION_MASK) >> GENERATION_SHIFT) as u8
+    }
+
+    /// Changes with every change of identity or bytes; wraps at 2^23.
+    #[must_use]
+    pub const fn version(self) -> u32 {
+        (self.0 >> VERSION_SHIFT) as u32
+    }
+
+    /// Live, unpinned, clean, and nobody waits for it.
+    #[must_use]
+    pub fn is_evictable(self) -> bool {
+        self.state() == State::Live && self.0 & BUSY == 0
+    }
+
+    /// With one pin more, or `None` where [`MAX_PINS`] are held.
+    #[must_use]
+    pub fn pinned(self) -> Option<Word> {
+        (self.pins() < MAX_PINS).then_some(Word(self.0 + 1))
+    }
+
+    /// With one pin less.
+    ///
+    /// # Panics
+    /// Where no pin is held.
+    #[must_use]
+    pub fn unpinned(self) -> Word {
+        assert!(self.pins() > 0, "unpin of a frame without pins");
+        Word(self.0 - 1)
+    }
+
+    /// In `state`.
+    #[must_use]
+    pub const fn with_state(self, state: State) -> Word {
+        Word(self.0 & !STATE_MASK | (state as u64) << STATE_SHIFT)
+    }
+
+    /// With `flags` set.
+    #[must_use]
+    pub const fn with(self, flags: u64) -> Word {
+        Word(self.0 | flags)
+    }
+
+    /// With `flags` clear.
+    #[must_use]
+    pub const fn without(self, flags: u64) -> Word {
+        Word(self.0 & !flags)
+    }
+
+    /// With this many accesses counted, at most [`MAX_REFS`].
+    #[must_use]
+    pub fn with_refs(self, refs: u8) -> Word {
+        let refs = u64::from(refs.min(MAX_REFS));
+        Word(self.0 & !REFS_MASK | refs << REFS_SHIFT)
+    }
+
+    /// Listed by a generation (its number plus one), or by none (0).
+    ///
+    /// # Panics
+    /// Above [`MAX_GENERATION`].
+    #[must_use]
+    pub fn with_generation(self, generation: u8) -> Word {
+        assert!(
+            generation <= MAX_GENERATION,
+            "generation {generation} does not fit the word"
+        );
+        Word(self.0 & !GENERATION_MASK | u64::from(generation) << GENERATION_SHIFT)
+    }
+
+    /// With the next version.
+    #[must_use]
+    pub const fn next_version(self) -> Word {
+        Word(self.0.wrapping_add(1 << VERSION_SHIFT))
+    }
+
+    /// With no pin, flag, count or generation: version and state only.
+    #[must_use]
+    pub const fn bare(self) -> Word {
+        Word(self.0 & (STATE_MASK | !0 << VERSION_SHIFT))
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Word")
+            .field("state", &self.state())
+            .field("pins", &self.pins())
+            .field("refs", &self.refs())
+            .field("generation", &self.generation())
+            .field("version", &self.version())
+            .field("isolated", &self.has(flag::ISOLATED))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_touch_each_other() {
+        let flags = flag::LATCH | flag::YOUNG | flag::ISOLATED | flag::PROTECTED;
+        let word = Word::FREE.with_state(State::Buf).with(flags).with_refs(5);
+        let word = word.with_generation(63).next_version().pinned().unwrap();
+        assert_eq!((word.pins(), word.state(), word.refs()), (1, State::Buf, 5));
+        assert_eq!((word.generation(), word.version()), (63, 1));
+        assert!(word.has(flags) && !word.has_any(flag::INTENT | flag::WAIT | flag::DIRTY));
+        assert_eq!(
+            word.bare(),
+            Word::FREE.with_state(State::Buf).next_version()
+        );
+    }
+
+    #[test]
+    fn the_version_wraps_into_nothing_else() {
+        let mut word = Word::FREE.with_state(State::Live);
+        for _ in 0..1 << 23 {
+            word = word.next_version();
+        }
+        assert_eq!(word, Word::FREE.with_state(State::Live));
+    }
+
+    #[test]
+    fn pins_are_bounded() {
+        let full = Word::from_bits(u64::from(MAX_PINS)).with_state(State::Live);
+        assert!(full.pinned().is_none() && full.unpinned().pinned().is_some());
+    }
+
+    #[test]
+    fn each_busy_bit_keeps_a_page() {
+        let live = Word::FREE.with_state(State::Live);
+        assert!(live.is_evictable());
+        assert!(!live.pinned().unwrap().is_evictable());
+        for flag in [flag::LATCH, flag::INTENT, flag::DIRTY, flag::WRITEBACK] {
+            assert!(!live.with(flag).is_evictable());
+        }
+    }
+}

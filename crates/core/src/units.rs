@@ -1,0 +1,184 @@
+//! Numbers with a meaning: frames, orders, CPUs, pages, times.
+
+use core::fmt;
+use core::num::NonZeroU32;
+
+/// Bytes of one frame of order 0.
+pub const PAGE_BYTES: usize = 4096;
+/// Largest order of a block: 1024 frames, 4 MiB.
+pub const MAX_ORDER: u8 = 10;
+/// Orders there are: 0 to [`MAX_ORDER`].
+pub const NR_ORDERS: usize = MAX_ORDER as usize + 1;
+/// One second of `now`, in nanoseconds.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Widens a `u32` to an index. The one place for this cast: pagetide runs on 64 bits only.
+#[must_use]
+pub const fn index(number: u32) -> usize {
+    const _: () = assert!(usize::BITS >= 64, "pagetide needs a 64-bit machine");
+    number as usize
+}
+
+/// Narrows a length that is known to fit.
+///
+/// # Panics
+/// Where `len` exceeds `u32::MAX`: arenas are bounded to less at build.
+#[must_use]
+pub fn count(len: usize) -> u32 {
+    u32::try_from(len).expect("lengths in core are bounded by the number of frames")
+}
+
+/// A slot of arena memory of [`PAGE_BYTES`]: an index into the frame table.
+///
+/// Stored as its index plus one, so that `Option<Frame>` takes four bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frame(NonZeroU32);
+
+const _: () = assert!(size_of::<Option<Frame>>() == 4);
+
+impl Frame {
+    /// The frame of this number.
+    ///
+    /// # Panics
+    /// For `u32::MAX`, which no arena has.
+    #[must_use]
+    pub fn new(number: u32) -> Frame {
+        let stored = number.checked_add(1).and_then(NonZeroU32::new);
+        Frame(stored.expect("frame numbers stay below u32::MAX"))
+    }
+
+    /// The frame's number, 0 for the arena's first.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0.get() - 1
+    }
+
+    /// The frame's number as an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        index(self.number())
+    }
+
+    /// Packs an optional frame in 32 bits: 0 is none.
+    #[must_use]
+    pub fn pack(frame: Option<Frame>) -> u32 {
+        frame.map_or(0, |frame| frame.0.get())
+    }
+
+    /// Reads what [`Frame::pack`] wrote.
+    #[must_use]
+    pub fn unpack(packed: u32) -> Option<Frame> {
+        NonZeroU32::new(packed).map(Frame)
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "frame {}", self.number())
+    }
+}
+
+/// The base-2 logarithm of a block's frames: 0 is 4 KiB, 9 is 2 MiB, 10 is 4 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Order(u8);
+
+impl Order {
+    /// One frame.
+    pub const ZERO: Order = Order(0);
+
+    /// The order of this number, or `None` above [`MAX_ORDER`].
+    #[must_use]
+    pub const fn new(order: u8) -> Option<Order> {
+        if order <= MAX_ORDER {
+            Some(Order(order))
+        } else {
+            None
+        }
+    }
+
+    /// The order's number.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// The order as an index.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Frames of a block of this order.
+    #[must_use]
+    pub const fn nr_pages(self) -> u32 {
+        1 << self.0
+    }
+
+    /// Bytes of a block of this order.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        PAGE_BYTES << self.0
+    }
+}
+
+/// A CPU's number among the possible ones. A stale one is slow, never wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu(u32);
+
+impl Cpu {
+    /// The CPU of this number; numbers beyond the possible CPUs are folded into them.
+    #[must_use]
+    pub const fn new(number: u32) -> Cpu {
+        Cpu(number)
+    }
+
+    /// The CPU's number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// A page of a mapping: 24 bits of mapping id, 40 bits of page number. Never zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageKey(u64);
+
+impl PageKey {
+    /// Bits of a page number: files up to 4 PiB at 4 KiB a page.
+    pub const PAGE_BITS: u32 = 40;
+    /// Mapping ids are 1 to this.
+    pub const MAX_MAPPING: u32 = (1 << 24) - 1;
+
+    /// The key of `page` in `mapping`, or `None` where one of them is out of range.
+    #[must_use]
+    pub const fn new(mapping: u32, page: u64) -> Option<PageKey> {
+        if mapping == 0 || mapping > Self::MAX_MAPPING || page >> Self::PAGE_BITS != 0 {
+            return None;
+        }
+        Some(PageKey((mapping as u64) << Self::PAGE_BITS | page))
+    }
+
+    /// The key as one word.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Reads what [`PageKey::bits`] gave; 0 is none.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Option<PageKey> {
+        if bits == 0 { None } else { Some(PageKey(bits)) }
+    }
+
+    /// The mapping's id.
+    #[must_use]
+    pub const fn mapping(self) -> u32 {
+        (self.0 >> Self::PAGE_BITS) as u32
+    }
+
+    /// The page's number in its file, counted in pages of the mapping's order.
+    #[must_use]
+    pub const fn page(self) -> u64 {
+        self.0 & ((1 << Self::PAGE_BITS) - 1)
+    }
+}
