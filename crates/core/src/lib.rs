@@ -5,11 +5,17 @@
 //! Stability is promised for the crate `pagetide` only.
 #![no_std]
 
-extern crate alloc as std_alloc;
-
 pub mod sync;
 pub mod units;
 
 pub mod frame;
 
 pub mod alloc;
+
+pub mod group;
+
+pub mod reclaim;
+
+pub mod page_cache;
+
+pub mod memory;

@@ -302,6 +302,33 @@ impl<T> PerCpu<T> {
     }
 }
 
+/// Locks that many buckets share: bucket `n` uses lock `n` modulo their number.
+#[derive(Debug)]
+pub struct Stripes<const RANK: u8>(PerCpu<SpinLock<(), RANK>>);
+
+impl<const RANK: u8> Stripes<RANK> {
+    const NR: u32 = 128;
+
+    /// Bytes that [`Stripes::try_new`] takes.
+    #[must_use]
+    pub const fn bytes() -> usize {
+        PerCpu::<SpinLock<(), RANK>>::bytes(Self::NR)
+    }
+
+    /// Open locks.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub fn try_new() -> Result<Self, NoMetadata> {
+        PerCpu::try_new(Self::NR, SpinLock::default).map(Stripes)
+    }
+
+    /// Takes the lock of a bucket.
+    pub fn lock(&self, bucket: usize) -> Guard<'_, (), RANK> {
+        self.0.slots[bucket % self.0.slots.len()].lock()
+    }
+}
+
 /// A fixed array of zeroed words that starts on a cache line.
 ///
 /// Memory that is never written costs nothing: a large array comes as untouched zero pages.
@@ -504,6 +531,14 @@ impl<T: Default> Table<T> {
         let slot = self.slot(id & ((1 << SLOT_BITS) - 1))?;
         // Acquire pairs with the Release in `insert`.
         (id != 0 && slot.id.load(Ordering::Acquire) == id).then_some(&slot.value)
+    }
+
+    /// The live record whose id agrees with `low` in the bits of `mask`, which cover the slot.
+    #[must_use]
+    pub fn get_by_low(&self, low: u32, mask: u32) -> Option<&T> {
+        let slot = self.slot(low & ((1 << SLOT_BITS) - 1))?;
+        let id = slot.id.load(Ordering::Acquire);
+        (id != 0 && id & mask == low).then_some(&slot.value)
     }
 
     /// All live records with their ids, in the order of their slots.

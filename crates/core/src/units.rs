@@ -170,6 +170,15 @@ impl PageKey {
         if bits == 0 { None } else { Some(PageKey(bits)) }
     }
 
+    /// A well-mixed hash of the key. Source: the finaliser of Murmur3, public domain.
+    #[must_use]
+    pub const fn hash(self) -> u64 {
+        let mut hash = self.0;
+        hash = (hash ^ hash >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+        hash = (hash ^ hash >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+        hash ^ hash >> 33
+    }
+
     /// The mapping's id.
     #[must_use]
     pub const fn mapping(self) -> u32 {

@@ -1,0 +1,231 @@
+//! The stock line of one CPU: seven words of (group, pages) and a victim word.
+//!
+//! Every move is one compare-and-swap or one exchange, by any thread: a thread that moved to
+//! another CPU, or a drain from elsewhere, makes a move fail or find less, never wrong.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Groups whose pages one CPU's line can hold.
+pub const NR_SLOTS: usize = 7;
+
+/// Pre-charged pages on one CPU. 64 bytes.
+#[derive(Debug)]
+pub struct StockLine {
+    /// Group id in the high half, pages in the low one; no pages: the word is free to take.
+    slots: [AtomicU64; NR_SLOTS],
+    /// Counts replacements; the victim is this modulo [`NR_SLOTS`]. A hint.
+    victim: AtomicU64,
+}
+
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<StockLine>() == 64);
+
+/// Pages of a group that left a stock and are still charged: the caller uncharges them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Surplus {
+    /// Whose pages.
+    pub group: u32,
+    /// How many.
+    pub nr_pages: u32,
+}
+
+fn pack(group: u32, nr_pages: u32) -> u64 {
+    u64::from(group) << 32 | u64::from(nr_pages)
+}
+
+fn unpack(word: u64) -> Surplus {
+    Surplus {
+        group: (word >> 32) as u32,
+        nr_pages: (word & 0xFFFF_FFFF) as u32,
+    }
+}
+
+impl Default for StockLine {
+    fn default() -> Self {
+        StockLine {
+            slots: core::array::from_fn(|_| AtomicU64::new(0)),
+            victim: AtomicU64::new(0),
+        }
+    }
+}
+
+impl StockLine {
+    /// Takes `nr_pages` of `group` out of the line. One read-modify-write where it succeeds.
+    pub fn consume(&self, group: u32, nr_pages: u32) -> bool {
+        for slot in &self.slots {
+            let word = slot.load(Ordering::Relaxed);
+            let held = unpack(word);
+            if held.group != group || held.nr_pages < nr_pages {
+                continue;
+            }
+            let left = pack(group, held.nr_pages - nr_pages);
+            // Relaxed: the word carries all that it says, and orders nothing else.
+            if slot
+                .compare_exchange(word, left, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Puts charged pages into the line; a slot keeps at most `batch`. Returns what must be
+    /// uncharged instead: the excess over `batch`, or what the victim held.
+    pub fn refill(&self, group: u32, nr_pages: u32, batch: u32) -> Option<Surplus> {
+        let mut empty = None;
+        for slot in &self.slots {
+            let word = slot.load(Ordering::Relaxed);
+            let held = unpack(word);
+            if held.nr_pages == 0 {
+                empty = empty.or(Some((slot, word)));
+            }
+            if held.group != group {
+                continue;
+            }
+            let total = held.nr_pages + nr_pages;
+            let kept = total.min(batch);
+            let new = pack(group, kept);
+            if slot
+                .compare_exchange(word, new, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+            {
+                let excess = Surplus {
+                    group,
+                    nr_pages: total - kept,
+                };
+                return (total > kept).then_some(excess);
+            }
+        }
+        let kept = nr_pages.min(batch);
+        let own = (nr_pages > kept).then_some(Surplus {
+            group,
+            nr_pages: nr_pages - kept,
+        });
+        let new = pack(group, kept);
+        if let Some((slot, word)) = empty
+            && slot
+                .compare_exchange(word, new, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            return own;
+        }
+        if own.is_some() {
+            // Two surpluses cannot be told at once: keep nothing of an oversized refill.
+            return Some(Surplus { group, nr_pages });
+        }
+        let victim = self.victim.load(Ordering::Relaxed);
+        self.victim.store(victim.wrapping_add(1), Ordering::Relaxed);
+        let victim = usize::try_from(victim % NR_SLOTS as u64).expect("below NR_SLOTS");
+        let out = unpack(self.slots[victim].swap(new, Ordering::Relaxed));
+        (out.nr_pages > 0).then_some(out)
+    }
+
+    /// Takes out all pages of the groups that `wanted` names, one exchange for each slot that
+    /// holds some and none for the others; `uncharge` gets each.
+    pub fn drain(&self, wanted: impl Fn(u32) -> bool, mut uncharge: impl FnMut(Surplus)) {
+        for slot in &self.slots {
+            let seen = unpack(slot.load(Ordering::Relaxed));
+            if seen.nr_pages == 0 || !wanted(seen.group) {
+                continue;
+            }
+            // The owner may have put another group there meanwhile: what came out counts.
+            let out = unpack(slot.swap(0, Ordering::Relaxed));
+            if out.nr_pages > 0 {
+                uncharge(out);
+            }
+        }
+    }
+
+    /// Pages that the line holds for the groups that `wanted` names.
+    pub fn held(&self, wanted: impl Fn(u32) -> bool) -> u32 {
+        let slots = self
+            .slots
+            .iter()
+            .map(|slot| unpack(slot.load(Ordering::Relaxed)));
+        slots
+            .filter(|held| wanted(held.group))
+            .map(|held| held.nr_pages)
+            .sum()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consume_takes_what_refill_left() {
+        let line = StockLine::default();
+        assert_eq!(line.refill(7, 60, 64), None);
+        assert!(line.consume(7, 50) && !line.consume(7, 11) && !line.consume(8, 1));
+        assert!(line.consume(7, 10) && !line.consume(7, 1));
+    }
+
+    #[test]
+    fn an_overflowing_refill_trims_to_the_batch() {
+        let line = StockLine::default();
+        assert_eq!(line.refill(7, 60, 64), None);
+        assert_eq!(
+            line.refill(7, 10, 64),
+            Some(Surplus {
+                group: 7,
+                nr_pages: 6
+            })
+        );
+        assert_eq!(line.held(|group| group == 7), 64);
+    }
+
+    #[test]
+    fn an_eighth_group_replaces_the_victims_in_turn() {
+        let line = StockLine::default();
+        for group in 1..=7 {
+            assert_eq!(line.refill(group, group, 64), None);
+        }
+        assert_eq!(
+            line.refill(8, 5, 64),
+            Some(Surplus {
+                group: 1,
+                nr_pages: 1
+            })
+        );
+        assert_eq!(
+            line.refill(9, 5, 64),
+            Some(Surplus {
+                group: 2,
+                nr_pages: 2
+            })
+        );
+        assert_eq!(line.held(|_| true), 5 + 5 + 3 + 4 + 5 + 6 + 7);
+    }
+
+    #[test]
+    fn drain_returns_what_consume_left() {
+        let line = StockLine::default();
+        assert_eq!(
+            (line.refill(1, 64, 64), line.refill(2, 9, 64)),
+            (None, None)
+        );
+        assert!(line.consume(1, 4));
+        let mut out = 0;
+        line.drain(|group| group == 1, |surplus| out += surplus.nr_pages);
+        assert_eq!((out, line.held(|_| true)), (60, 9));
+    }
+
+    #[test]
+    fn nothing_is_lost_where_the_line_is_full_and_the_refill_too_large() {
+        let line = StockLine::default();
+        for group in 1..=7 {
+            assert_eq!(line.refill(group, 1, 8), None);
+        }
+        assert_eq!(
+            line.refill(8, 20, 8),
+            Some(Surplus {
+                group: 8,
+                nr_pages: 20
+            })
+        );
+        assert_eq!(line.held(|_| true), 7);
+    }
+}

@@ -1,0 +1,72 @@
+//! What core wants done: values that the caller runs with no lock of core held.
+
+use crate::units::{Frame, Order, PageKey};
+
+/// A read that core asked for. Whoever runs it gives it back to `Memory::complete`.
+#[derive(Debug)]
+#[must_use = "an I/O that is not completed leaves its page being read for ever"]
+pub struct Io {
+    pub(super) frame: Frame,
+    pub(super) key: PageKey,
+    pub(super) order: Order,
+}
+
+impl Io {
+    /// Where the bytes go. The holder of this value alone may touch them.
+    #[must_use]
+    pub fn frame(&self) -> Frame {
+        self.frame
+    }
+
+    /// Which page to read.
+    #[must_use]
+    pub fn key(&self) -> PageKey {
+        self.key
+    }
+
+    /// The order of the page.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+}
+
+/// One thing to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Read a page into its frame, then complete it.
+    Read(Io),
+    /// Wake all who wait for this frame.
+    Wake(Frame),
+}
+
+/// Effects that one call of core may leave.
+const ROOM: usize = 4;
+
+/// A bounded list of effects, owned by the caller and emptied between calls.
+#[derive(Debug, Default)]
+#[must_use = "effects have to be run"]
+pub struct Effects {
+    effects: [Option<Effect>; ROOM],
+}
+
+impl Effects {
+    /// An empty list.
+    pub fn new() -> Effects {
+        Effects::default()
+    }
+
+    /// Adds an effect.
+    ///
+    /// # Panics
+    /// Where the caller did not run the earlier ones.
+    pub(super) fn push(&mut self, effect: Effect) {
+        let room = self.effects.iter_mut().find(|slot| slot.is_none());
+        *room.expect("effects are run after every call") = Some(effect);
+    }
+
+    /// Takes the next effect to run.
+    pub fn pop(&mut self) -> Option<Effect> {
+        self.effects.iter_mut().find_map(Option::take)
+    }
+}

@@ -1,0 +1,221 @@
+//! Bringing a page in: an operation that is stepped, and the completion of its read.
+
+use super::{AllocError, Effect, Effects, Io, Memory};
+use crate::frame::{State, Word, flag};
+use crate::page_cache::{self, Access, Found};
+use crate::reclaim::Token;
+use crate::units::{Cpu, Frame, PageKey};
+
+/// What a step of [`PageIn`] ends with.
+#[derive(Debug)]
+pub enum Step {
+    /// The page is resident and pinned: unpin it after use.
+    Done(Frame),
+    /// Run the effects, then wait until the frame's version is no longer this, then step again.
+    Wait {
+        /// The frame that is being read.
+        frame: Frame,
+        /// Its version now.
+        version: u32,
+    },
+}
+
+/// Why a page did not come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageError {
+    /// No memory for it.
+    Alloc(AllocError),
+    /// Its read failed with this code of the runtime's.
+    Io(u32),
+    /// [`crate::frame::MAX_PINS`] pins are held.
+    TooManyPins,
+}
+
+/// The operation "have this page, pinned". A value: step it until it is done, or abandon it.
+#[derive(Debug)]
+#[must_use = "an operation does nothing until it is stepped"]
+pub struct PageIn {
+    key: PageKey,
+    group: u32,
+    access: Access,
+    /// The frame whose read it waits for, with a pin on it.
+    waits_for: Option<Frame>,
+}
+
+impl PageIn {
+    /// To have the page `key`, charged to `group` if it must be read.
+    pub fn new(key: PageKey, group: u32, access: Access) -> PageIn {
+        PageIn {
+            key,
+            group,
+            access,
+            waits_for: None,
+        }
+    }
+
+    /// Goes as far as it can without waiting.
+    ///
+    /// # Errors
+    /// [`PageError`]; the operation is over and holds nothing.
+    pub fn step(
+        &mut self,
+        memory: &Memory,
+        cpu: Cpu,
+        effects: &mut Effects,
+    ) -> Result<Step, PageError> {
+        if let Some(frame) = self.waits_for {
+            let word = memory.frames.word(frame);
+            match word.state() {
+                State::Reading => {
+                    return Ok(Step::Wait {
+                        frame,
+                        version: word.version(),
+                    });
+                }
+                State::Failed => {
+                    self.waits_for = None;
+                    let code = memory.frames.note(frame);
+                    memory.unpin(cpu, frame, effects);
+                    return Err(PageError::Io(u32::try_from(code).unwrap_or(u32::MAX)));
+                }
+                _ => {
+                    self.waits_for = None;
+                    return Ok(Step::Done(frame));
+                }
+            }
+        }
+        match memory.pin(cpu, self.key, self.access, effects) {
+            Found::Pinned(frame) => Ok(Step::Done(frame)),
+            Found::Reading(frame) => Ok(self.wait(memory, frame)),
+            Found::TooManyPins => Err(PageError::TooManyPins),
+            Found::Miss => self.miss(memory, cpu, effects),
+        }
+    }
+
+    fn wait(&mut self, memory: &Memory, frame: Frame) -> Step {
+        self.waits_for = Some(frame);
+        Step::Wait {
+            frame,
+            version: memory.frames.word(frame).version(),
+        }
+    }
+
+    /// Charges and allocates first, holding no claim; then publishes the frame as `Reading`.
+    fn miss(
+        &mut self,
+        memory: &Memory,
+        cpu: Cpu,
+        effects: &mut Effects,
+    ) -> Result<Step, PageError> {
+        let order = memory.mapping_of(self.key).order();
+        memory
+            .lruvec_of(cpu, self.group)
+            .map_err(PageError::Alloc)?;
+        let frame = memory
+            .take_block(cpu, self.group, order)
+            .map_err(PageError::Alloc)?;
+        memory.frames.set_key(frame, Some(self.key));
+        let bucket = memory.index.lock(self.key);
+        if bucket.find(&memory.frames).is_some() {
+            drop(bucket);
+            // Lost the race: give ours back, and start again with the winner's. Ours was never
+            // `Reading`, so no reader with a stale entry can have pinned it.
+            memory.put_block(cpu, frame);
+            return self.step(memory, cpu, effects);
+        }
+        // A pin for the read and one for this operation.
+        let accesses = u8::from(self.access == Access::Copy);
+        let reading = |word: Word| {
+            let word = word.bare().with_state(State::Reading).next_version();
+            let word = word.pinned().and_then(Word::pinned)?.with_refs(accesses);
+            Some(if self.access == Access::Pin {
+                word.with(flag::YOUNG)
+            } else {
+                word
+            })
+        };
+        assert!(
+            memory.frames.update(frame, reading).is_ok(),
+            "a bare word takes two pins"
+        );
+        let refault = memory.shadows.take(self.key, self.group);
+        memory.frames.set_note(frame, note_of(refault));
+        bucket.insert(frame);
+        drop(bucket);
+        memory.mapping_of(self.key).list(&memory.frames, frame);
+        if let Some(group) = memory.groups.get(self.group) {
+            group.count_miss();
+        }
+        effects.push(Effect::Read(Io {
+            frame,
+            key: self.key,
+            order,
+        }));
+        Ok(self.wait(memory, frame))
+    }
+
+    /// Gives the operation up. A read that is under way goes on without it.
+    pub fn abandon(self, memory: &Memory, cpu: Cpu, effects: &mut Effects) {
+        if let Some(frame) = self.waits_for {
+            memory.unpin(cpu, frame, effects);
+        }
+    }
+}
+
+/// A refault in the note of a frame being read: 0 for none.
+fn note_of(refault: Option<Token>) -> u64 {
+    refault.map_or(0, |token| u64::from(token.bits()) + 1)
+}
+
+fn refault_of(note: u64) -> Option<Token> {
+    let bits = u32::try_from(note.checked_sub(1)?).expect("a token's bits");
+    Some(Token::new(bits))
+}
+
+impl Memory {
+    /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
+    #[must_use]
+    pub fn pin(&self, cpu: Cpu, key: PageKey, access: Access, effects: &mut Effects) -> Found {
+        page_cache::pin(&self.index, &self.frames, key, access, |frame| {
+            self.unpin(cpu, frame, effects);
+        })
+    }
+
+    /// Drops a pin. One read-modify-write; the last one frees a frame that lost its page.
+    pub fn unpin(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
+        let before = self.frames.unpin(frame);
+        if before.pins() > 1 {
+            return;
+        }
+        if before.has(flag::WAIT) {
+            effects.push(Effect::Wake(frame));
+        }
+        if matches!(before.state(), State::Failed | State::Detached) {
+            self.reap(cpu, frame);
+        }
+    }
+
+    /// Ends a read: the page is live and queued, or failed with a code and forgotten.
+    pub fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>, effects: &mut Effects) {
+        let Io { frame, key, .. } = io;
+        match result {
+            Ok(()) => {
+                let refault = refault_of(self.frames.note(frame));
+                let group = self.groups.get(self.frames.group(frame));
+                let lruvec = group.and_then(|group| self.lruvecs.get(group.lruvec()));
+                let lruvec = lruvec.expect("made before the page was published");
+                lruvec.lock().insert(&self.frames, frame, refault);
+            }
+            Err(code) => {
+                self.forget(key, frame);
+                self.frames.set_note(frame, u64::from(code));
+                let failed = |word: Word| Some(word.with_state(State::Failed).next_version());
+                self.frames
+                    .update(frame, failed)
+                    .expect("an update without a condition");
+            }
+        }
+        effects.push(Effect::Wake(frame));
+        self.unpin(cpu, frame, effects);
+    }
+}

@@ -1,0 +1,51 @@
+//! Mappings: opened, and closed with all their pages.
+
+use super::{Effects, Memory};
+use crate::frame::{State, Word};
+use crate::sync::NoMetadata;
+use crate::units::{Cpu, Frame, Order};
+
+impl Memory {
+    /// Makes a mapping with pages of `order`; its id names it until [`Memory::close_mapping`].
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the budget or the allocator refuses the record.
+    pub fn open_mapping(&self, cpu: Cpu, order: Order) -> Result<u32, NoMetadata> {
+        let charge = |bytes: usize| self.groups.charge_bytes(cpu, bytes).is_ok();
+        self.mappings.open(charge, order)
+    }
+
+    /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.
+    ///
+    /// The caller has no operation on this mapping under way and starts none.
+    pub fn close_mapping(&self, cpu: Cpu, id: u32, effects: &mut Effects) {
+        let Some(mapping) = self.mappings.get(id) else {
+            return;
+        };
+        while let Some(frame) = mapping.any() {
+            self.truncate(cpu, frame, effects);
+        }
+        self.mappings.close(id);
+    }
+
+    /// Takes one page out of its file: `Live` to `Detached`, with a pin that keeps the frame until
+    /// its entry and its places on lists are gone. A page that is just being evicted is left to
+    /// that eviction.
+    fn truncate(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
+        let detached = self.frames.update(frame, |word: Word| {
+            let pinned = word.pinned().filter(|_| word.state() == State::Live);
+            pinned.map(|word| word.with_state(State::Detached).next_version())
+        });
+        if detached.is_err() {
+            core::hint::spin_loop();
+            return;
+        }
+        let key = self.frames.key(frame).expect("a live frame holds a page");
+        self.forget(key, frame);
+        let group = self.groups.get(self.frames.group(frame));
+        let lruvec = group.and_then(|group| self.lruvecs.get(group.lruvec()));
+        let lruvec = lruvec.expect("a live page's group has a lruvec");
+        lruvec.lock().remove(&self.frames, frame);
+        self.unpin(cpu, frame, effects);
+    }
+}

@@ -1,0 +1,335 @@
+#![doc = include_str!("README.md")]
+
+mod alloc;
+mod effects;
+mod evict;
+mod fault;
+mod file;
+
+pub use effects::{Effect, Effects, Io};
+pub use fault::{PageError, PageIn, Step};
+
+use crate::alloc::{Config as AllocConfig, Zone, ZoneStats};
+use crate::frame::FrameTable;
+use crate::group::{ChildError, Tree};
+use crate::page_cache::{Index, Mapping, Mappings};
+use crate::reclaim::{Lruvec, Policy, Shadows};
+use crate::sync::{AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
+
+/// Pages that a budget must leave for content.
+pub const MIN_PAGES: u32 = 16;
+/// Pages for the first chunks of core's tables and the slack of the root's stocks.
+const TABLE_PAGES: u32 = 64;
+
+/// What a memory is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The budget in pages: content, working memory and core's own records together.
+    pub budget_pages: u32,
+    /// Possible CPUs.
+    pub nr_cpus: u32,
+    /// Frames whose evicted pages are remembered, four times over.
+    pub shadow_frames: u32,
+    /// Which page goes.
+    pub policy: Policy,
+}
+
+impl Config {
+    /// A memory under `budget_pages`.
+    #[must_use]
+    pub fn new(budget_pages: u32, nr_cpus: u32, policy: Policy) -> Config {
+        Config {
+            budget_pages,
+            nr_cpus: nr_cpus.max(1),
+            shadow_frames: budget_pages,
+            policy,
+        }
+    }
+
+    /// The smallest budget under which a group of at most `nr_pages` pages is never evicted from
+    /// because of the budget: only its own `max` evicts.
+    ///
+    /// The runtime and the simulator replay traces with this, so that both give the same misses.
+    #[must_use]
+    pub fn for_resident(nr_pages: u32, nr_cpus: u32, policy: Policy) -> Config {
+        let shadow_frames = nr_pages;
+        let mut config = Config {
+            shadow_frames,
+            ..Config::new(nr_pages, nr_cpus, policy)
+        };
+        // Each round adds the records of the pages that the last one added: 2 % of them.
+        for _ in 0..8 {
+            config.budget_pages = nr_pages
+                .saturating_add(config.metadata_pages())
+                .saturating_add(TABLE_PAGES)
+                .saturating_add(nr_pages / 64);
+        }
+        config
+    }
+
+    fn alloc(&self) -> AllocConfig {
+        AllocConfig::for_zone(self.budget_pages)
+    }
+
+    /// Frames of the arena: the budget, and what per-CPU page caches may hold beyond it.
+    ///
+    /// # Panics
+    /// Beyond 2^32 - 2 frames (16 TiB), which [`Memory::try_new`] refuses before.
+    #[must_use]
+    pub fn nr_frames(&self) -> u32 {
+        self.budget_pages
+            .saturating_add(self.alloc().slack(self.nr_cpus))
+    }
+
+    /// Bytes of core's own tables, charged to the root when the memory is built.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        FrameTable::bytes(self.nr_frames())
+            + Index::bytes(self.nr_frames())
+            + Shadows::bytes(self.shadow_frames)
+            + Zone::bytes(self.nr_cpus)
+            + Tree::bytes(self.nr_cpus)
+    }
+
+    /// [`Config::metadata_bytes`] in whole pages.
+    #[must_use]
+    pub fn metadata_pages(&self) -> u32 {
+        u32::try_from(self.metadata_bytes().div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Why a memory was not built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BuildError {
+    /// The budget leaves less than [`MIN_PAGES`] for content.
+    BudgetTooSmall {
+        /// Pages of the budget.
+        budget_pages: u32,
+        /// Pages that it must have at least.
+        needed_pages: u32,
+    },
+    /// The allocator refused core's tables.
+    NoMetadata(NoMetadata),
+}
+
+/// Why there is no memory for a request. Nothing stays charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocError {
+    /// `group` is at its `max` and nothing in it can be evicted.
+    OverLimit {
+        /// The group whose limit it is.
+        group: u32,
+    },
+    /// No free block of this order, though enough frames are free.
+    NoBlock {
+        /// The order.
+        order: Order,
+    },
+    /// The budget or the allocator refused a record of core's.
+    NoMetadata,
+}
+
+/// Counts since the memory was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages that reclaim looked at.
+    pub pgscan: u64,
+    /// Pages that reclaim evicted.
+    pub pgsteal: u64,
+    /// Frames in use: pages, pages being read, working memory.
+    pub nr_used: u32,
+    /// The zone's counts.
+    pub zone: ZoneStats,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    scanned: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// All rooms together: one arena's frames, one budget, one tree of groups.
+///
+/// Shared by reference between threads; every call says on which CPU it runs.
+#[derive(Debug)]
+pub struct Memory {
+    config: Config,
+    frames: FrameTable,
+    zone: Zone,
+    groups: Tree,
+    lruvecs: Table<SpinLock<Lruvec, { rank::LRUVEC }>>,
+    index: Index,
+    shadows: Shadows,
+    mappings: Mappings,
+    /// Whose turn it is to be reclaimed from.
+    turn: AtomicU64,
+    stats: Counters,
+}
+
+impl Memory {
+    /// Builds a memory. Its own tables are charged to the root group.
+    ///
+    /// # Errors
+    /// [`BuildError`].
+    pub fn try_new(config: Config) -> Result<Memory, BuildError> {
+        let nr_frames = config.nr_frames();
+        let metadata = config.metadata_pages();
+        let needed_pages = metadata.saturating_add(MIN_PAGES);
+        if config.budget_pages < needed_pages {
+            let budget_pages = config.budget_pages;
+            return Err(BuildError::BudgetTooSmall {
+                budget_pages,
+                needed_pages,
+            });
+        }
+        let build = || -> Result<Memory, NoMetadata> {
+            let frames = FrameTable::try_new(nr_frames)?;
+            let zone = Zone::try_new(&frames, 0, nr_frames, config.nr_cpus, config.alloc())?;
+            Ok(Memory {
+                config,
+                zone,
+                frames,
+                groups: Tree::try_new(config.nr_cpus, u64::from(config.budget_pages))?,
+                lruvecs: Table::new(),
+                index: Index::try_new(nr_frames)?,
+                shadows: Shadows::try_new(config.shadow_frames)?,
+                mappings: Mappings::default(),
+                turn: AtomicU64::new(0),
+                stats: Counters::default(),
+            })
+        };
+        let memory = build().map_err(BuildError::NoMetadata)?;
+        let root = memory.groups.root();
+        let charged = memory.groups.charge(Cpu::new(0), root, metadata);
+        assert!(
+            charged.is_ok(),
+            "the budget has room for the tables (checked above)"
+        );
+        Ok(memory)
+    }
+
+    /// What it was built from.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The frame table, for looking at.
+    #[must_use]
+    pub fn frames(&self) -> &FrameTable {
+        &self.frames
+    }
+
+    /// The tree of groups. Limits are set by [`Memory::set_max`], groups dropped by
+    /// [`Memory::drop_group`], which reclaim as well.
+    #[must_use]
+    pub fn groups(&self) -> &Tree {
+        &self.groups
+    }
+
+    /// Pages that the budget leaves for content and working memory.
+    #[must_use]
+    pub fn content_pages(&self) -> u32 {
+        self.config.budget_pages - self.config.metadata_pages()
+    }
+
+    fn mapping_of(&self, key: PageKey) -> &Mapping {
+        self.mappings
+            .by_key(key)
+            .expect("a mapping lives while a handle or a page of it does")
+    }
+
+    /// Makes a group without limits below `parent`.
+    ///
+    /// # Errors
+    /// [`ChildError`].
+    pub fn new_group(&self, cpu: Cpu, parent: u32) -> Result<u32, ChildError> {
+        self.groups.child(cpu, parent)
+    }
+
+    /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
+    /// because they are in use; the limit stays set.
+    pub fn set_max(&self, cpu: Cpu, group: u32, max: u64) -> u64 {
+        self.groups.set_max(group, max);
+        let over = || {
+            self.groups
+                .get(group)
+                .map_or(0, |g| g.usage().saturating_sub(g.max()))
+        };
+        let mut idle = 0;
+        while over() > 0 && idle < 16 {
+            idle = if self.reclaim(cpu, group, 1) == 0 {
+                idle + 1
+            } else {
+                0
+            };
+            self.groups.drain(group);
+        }
+        over()
+    }
+
+    /// Says that the last handle of a group is gone: its pages are evicted, and its record goes
+    /// with the last of them, at this call or a later [`Memory::tick`].
+    pub fn drop_group(&self, cpu: Cpu, group: u32) {
+        self.groups.kill(group);
+        self.bury(cpu, group);
+    }
+
+    fn bury(&self, cpu: Cpu, group: u32) {
+        while self.groups.get(group).is_some_and(|dead| dead.usage() > 0)
+            && self.reclaim(cpu, group, 1) > 0
+        {}
+        if let Some(lruvec) = self.groups.bury(group)
+            && lruvec != 0
+        {
+            self.lruvecs.remove(lruvec);
+        }
+    }
+
+    /// Housekeeping: dead groups whose last page has gone give up their records.
+    pub fn tick(&self, cpu: Cpu) {
+        for (id, group) in self.groups.iter() {
+            if group.is_dead() {
+                self.bury(cpu, id);
+            }
+        }
+    }
+
+    /// Counts. Takes the locks of the zone and of its per-CPU page caches.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            pgscan: self.stats.scanned.load(Ordering::Relaxed),
+            pgsteal: self.stats.evicted.load(Ordering::Relaxed),
+            nr_used: self.zone.managed() - self.zone.nr_free(),
+            zone: self.zone.stats(),
+        }
+    }
+
+    /// Asserts the invariants of all rooms and between them, at rest. O(frames).
+    ///
+    /// # Panics
+    /// Where one does not hold.
+    pub fn check(&self) {
+        self.zone.check(&self.frames);
+        for (_, group) in self.groups.iter() {
+            if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
+                lruvec.lock().check(&self.frames);
+            }
+        }
+        let root = self.groups.root();
+        self.groups.drain(root);
+        let usage = self.groups.get(root).map_or(0, crate::group::Group::usage);
+        let used = u64::from(self.stats().nr_used);
+        assert!(usage >= used, "{usage} pages charged, {used} frames in use");
+        let records = usage - used - u64::from(self.config.metadata_pages());
+        assert!(
+            records <= u64::from(TABLE_PAGES),
+            "{records} pages charged and not in use"
+        );
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

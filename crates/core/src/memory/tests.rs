@@ -1,0 +1,229 @@
+//! Named cases over all rooms.
+
+extern crate std;
+
+use super::*;
+use crate::frame::State;
+use crate::page_cache::Access;
+use crate::units::Frame;
+use std::vec::Vec;
+
+const CPU: Cpu = Cpu::new(0);
+
+fn memory(nr_pages: u32, policy: Policy) -> (Memory, u32, u32) {
+    let memory = Memory::try_new(Config::for_resident(nr_pages, 2, policy)).unwrap();
+    let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+    assert_eq!(memory.set_max(CPU, group, u64::from(nr_pages)), 0);
+    let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+    (memory, group, file)
+}
+
+fn key(file: u32, page: u64) -> PageKey {
+    Mappings::key(file, page).unwrap()
+}
+
+/// Has the page, reading it with `result`; returns its pinned frame and whether it was a miss.
+fn have(
+    memory: &Memory,
+    group: u32,
+    key: PageKey,
+    result: Result<(), u32>,
+) -> Result<(Frame, bool), PageError> {
+    let mut effects = Effects::new();
+    let mut op = PageIn::new(key, group, Access::Copy);
+    let mut missed = false;
+    loop {
+        if let Step::Done(frame) = op.step(memory, CPU, &mut effects)? {
+            return Ok((frame, missed));
+        }
+        while let Some(effect) = effects.pop() {
+            if let Effect::Read(io) = effect {
+                missed = true;
+                memory.complete(CPU, io, result, &mut effects);
+            }
+        }
+    }
+}
+
+fn touch(memory: &Memory, group: u32, key: PageKey) -> bool {
+    let (frame, missed) = have(memory, group, key, Ok(())).unwrap();
+    memory.unpin(CPU, frame, &mut Effects::new());
+    missed
+}
+
+#[test]
+fn fifo_evicts_in_the_order_of_arrival() {
+    let (memory, group, file) = memory(4, Policy::Fifo);
+    let misses: Vec<bool> = [1, 2, 3, 4, 1, 5, 1, 2]
+        .map(|page| touch(&memory, group, key(file, page)))
+        .to_vec();
+    assert_eq!(misses, [true, true, true, true, false, true, true, true]);
+    memory.check();
+    assert_eq!(memory.groups().get(group).unwrap().misses(), 7);
+}
+
+#[test]
+fn every_policy_keeps_the_limit_and_the_books() {
+    for policy in [Policy::Fifo, Policy::Mglru] {
+        for nr_pages in [1, 5, 64, 700] {
+            let (memory, group, file) = memory(nr_pages, policy);
+            for step in 0..5000u64 {
+                touch(&memory, group, key(file, step * step % 911));
+                assert!(memory.groups().get(group).unwrap().usage() <= u64::from(nr_pages));
+            }
+            memory.check();
+            memory.close_mapping(CPU, file, &mut Effects::new());
+            memory.check();
+            assert_eq!(memory.stats().nr_used, 0);
+        }
+    }
+}
+
+#[test]
+fn a_pinned_page_stays_and_a_group_full_of_pins_refuses() {
+    let (memory, group, file) = memory(4, Policy::Mglru);
+    let pinned: Vec<Frame> = (0..4)
+        .map(|page| have(&memory, group, key(file, page), Ok(())).unwrap().0)
+        .collect();
+    let refused = have(&memory, group, key(file, 9), Ok(()));
+    assert_eq!(
+        refused,
+        Err(PageError::Alloc(AllocError::OverLimit { group }))
+    );
+    memory.unpin(CPU, pinned[2], &mut Effects::new());
+    assert!(touch(&memory, group, key(file, 9)));
+    assert!(!touch(&memory, group, key(file, 3)));
+    assert!(touch(&memory, group, key(file, 2)));
+    [0, 1, 3]
+        .into_iter()
+        .for_each(|at| memory.unpin(CPU, pinned[at], &mut Effects::new()));
+    memory.check();
+}
+
+#[test]
+fn a_failed_read_is_told_and_forgotten() {
+    let (memory, group, file) = memory(4, Policy::Mglru);
+    assert_eq!(
+        have(&memory, group, key(file, 1), Err(5)),
+        Err(PageError::Io(5))
+    );
+    assert_eq!(memory.stats().nr_used, 0);
+    assert!(touch(&memory, group, key(file, 1)));
+    memory.check();
+}
+
+#[test]
+fn two_operations_share_one_read() {
+    let (memory, group, file) = memory(4, Policy::Mglru);
+    let mut effects = Effects::new();
+    let mut first = PageIn::new(key(file, 1), group, Access::Pin);
+    let mut second = PageIn::new(key(file, 1), group, Access::Pin);
+    let mut third = PageIn::new(key(file, 1), group, Access::Pin);
+    assert!(matches!(
+        first.step(&memory, CPU, &mut effects),
+        Ok(Step::Wait { .. })
+    ));
+    let Some(Effect::Read(io)) = effects.pop() else {
+        panic!("no read")
+    };
+    assert!(matches!(
+        second.step(&memory, CPU, &mut effects),
+        Ok(Step::Wait { .. })
+    ));
+    assert!(matches!(
+        third.step(&memory, CPU, &mut effects),
+        Ok(Step::Wait { .. })
+    ));
+    assert!(effects.pop().is_none());
+    // The first one gives up; its read goes on and serves the others.
+    first.abandon(&memory, CPU, &mut effects);
+    memory.complete(CPU, io, Ok(()), &mut effects);
+    let Ok(Step::Done(frame)) = second.step(&memory, CPU, &mut effects) else {
+        panic!("wait")
+    };
+    third.abandon(&memory, CPU, &mut effects);
+    assert_eq!(memory.frames().word(frame).pins(), 1);
+    memory.unpin(CPU, frame, &mut effects);
+    memory.check();
+}
+
+#[test]
+fn a_page_pinned_over_the_close_of_its_file_goes_with_its_pin() {
+    let (memory, group, file) = memory(4, Policy::Mglru);
+    let (frame, _) = have(&memory, group, key(file, 1), Ok(())).unwrap();
+    touch(&memory, group, key(file, 2));
+    let mut effects = Effects::new();
+    memory.close_mapping(CPU, file, &mut effects);
+    assert_eq!(memory.frames().word(frame).state(), State::Detached);
+    assert_eq!(memory.stats().nr_used, 1);
+    memory.unpin(CPU, frame, &mut effects);
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
+}
+
+#[test]
+fn the_page_cache_yields_to_working_memory() {
+    let config = Config::new(4096, 2, Policy::Mglru);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let [cache, work] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
+    let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+    (0..8000).for_each(|page| _ = touch(&memory, cache, key(file, page)));
+    let full = memory.stats().nr_used;
+    assert!(
+        full > memory.content_pages() - 128,
+        "{full} of {}",
+        memory.content_pages()
+    );
+    let bufs: Vec<Frame> = (0..1000)
+        .map(|_| memory.alloc_buf(CPU, work, Order::ZERO).unwrap())
+        .collect();
+    assert!(memory.groups().get(root).unwrap().usage() <= 4096);
+    memory.check();
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    memory.check();
+}
+
+#[test]
+fn a_dropped_group_gives_everything_back() {
+    let (memory, group, file) = memory(50, Policy::Mglru);
+    (0..50).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    let (frame, _) = have(&memory, group, key(file, 7), Ok(())).unwrap();
+    memory.drop_group(CPU, group);
+    assert_eq!(memory.stats().nr_used, 1);
+    memory.unpin(CPU, frame, &mut Effects::new());
+    memory.tick(CPU);
+    assert_eq!(memory.stats().nr_used, 0);
+    assert!(memory.groups().get(group).is_none());
+    memory.check();
+}
+
+#[test]
+fn a_lowered_limit_acts_at_once_and_says_what_stays() {
+    let (memory, group, file) = memory(64, Policy::Mglru);
+    let pinned: Vec<Frame> = (0..10)
+        .map(|page| have(&memory, group, key(file, page), Ok(())).unwrap().0)
+        .collect();
+    (10..64).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    assert_eq!(memory.set_max(CPU, group, 20), 0);
+    assert!(memory.groups().get(group).unwrap().usage() <= 20);
+    assert_eq!(memory.set_max(CPU, group, 4), 6);
+    pinned
+        .into_iter()
+        .for_each(|frame| memory.unpin(CPU, frame, &mut Effects::new()));
+    assert_eq!(memory.set_max(CPU, group, 4), 0);
+    memory.check();
+}
+
+#[test]
+fn a_budget_of_a_few_frames_is_refused() {
+    let refused = Memory::try_new(Config::new(20, 2, Policy::Fifo));
+    assert!(matches!(
+        refused,
+        Err(BuildError::BudgetTooSmall {
+            budget_pages: 20,
+            ..
+        })
+    ));
+}

@@ -1,0 +1,260 @@
+//! The index: from a page to its frame. A hint to readers, the truth under its lock.
+
+use crate::frame::{FrameTable, State};
+use crate::sync::{AtomicU64, Guard, NoMetadata, Ordering, Stripes, Words, rank};
+use crate::units::{Frame, PageKey, count, index};
+
+const WORDS_PER_BUCKET: usize = 8;
+const ENTRIES: usize = WORDS_PER_BUCKET - 1;
+/// Frames for each bucket: 4 of 7 entries are used where every frame holds a page.
+const FRAMES_PER_BUCKET: u32 = 4;
+
+/// One hash table in buckets of a cache line: a count and seven entries of (tag, frame).
+///
+/// An entry that finds its home bucket full goes to the next one with room; `passed` counts, in
+/// each bucket, the entries that went past it, so that a look-up knows when to stop. There are
+/// more entries than frames, so there is always room. Look-ups only load.
+#[derive(Debug)]
+pub struct Index {
+    words: Words,
+    nr_buckets: usize,
+    locks: Stripes<{ rank::INDEX }>,
+}
+
+fn tag(key: PageKey) -> u64 {
+    key.hash() & 0xFFFF_FFFF
+}
+
+fn pack(key: PageKey, frame: Frame) -> u64 {
+    tag(key) << 32 | u64::from(Frame::pack(Some(frame)))
+}
+
+fn frame_of(entry: u64) -> Option<Frame> {
+    Frame::unpack((entry & 0xFFFF_FFFF) as u32)
+}
+
+impl Index {
+    const fn nr_buckets(nr_frames: u32) -> usize {
+        index(nr_frames.div_ceil(FRAMES_PER_BUCKET)) + 1
+    }
+
+    /// Bytes that [`Index::try_new`] takes.
+    #[must_use]
+    pub const fn bytes(nr_frames: u32) -> usize {
+        Words::bytes(Self::nr_buckets(nr_frames) * WORDS_PER_BUCKET)
+            + Stripes::<{ rank::INDEX }>::bytes()
+    }
+
+    /// An index for `nr_frames` frames.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub fn try_new(nr_frames: u32) -> Result<Index, NoMetadata> {
+        let nr_buckets = Self::nr_buckets(nr_frames);
+        let words = Words::try_new(nr_buckets * WORDS_PER_BUCKET)?;
+        Ok(Index {
+            words,
+            nr_buckets,
+            locks: Stripes::try_new()?,
+        })
+    }
+
+    fn home(&self, key: PageKey) -> usize {
+        let wide = u128::from(key.hash()) * self.nr_buckets as u128;
+        usize::try_from(wide >> 64).expect("below the number of buckets")
+    }
+
+    /// The buckets from `key`'s home on, each once.
+    fn buckets(&self, key: PageKey) -> impl Iterator<Item = usize> {
+        let (home, nr_buckets) = (self.home(key), self.nr_buckets);
+        (0..nr_buckets).map(move |step| (home + step) % nr_buckets)
+    }
+
+    fn passed(&self, bucket: usize) -> &AtomicU64 {
+        &self.words[bucket * WORDS_PER_BUCKET]
+    }
+
+    fn entries(&self, bucket: usize) -> impl Iterator<Item = &AtomicU64> {
+        (1..=ENTRIES).map(move |entry| &self.words[bucket * WORDS_PER_BUCKET + entry])
+    }
+
+    /// The frame that holds the page, perhaps: the caller pins it, then compares the key. No lock;
+    /// usually one line of the index and one of the frame table.
+    #[must_use]
+    pub fn find(&self, frames: &FrameTable, key: PageKey) -> Option<Frame> {
+        for bucket in self.buckets(key) {
+            for entry in self.entries(bucket) {
+                // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
+                let entry = entry.load(Ordering::Acquire);
+                if entry >> 32 == tag(key)
+                    && let Some(frame) = frame_of(entry)
+                    && frames.key(frame) == Some(key)
+                {
+                    return Some(frame);
+                }
+            }
+            if self.passed(bucket).load(Ordering::Acquire) == 0 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Takes the lock of the page's home bucket.
+    pub fn lock(&self, key: PageKey) -> Locked<'_> {
+        Locked {
+            index: self,
+            key,
+            _guard: self.locks.lock(self.home(key)),
+        }
+    }
+
+    /// Entries there are. O(buckets), for checks at rest.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        let used = |entry: &&AtomicU64| entry.load(Ordering::Relaxed) != 0;
+        let all = (0..self.nr_buckets).flat_map(|bucket| self.entries(bucket));
+        count(all.filter(used).count())
+    }
+
+    /// Whether there is no entry. O(buckets).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Exclusive access to the entries of one home bucket.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    index: &'a Index,
+    key: PageKey,
+    _guard: Guard<'a, (), { rank::INDEX }>,
+}
+
+impl Locked<'_> {
+    /// The frame in which the page is live or being read. Frames on their way out do not count.
+    #[must_use]
+    pub fn find(&self, frames: &FrameTable) -> Option<Frame> {
+        let wanted = tag(self.key);
+        for bucket in self.index.buckets(self.key) {
+            for entry in self.index.entries(bucket) {
+                let entry = entry.load(Ordering::Acquire);
+                if entry >> 32 != wanted {
+                    continue;
+                }
+                if let Some(frame) = frame_of(entry)
+                    && frames.key(frame) == Some(self.key)
+                    && matches!(frames.word(frame).state(), State::Live | State::Reading)
+                {
+                    return Some(frame);
+                }
+            }
+            if self.index.passed(bucket).load(Ordering::Acquire) == 0 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Enters the page's frame, whose key and state are set already.
+    ///
+    /// # Panics
+    /// Where every entry is taken, which more entries than frames rule out.
+    pub fn insert(&self, frame: Frame) {
+        let new = pack(self.key, frame);
+        for bucket in self.index.buckets(self.key) {
+            for entry in self.index.entries(bucket) {
+                // Another home's entry may take the place: hence the exchange. Release pairs with
+                // the Acquire in `find`.
+                let taken = entry.compare_exchange(0, new, Ordering::Release, Ordering::Relaxed);
+                if taken.is_ok() {
+                    return;
+                }
+            }
+            self.index.passed(bucket).fetch_add(1, Ordering::Release);
+        }
+        unreachable!("more entries than frames");
+    }
+
+    /// Removes the entry that maps the page to `frame`; false where there is none.
+    pub fn remove(&self, frame: Frame) -> bool {
+        let wanted = pack(self.key, frame);
+        let mut buckets = self.index.buckets(self.key);
+        let at = buckets.position(|bucket| {
+            let mut entries = self.index.entries(bucket);
+            match entries.find(|entry| entry.load(Ordering::Relaxed) == wanted) {
+                Some(entry) => {
+                    entry.store(0, Ordering::Release);
+                    true
+                }
+                None => false,
+            }
+        });
+        let Some(at) = at else { return false };
+        for bucket in self.index.buckets(self.key).take(at) {
+            self.index.passed(bucket).fetch_sub(1, Ordering::Release);
+        }
+        true
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::vec::Vec;
+
+    fn key(page: u64) -> PageKey {
+        PageKey::new(1, page).unwrap()
+    }
+
+    fn enter(index: &Index, frames: &FrameTable, page: u64, frame: u32) {
+        let frame = Frame::new(frame);
+        frames.set_key(frame, Some(key(page)));
+        frames
+            .update(frame, |word| Some(word.with_state(State::Live)))
+            .unwrap();
+        index.lock(key(page)).insert(frame);
+    }
+
+    #[test]
+    fn every_frame_fits_and_is_found() {
+        let frames = FrameTable::try_new(5000).unwrap();
+        let index = Index::try_new(5000).unwrap();
+        for number in 0..5000 {
+            enter(&index, &frames, u64::from(number) << 9, number);
+        }
+        for number in 0..5000 {
+            let page = u64::from(number) << 9;
+            assert_eq!(index.find(&frames, key(page)), Some(Frame::new(number)));
+            assert_eq!(index.find(&frames, key(page + 1)), None);
+        }
+        let removed: Vec<bool> = (0..5000)
+            .map(|number| {
+                index
+                    .lock(key(u64::from(number) << 9))
+                    .remove(Frame::new(number))
+            })
+            .collect();
+        assert!(removed.into_iter().all(|removed| removed) && index.is_empty());
+        let passed = |bucket| index.passed(bucket).load(Ordering::Relaxed);
+        assert!((0..index.nr_buckets).all(|bucket| passed(bucket) == 0));
+    }
+
+    #[test]
+    fn a_frame_on_its_way_out_does_not_count() {
+        let frames = FrameTable::try_new(4).unwrap();
+        let index = Index::try_new(4).unwrap();
+        enter(&index, &frames, 3, 0);
+        let evict = |word: crate::frame::Word| Some(word.with_state(State::Evicting));
+        frames.update(Frame::new(0), evict).unwrap();
+        assert_eq!(index.lock(key(3)).find(&frames), None);
+        enter(&index, &frames, 3, 1);
+        assert_eq!(index.lock(key(3)).find(&frames), Some(Frame::new(1)));
+        assert!(index.lock(key(3)).remove(Frame::new(0)));
+        assert!(!index.lock(key(3)).remove(Frame::new(0)));
+        assert_eq!(index.find(&frames, key(3)), Some(Frame::new(1)));
+    }
+}

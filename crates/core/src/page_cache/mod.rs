@@ -1,0 +1,198 @@
+#![doc = include_str!("README.md")]
+
+mod index;
+
+pub use index::{Index, Locked};
+
+use crate::frame::{Chain, FrameTable, List, State, Word, flag};
+use crate::sync::{AtomicU32, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::units::{Frame, Order, PageKey};
+
+/// How a page is used by whoever asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Bytes are copied out: counted, up to a saturated count.
+    Copy,
+    /// Bytes are looked at in place: sets the young bit.
+    Pin,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The page, pinned.
+    Pinned(Frame),
+    /// The page while its read is under way, pinned: wait until the frame leaves `Reading`.
+    Reading(Frame),
+    /// Not resident.
+    Miss,
+    /// Resident, but [`crate::frame::MAX_PINS`] pins are held.
+    TooManyPins,
+}
+
+/// A file's pages: its order, and the list of its resident frames.
+#[derive(Debug)]
+pub struct Mapping {
+    order: AtomicU32,
+    resident: SpinLock<List, { rank::MAPPING }>,
+}
+
+impl Default for Mapping {
+    fn default() -> Self {
+        let resident = SpinLock::new(List::new(Chain::File));
+        Mapping {
+            order: AtomicU32::new(0),
+            resident,
+        }
+    }
+}
+
+impl Mapping {
+    /// The order of all its pages.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        let order = self.order.load(Ordering::Relaxed);
+        u8::try_from(order)
+            .ok()
+            .and_then(Order::new)
+            .expect("only orders are stored")
+    }
+
+    /// Resident pages.
+    #[must_use]
+    pub fn nr_pages(&self) -> u32 {
+        self.resident.lock().len()
+    }
+
+    /// Any resident frame.
+    #[must_use]
+    pub fn any(&self) -> Option<Frame> {
+        self.resident.lock().head()
+    }
+
+    /// Lists a frame that came in.
+    pub fn list(&self, frames: &FrameTable, frame: Frame) {
+        self.resident.lock().push_head(frames, frame);
+    }
+
+    /// Takes a listed frame off.
+    pub fn unlist(&self, frames: &FrameTable, frame: Frame) {
+        self.resident.lock().remove(frames, frame);
+    }
+}
+
+/// All mappings. The id in a [`PageKey`] is the low 24 bits of a mapping's id.
+#[derive(Debug, Default)]
+pub struct Mappings {
+    table: Table<Mapping>,
+}
+
+impl Mappings {
+    /// Makes a mapping of pages of `order`.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where `charge` or the allocator refuses.
+    pub fn open(
+        &self,
+        charge: impl FnOnce(usize) -> bool,
+        order: Order,
+    ) -> Result<u32, NoMetadata> {
+        self.table.insert(charge, |_, mapping| {
+            mapping
+                .order
+                .store(u32::from(order.get()), Ordering::Relaxed);
+        })
+    }
+
+    /// The mapping of `id`, or `None` where it was closed.
+    #[must_use]
+    pub fn get(&self, id: u32) -> Option<&Mapping> {
+        self.table.get(id)
+    }
+
+    /// The mapping that a key names: ids differ from it in the upper bits of their stamp only.
+    #[must_use]
+    pub fn by_key(&self, key: PageKey) -> Option<&Mapping> {
+        self.table.get_by_low(key.mapping(), PageKey::MAX_MAPPING)
+    }
+
+    /// Gives the id of an empty mapping back.
+    pub fn close(&self, id: u32) {
+        self.table.remove(id);
+    }
+
+    /// The key of a page, or `None` beyond 2^40 pages.
+    #[must_use]
+    pub fn key(id: u32, page: u64) -> Option<PageKey> {
+        PageKey::new(id & PageKey::MAX_MAPPING, page)
+    }
+}
+
+/// The word of a frame that is pinned once more by `access`.
+fn used(word: Word, access: Access) -> Option<Word> {
+    let pinned = word.pinned()?;
+    Some(match access {
+        Access::Copy => pinned.with_refs(word.refs().saturating_add(1)),
+        Access::Pin => pinned.with(flag::YOUNG),
+    })
+}
+
+/// Looks a page up and pins it. One read-modify-write on a hit, none on a miss; waits for nobody.
+///
+/// `unpin` gets a frame that turned out to hold another page: its pin may be the last one.
+#[must_use]
+pub fn pin(
+    index: &Index,
+    frames: &FrameTable,
+    key: PageKey,
+    access: Access,
+    mut unpin: impl FnMut(Frame),
+) -> Found {
+    while let Some(frame) = index.find(frames, key) {
+        let mut too_many = false;
+        let pinned = frames.update(frame, |word| {
+            let is_there = matches!(word.state(), State::Live | State::Reading);
+            let used = if is_there { used(word, access) } else { None };
+            too_many = is_there && used.is_none();
+            used
+        });
+        let Ok(word) = pinned else {
+            return if too_many {
+                Found::TooManyPins
+            } else {
+                Found::Miss
+            };
+        };
+        // The frame may hold another page by now: the record decides, not the index.
+        if frames.key(frame) == Some(key) {
+            let is_reading = word.state() == State::Reading;
+            return if is_reading {
+                Found::Reading(frame)
+            } else {
+                Found::Pinned(frame)
+            };
+        }
+        unpin(frame);
+    }
+    Found::Miss
+}
+
+/// Evicts a victim if its word is still exactly what it was at isolation. One read-modify-write.
+///
+/// The caller then removes its entry and owns the frame.
+pub fn detach(frames: &FrameTable, frame: Frame, seen: Word) -> bool {
+    let evicting = seen.bare().with_state(State::Evicting).next_version();
+    seen.is_evictable() && frames.replace(frame, seen, evicting).is_ok()
+}
+
+/// Frees a frame whose page failed or left its file, if nobody holds it any more. At most one of
+/// all callers gets `true`, and owns the frame.
+#[must_use]
+pub fn try_reap(frames: &FrameTable, frame: Frame) -> bool {
+    let reaped = frames.update(frame, |word| {
+        let is_gone = matches!(word.state(), State::Failed | State::Detached);
+        let is_held = word.pins() > 0 || word.has(flag::ISOLATED) || word.generation() != 0;
+        (is_gone && !is_held).then(|| word.bare().with_state(State::Evicting).next_version())
+    });
+    reaped.is_ok()
+}

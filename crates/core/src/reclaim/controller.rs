@@ -1,0 +1,100 @@
+//! The refault controller: which tiers of a lruvec are worth protecting. Pure functions.
+//!
+//! Source: multi-gen LRU, Zhao 2022 (kernel `positive_ctrl_err()`, `get_tier_idx()`).
+
+/// Tiers there are: a page accessed `N` times by copy is in tier `ceil(log2 N)`.
+pub const NR_TIERS: usize = 4;
+/// Refaults below which a sample says nothing.
+const MIN_SAMPLE: u64 = 64;
+
+/// What happened to one tier: refaults, and pages that were evicted or protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Evicted pages that came back.
+    pub refaulted: u64,
+    /// Pages that were evicted or protected.
+    pub total: u64,
+}
+
+/// Whether the refault rate of `value` is no worse than that of the set-point, weighted by the
+/// gains. Products are taken in 128 bits.
+#[must_use]
+pub fn is_fine(set_point: Position, gain: u64, value: Position, value_gain: u64) -> bool {
+    let wide = |a: u64, b: u64, c: u64| u128::from(a).saturating_mul(u128::from(b) * u128::from(c));
+    value.refaulted < MIN_SAMPLE
+        || wide(
+            value.refaulted,
+            set_point.total.saturating_add(MIN_SAMPLE),
+            gain,
+        ) <= wide(
+            set_point.refaulted.saturating_add(1),
+            value.total,
+            value_gain,
+        )
+}
+
+/// The last tier that is evicted: tiers above it refault more than twice as often as tier 0.
+#[must_use]
+pub fn tier_cut_off(tiers: &[Position; NR_TIERS]) -> usize {
+    let is_protected = |&tier: &usize| !is_fine(tiers[0], 1, tiers[tier], 2);
+    (1..NR_TIERS).find(is_protected).unwrap_or(NR_TIERS) - 1
+}
+
+/// The tier of a page accessed `accesses` times by copy.
+#[must_use]
+pub fn tier_of(accesses: u8) -> usize {
+    match accesses {
+        0 | 1 => 0,
+        2 => 1,
+        3 | 4 => 2,
+        _ => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(refaulted: u64, total: u64) -> Position {
+        Position { refaulted, total }
+    }
+
+    #[test]
+    fn nothing_counted_protects_nothing() {
+        assert_eq!(tier_cut_off(&[Position::default(); NR_TIERS]), 3);
+    }
+
+    #[test]
+    fn a_tier_that_refaults_twice_as_often_is_protected() {
+        let quiet = at(0, 1000);
+        // 200 * (1000 + 64) * 1 against (100 + 1) * 1000 * 2: just worse.
+        assert_eq!(
+            tier_cut_off(&[at(100, 1000), at(200, 1000), quiet, quiet]),
+            0
+        );
+        assert_eq!(
+            tier_cut_off(&[at(100, 1000), at(180, 1000), quiet, quiet]),
+            3
+        );
+        assert_eq!(
+            tier_cut_off(&[at(100, 1000), quiet, at(500, 1000), quiet]),
+            1
+        );
+    }
+
+    #[test]
+    fn a_small_sample_is_fine() {
+        assert!(is_fine(at(0, 0), 1, at(63, 1), 2) && !is_fine(at(0, 0), 1, at(64, 1), 2));
+    }
+
+    #[test]
+    fn large_counters_do_not_overflow() {
+        let large = at(u64::MAX, u64::MAX);
+        assert!(is_fine(large, 100, large, 200) || !is_fine(large, 100, large, 200));
+    }
+
+    #[test]
+    fn tiers_are_the_logarithm_of_accesses() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 7].map(tier_of), [0, 0, 1, 2, 2, 3, 3]);
+    }
+}

@@ -1,0 +1,70 @@
+//! First in, first out: the yardstick of every other policy.
+
+use super::{Batch, Rules, Token, Victim};
+use crate::frame::{Chain, FrameTable, List};
+use crate::units::Frame;
+
+/// Pages in the order of their arrival. A refused page counts as arrived again.
+#[derive(Debug)]
+pub(super) struct Fifo {
+    pages: List,
+}
+
+impl Fifo {
+    /// A list without pages.
+    pub(super) const fn new() -> Fifo {
+        Fifo {
+            pages: List::new(Chain::Main),
+        }
+    }
+}
+
+impl Rules for Fifo {
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, _refault: Option<Token>) -> u8 {
+        self.pages.push_head(frames, frame);
+        1
+    }
+
+    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+        let mut scanned = 0;
+        for _ in 0..self.pages.len() {
+            if batch.len() >= want {
+                break;
+            }
+            let Some(frame) = self.pages.pop_tail(frames) else {
+                break;
+            };
+            scanned += 1;
+            if frames.word(frame).is_evictable() {
+                batch.push(Victim {
+                    frame,
+                    word: super::isolated(frames, frame),
+                    token: Token::new(0),
+                });
+            } else {
+                self.pages.push_head(frames, frame);
+            }
+        }
+        scanned
+    }
+
+    fn evicted(&mut self, _token: Token) {}
+
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> u8 {
+        self.insert(frames, frame, None)
+    }
+
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, _generation: u8) {
+        self.pages.remove(frames, frame);
+    }
+
+    fn nr_pages(&self) -> u32 {
+        self.pages.len()
+    }
+
+    fn check(&self, frames: &FrameTable) {
+        for frame in self.pages.iter(frames) {
+            assert_eq!(frames.word(frame).generation(), 1, "{frame:?}");
+        }
+    }
+}

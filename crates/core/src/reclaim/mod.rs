@@ -1,0 +1,272 @@
+#![doc = include_str!("README.md")]
+
+pub mod controller;
+mod fifo;
+mod mglru;
+mod shadow;
+
+pub use shadow::{PER_FRAME, Shadows, Token};
+
+use crate::frame::{FrameTable, State, Word, flag};
+use crate::units::{Frame, index};
+use core::fmt;
+use core::str::FromStr;
+
+/// Pages that one isolation takes at most.
+pub const MAX_BATCH: u32 = 64;
+
+/// A replacement policy, chosen for a whole memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// First in, first out.
+    Fifo,
+    /// The multi-gen LRU as Linux 6.12 has it: the default.
+    #[default]
+    Mglru,
+}
+
+impl Policy {
+    /// The names of all policies; `default` names the default one everywhere.
+    pub const NAMES: &[&str] = &["default", "fifo", "mglru"];
+
+    /// The policy's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Policy::Fifo => "fifo",
+            Policy::Mglru => "mglru",
+        }
+    }
+
+    /// Pages that one eviction takes where the limit is not small.
+    #[must_use]
+    pub const fn batch(self) -> u32 {
+        match self {
+            Policy::Fifo => 1,
+            Policy::Mglru => 32,
+        }
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownPolicy;
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
+        match name {
+            "default" => Ok(Policy::default()),
+            "fifo" => Ok(Policy::Fifo),
+            "mglru" => Ok(Policy::Mglru),
+            _ => Err(UnknownPolicy),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A page that reclaim took off its list.
+#[derive(Clone, Copy, Debug)]
+pub struct Victim {
+    /// Where it is.
+    pub frame: Frame,
+    /// Its word at that moment: evicted only if it is still exactly this.
+    pub word: Word,
+    /// What its shadow entry will say.
+    pub token: Token,
+}
+
+/// Up to [`MAX_BATCH`] victims.
+#[derive(Debug)]
+pub struct Batch {
+    victims: [Option<Victim>; MAX_BATCH as usize],
+    len: u32,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch {
+            victims: [None; MAX_BATCH as usize],
+            len: 0,
+        }
+    }
+}
+
+impl Batch {
+    /// Victims in the batch.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn push(&mut self, victim: Victim) {
+        self.victims[index(self.len)] = Some(victim);
+        self.len += 1;
+    }
+
+    /// The victims in the order in which they were taken.
+    pub fn iter(&self) -> impl Iterator<Item = &Victim> {
+        self.victims.iter().flatten()
+    }
+}
+
+/// What became of a victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It left the page cache.
+    Evicted,
+    /// Somebody uses it: it goes back.
+    Refused,
+}
+
+/// What a policy decides. Called with the lruvec's lock held.
+trait Rules {
+    /// Queues a page that came in; returns the generation (from 1) that lists it.
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> u8;
+    /// Takes victims off their lists until the batch holds `want`; returns the pages looked at.
+    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32;
+    /// Counts a page that was evicted.
+    fn evicted(&mut self, token: Token);
+    /// Queues a page that could not be evicted; returns its generation.
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> u8;
+    /// Takes a page off the list of `generation`.
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, generation: u8);
+    /// Pages on all lists.
+    fn nr_pages(&self) -> u32;
+    /// Asserts the policy's invariants. O(pages).
+    fn check(&self, frames: &FrameTable);
+}
+
+#[derive(Debug)]
+enum Queues {
+    Fifo(fifo::Fifo),
+    Mglru(mglru::Mglru),
+}
+
+/// The evictable pages of one group. Guarded by a lock of `rank::LRUVEC`.
+#[derive(Debug)]
+pub struct Lruvec {
+    queues: Queues,
+}
+
+impl Default for Lruvec {
+    fn default() -> Self {
+        Lruvec::new(Policy::default())
+    }
+}
+
+/// Marks a frame that was just taken off its list; returns its word.
+fn isolated(frames: &FrameTable, frame: Frame) -> Word {
+    let change = |word: Word| word.with(flag::ISOLATED).with_generation(0);
+    let before = frames.update(frame, |word| Some(change(word)));
+    change(before.expect("an update without a condition"))
+}
+
+impl Lruvec {
+    /// A lruvec without pages.
+    #[must_use]
+    pub fn new(policy: Policy) -> Lruvec {
+        let queues = match policy {
+            Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
+            Policy::Mglru => Queues::Mglru(mglru::Mglru::new()),
+        };
+        Lruvec { queues }
+    }
+
+    fn rules(&mut self) -> &mut dyn Rules {
+        match &mut self.queues {
+            Queues::Fifo(rules) => rules,
+            Queues::Mglru(rules) => rules,
+        }
+    }
+
+    fn shared(&self) -> &dyn Rules {
+        match &self.queues {
+            Queues::Fifo(rules) => rules,
+            Queues::Mglru(rules) => rules,
+        }
+    }
+
+    /// Pages on the lists.
+    #[must_use]
+    pub fn nr_pages(&self) -> u32 {
+        self.shared().nr_pages()
+    }
+
+    /// Queues a page whose read has ended and makes it `Live`, in one lock hold.
+    pub fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) {
+        let generation = self.rules().insert(frames, frame, refault);
+        let live = |word: Word| {
+            let word = word.with_state(State::Live).with_generation(generation);
+            Some(word.next_version())
+        };
+        assert!(
+            frames.update(frame, live).is_ok(),
+            "an update without a condition"
+        );
+    }
+
+    /// Takes up to `want` pages that are worth evicting off their lists. Returns pages scanned.
+    pub fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+        self.rules().isolate(frames, want.min(MAX_BATCH), batch)
+    }
+
+    /// Says what became of a victim; a refused one is queued again unless it left its file.
+    ///
+    /// Returns whether the frame is the caller's to free: its page was truncated meanwhile.
+    pub fn settle(&mut self, frames: &FrameTable, victim: &Victim, outcome: Outcome) -> bool {
+        if outcome == Outcome::Evicted {
+            self.rules().evicted(victim.token);
+            return false;
+        }
+        // The list first, so that no moment shows a generation without a place on its list.
+        let generation = self.rules().put_back(frames, victim.frame);
+        let relist = |word: Word| {
+            let word = word.without(flag::ISOLATED);
+            let live = word.state() == State::Live;
+            Some(if live {
+                word.with_generation(generation)
+            } else {
+                word
+            })
+        };
+        let before = frames.update(victim.frame, relist).expect("no condition");
+        let left_its_file = before.state() != State::Live;
+        if left_its_file {
+            self.rules().remove(frames, victim.frame, generation);
+        }
+        left_its_file
+    }
+
+    /// Takes a page that leaves its file off its list, where it is on one.
+    pub fn remove(&mut self, frames: &FrameTable, frame: Frame) {
+        let generation = frames.word(frame).generation();
+        if generation != 0 {
+            self.rules().remove(frames, frame, generation);
+            let unlist = |word: Word| Some(word.with_generation(0));
+            assert!(
+                frames.update(frame, unlist).is_ok(),
+                "an update without a condition"
+            );
+        }
+    }
+
+    /// Asserts the room's invariants. O(pages).
+    ///
+    /// # Panics
+    /// Where one does not hold.
+    pub fn check(&self, frames: &FrameTable) {
+        self.shared().check(frames);
+    }
+}
