@@ -1,10 +1,4 @@
-//! Atomics, ranked spin locks, and the three ways in which core holds memory.
-//!
-//! The only file of core with `unsafe` and with `std`. Under `cfg(loom)` and `cfg(shuttle)` the
-//! atomics and locks are the checker's own, so that the same rooms run under it.
-//!
-//! [`PerCpu`], [`Table`] and [`Words`] are fallible: the caller learns the bytes they will take
-//! and charges them first.
+#![doc = include_str!("sync/README.md")]
 #![allow(unsafe_code)]
 
 extern crate std;
@@ -560,77 +554,6 @@ impl<T: Default> Default for Table<T> {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_cover_all_numbers_once() {
-        let mut at = (0, 0);
-        for number in 0..10_000 {
-            assert_eq!(chunk_of(number), at);
-            at.1 += 1;
-            if at.1 == crate::units::index(FIRST_CHUNK << at.0) {
-                at = (at.0 + 1, 0);
-            }
-        }
-    }
-
-    #[test]
-    fn a_stale_id_finds_nothing() {
-        let table: Table<AtomicU32> = Table::new();
-        let set = |value| move |_: u32, slot: &AtomicU32| slot.store(value, Ordering::Relaxed);
-        let first = table.insert(|_| true, set(7)).unwrap();
-        let second = table.insert(|_| true, set(8)).unwrap();
-        assert_eq!(table.get(first).unwrap().load(Ordering::Relaxed), 7);
-        table.remove(first);
-        assert!(table.get(first).is_none());
-        let third = table.insert(|_| true, set(9)).unwrap();
-        assert!(third != first && table.get(first).is_none());
-        assert_eq!(
-            table.iter().map(|(id, _)| id).collect::<Vec<_>>(),
-            [third, second]
-        );
-    }
-
-    #[test]
-    fn a_refused_charge_leaves_the_table_as_it_was() {
-        let table: Table<AtomicU32> = Table::new();
-        assert!(table.insert(|_| false, |_, _| ()).is_err());
-        let ids: Vec<u32> = (0..100)
-            .map(|_| table.insert(|_| true, |_, _| ()).unwrap())
-            .collect();
-        assert_eq!(table.iter().count(), 100);
-        ids.into_iter().for_each(|id| table.remove(id));
-        assert_eq!(table.iter().count(), 0);
-    }
-
-    #[test]
-    fn words_start_on_a_line() {
-        let words = Words::try_new(100).unwrap();
-        assert_eq!(std::ptr::from_ref(&words[0]).addr() % 64, 0);
-        assert!((0..100).all(|word| words[word].load(Ordering::Relaxed) == 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "poisoned")]
-    fn unwinding_poisons() {
-        let lock: SpinLock<u32, { rank::ZONE }> = SpinLock::new(1);
-        let unwound = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| {
-            let _guard = lock.lock();
-            panic!("on purpose");
-        }));
-        assert!(unwound.is_err());
-        drop(lock.lock());
-    }
-
-    #[test]
-    #[cfg(debug_assertions)]
-    #[should_panic(expected = "taken under")]
-    fn a_lower_rank_under_a_higher_one_panics() {
-        let zone: SpinLock<u32, { rank::ZONE }> = SpinLock::new(1);
-        let index: SpinLock<u32, { rank::INDEX }> = SpinLock::new(1);
-        let _zone = zone.lock();
-        let _index = index.lock();
-    }
-}
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests;

@@ -251,5 +251,6 @@ pub struct Drained {
     pub not_reached: u32,
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
 mod tests;

@@ -239,5 +239,6 @@ const fn low(word: u64) -> u32 {
     (word & 0xFFFF_FFFF) as u32
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
 mod tests;

@@ -46,7 +46,7 @@ const GENERATION_MASK: u64 = 0b11_1111 << GENERATION_SHIFT;
 /// Accesses by copy that a frame counts at most.
 pub const MAX_REFS: u8 = 7;
 /// Pins that one frame holds at most.
-pub const MAX_PINS: u32 = PIN_MASK as u32;
+pub const MAX_PINS: u32 = (1 << PIN_BITS) - 1;
 /// Generation numbers in a word are 1 to this; 0 means on no list.
 pub const MAX_GENERATION: u8 = 63;
 

@@ -6,7 +6,8 @@ use crate::frame::{Chain, FrameTable, List, Word, flag};
 use crate::units::Frame;
 
 const MIN_NR_GENS: u64 = 2;
-const MAX_NR_GENS: u64 = 4;
+const MAX_NR_GENS: u64 = NR_LISTS as u64;
+const NR_LISTS: usize = 4;
 /// Accesses that are told apart; the next ones change nothing.
 const MAX_ACCESSES: u8 = 5;
 /// Bits of a shadow token that hold accesses; the others hold `min_seq`.
@@ -15,7 +16,7 @@ const ACCESS_BITS: u32 = 3;
 /// Generations of like recency, the oldest evicted first, tiers protected by refaults.
 #[derive(Debug)]
 pub(super) struct Mglru {
-    generations: [List; MAX_NR_GENS as usize],
+    generations: [List; NR_LISTS],
     max_seq: u64,
     min_seq: u64,
     /// What the current history counts: evicted or protected, and refaulted.
@@ -32,7 +33,7 @@ impl Mglru {
             total: 0,
         };
         Mglru {
-            generations: [const { List::new(Chain::Main) }; MAX_NR_GENS as usize],
+            generations: [const { List::new(Chain::Main) }; NR_LISTS],
             max_seq: MIN_NR_GENS + 1,
             min_seq: 0,
             counted: [NONE; NR_TIERS],

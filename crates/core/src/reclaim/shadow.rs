@@ -117,7 +117,8 @@ fn named(key: PageKey, group: u32) -> u64 {
     key.hash() << HASH_SHIFT | u64::from(group & 0xFFFF) << GROUP_SHIFT
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
 mod tests {
     use super::*;
 
