@@ -1,1 +1,52 @@
-//! Placeholder.
+//! A cgroup and a page cache that you link into your process.
+//!
+//! One enforced byte budget over file cache plus working memory, split by tenant: the cache gives
+//! way when working memory grows and comes back when it shrinks.
+//!
+//! ```
+//! use pagetide::{ByteSize, Memory, Order};
+//!
+//! # fn main() -> Result<(), pagetide::Error> {
+//! # let dir = tempfile::tempdir().expect("a temporary folder");
+//! # let path = dir.path().join("table.bin");
+//! # std::fs::write(&path, vec![7; 1 << 20]).expect("a data file");
+//! let memory = Memory::builder().budget(ByteSize::mib(64)).build()?;
+//! let web = memory.root().child("web")?;
+//! let batch = memory.root().child("batch")?.max(ByteSize::mib(16))?;
+//! let table = memory.open(&path, &web)?;
+//! let mut bytes = [0; 100];
+//! table.read_at(&mut bytes, 8192)?; // through the page cache, counts as a read access
+//! let page = table.pin(17)?; // zero-copy view, counts as a mapped access
+//! let work = batch.alloc(Order::new(9))?; // 2 MiB of working memory: the page cache yields
+//! assert_eq!((page[0], work.len()), (7, 2 << 20));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Linux on 64-bit only. No thread is started: reads are done by the thread that needs them.
+
+mod arena;
+mod builder;
+mod cpu;
+mod error;
+mod file;
+mod group;
+mod page;
+mod policy;
+mod resident;
+mod shared;
+mod store;
+mod wait;
+
+pub use builder::{Builder, Memory, Stats};
+pub use bytesize::ByteSize;
+pub use error::Error;
+pub use file::File;
+pub use group::Group;
+pub use page::{Buf, Page};
+pub use policy::{Order, Policy, UnknownPolicy};
+pub use resident::resident_bytes;
+pub use store::Store;
+
+/// Bytes of a page of order 0.
+pub const PAGE_BYTES: usize = pagetide_core::units::PAGE_BYTES;

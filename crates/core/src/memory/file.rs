@@ -17,13 +17,15 @@ impl Memory {
 
     /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.
     ///
-    /// The caller has no operation on this mapping under way and starts none.
-    pub fn close_mapping(&self, cpu: Cpu, id: u32, effects: &mut Effects) {
+    /// `run` gets the effects of each page. The caller has no operation on this mapping under way and starts none.
+    pub fn close_mapping(&self, cpu: Cpu, id: u32, run: &mut dyn FnMut(&mut Effects)) {
         let Some(mapping) = self.mappings.get(id) else {
             return;
         };
         while let Some(frame) = mapping.any() {
-            self.truncate(cpu, frame, effects);
+            let mut effects = Effects::new();
+            self.truncate(cpu, frame, &mut effects);
+            run(&mut effects);
         }
         self.mappings.close(id);
     }

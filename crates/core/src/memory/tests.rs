@@ -72,7 +72,7 @@ fn every_policy_keeps_the_limit_and_the_books() {
                 assert!(memory.groups().get(group).unwrap().usage() <= u64::from(nr_pages));
             }
             memory.check();
-            memory.close_mapping(CPU, file, &mut Effects::new());
+            memory.close_mapping(CPU, file, &mut |_| ());
             memory.check();
             assert_eq!(memory.stats().nr_used, 0);
         }
@@ -153,7 +153,7 @@ fn a_page_pinned_over_the_close_of_its_file_goes_with_its_pin() {
     let (frame, _) = have(&memory, group, key(file, 1), Ok(())).unwrap();
     touch(&memory, group, key(file, 2));
     let mut effects = Effects::new();
-    memory.close_mapping(CPU, file, &mut effects);
+    memory.close_mapping(CPU, file, &mut |_| ());
     assert_eq!(memory.frames().word(frame).state(), State::Detached);
     assert_eq!(memory.stats().nr_used, 1);
     memory.unpin(CPU, frame, &mut effects);

@@ -1,0 +1,76 @@
+//! The arena: one reservation of address space for all frames.
+#![allow(unsafe_code)]
+
+use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::ptr::NonNull;
+
+/// Address space for a fixed number of frames. Frames that were never written take no memory.
+///
+/// Not inherited by a forked child; no huge pages, so that resident memory follows use.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    start: NonNull<u8>,
+    nr_frames: u32,
+}
+
+// SAFETY: the arena owns its mapping and hands out addresses only; who may use the bytes behind
+// them is decided by core's frame states, which are made for many threads.
+unsafe impl Send for Arena {}
+// SAFETY: as for `Send`: all methods take `&self` and touch no byte of the mapping.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves `nr_frames` frames.
+    ///
+    /// # Errors
+    /// What `mmap` or `madvise` says.
+    pub(crate) fn reserve(nr_frames: u32) -> io::Result<Arena> {
+        let bytes = index(nr_frames) * PAGE_BYTES;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no address is asked for, so no existing mapping can be replaced.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
+        let start = NonNull::new(start.cast()).expect("mmap never maps address 0 unasked");
+        let arena = Arena { start, nr_frames };
+        for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
+            // SAFETY: the range is exactly the mapping that was just made, and neither advice
+            // changes its bytes.
+            let advised = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) };
+            // A kernel built without huge pages refuses the advice against them.
+            if advice == Advice::LinuxDontFork {
+                advised?;
+            }
+        }
+        Ok(arena)
+    }
+
+    /// The first byte of a block.
+    ///
+    /// # Panics
+    /// Where the block does not lie in the arena.
+    pub(crate) fn block(&self, frame: Frame, order: Order) -> NonNull<u8> {
+        let inside =
+            frame.number() < self.nr_frames && order.nr_pages() <= self.nr_frames - frame.number();
+        assert!(
+            inside,
+            "{frame:?} of order {} lies outside the arena",
+            order.get()
+        );
+        // SAFETY: the offset is below the mapping's length (asserted above), which fits an `isize`.
+        unsafe { self.start.add(frame.index() * PAGE_BYTES) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let bytes = index(self.nr_frames) * PAGE_BYTES;
+        // SAFETY:
+        // 1. `start` and `bytes` are those of the mapping made in `reserve`, unmapped only here.
+        // 2. Pages, buffers and reads hold an `Arc` of the owner of this arena, so none is left.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap of the arena: {unmapped:?}");
+    }
+}

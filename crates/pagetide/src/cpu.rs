@@ -1,0 +1,117 @@
+//! The CPU that a thread runs on: from the kernel's rseq area, 0.3 ns, else `sched_getcpu`.
+#![allow(unsafe_code)]
+
+use pagetide_core::units::Cpu;
+use std::fs;
+
+/// The CPU that this thread runs on now. It may be another one at the next instruction.
+pub(crate) fn current() -> Cpu {
+    Cpu::new(rseq::cpu().unwrap_or_else(by_call))
+}
+
+fn by_call() -> u32 {
+    // SAFETY: the call takes no argument and touches no memory of ours.
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).unwrap_or(0)
+}
+
+/// CPUs that may ever be there, whether online or not.
+pub(crate) fn nr_possible() -> u32 {
+    let listed = fs::read_to_string("/sys/devices/system/cpu/possible").ok();
+    listed
+        .as_deref()
+        .and_then(last_of)
+        .map_or_else(by_parallelism, |last| last + 1)
+}
+
+fn by_parallelism() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+}
+
+/// The largest number in a list like `0-3,8-11`.
+fn last_of(list: &str) -> Option<u32> {
+    list.trim()
+        .split([',', '-'])
+        .map(str::parse)
+        .collect::<Result<Vec<u32>, _>>()
+        .ok()?
+        .pop()
+}
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+mod rseq {
+    //! glibc registers an rseq area for every thread; the kernel keeps its CPU number current.
+
+    use std::sync::OnceLock;
+
+    /// Offset of `cpu_id` in the area.
+    const CPU_ID: isize = 4;
+    /// Bytes of the area that glibc must have registered for `cpu_id` to be there.
+    const LEAST_SIZE: u32 = 8;
+
+    /// Where the area lies, seen from the thread pointer; `None` where glibc has none.
+    fn offset() -> Option<isize> {
+        static OFFSET: OnceLock<Option<isize>> = OnceLock::new();
+        *OFFSET.get_or_init(|| {
+            let size = symbol(c"__rseq_size")?.cast::<u32>();
+            let offset = symbol(c"__rseq_offset")?.cast::<isize>();
+            // SAFETY: glibc defines `__rseq_size` as a constant `unsigned int`.
+            let size = unsafe { size.read() };
+            // SAFETY: glibc defines `__rseq_offset` as a constant `ptrdiff_t`.
+            let offset = unsafe { offset.read() };
+            (size >= LEAST_SIZE).then_some(offset)
+        })
+    }
+
+    fn symbol(name: &std::ffi::CStr) -> Option<*const libc::c_void> {
+        // SAFETY: the name is a C string, and the default scope is always there.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        (!found.is_null()).then_some(found.cast_const())
+    }
+
+    pub(super) fn cpu() -> Option<u32> {
+        let field = offset()? + CPU_ID;
+        let cpu: i32;
+        // SAFETY:
+        // 1. glibc registered an area of at least `LEAST_SIZE` bytes at this offset from the thread
+        //    pointer (`fs`) of every thread (checked in `offset`), and it lives as long as that.
+        // 2. The kernel writes the field between instructions of this thread only; one load.
+        unsafe {
+            core::arch::asm!(
+                "mov {cpu:e}, dword ptr fs:[{field}]",
+                cpu = out(reg) cpu,
+                field = in(reg) field,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        // Negative where this thread's area is not registered.
+        u32::try_from(cpu).ok()
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+mod rseq {
+    //! No rseq area that this build knows to read.
+
+    pub(super) fn cpu() -> Option<u32> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(last_of("0-3,8-11\n"), Some(11));
+        assert_eq!(last_of("0\n"), Some(0));
+        assert_eq!(last_of(""), None);
+    }
+
+    #[test]
+    fn the_number_is_a_possible_one() {
+        assert!(current().number() < nr_possible());
+        assert!(by_call() < nr_possible());
+    }
+}

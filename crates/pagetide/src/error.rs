@@ -1,0 +1,116 @@
+//! What can go wrong, with the thing named.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An error of pagetide. Nothing is lost and nothing stays charged by a failed call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The budget is smaller than its own records and a few pages.
+    #[error("a budget of {budget_bytes} bytes is too small: at least {needed_bytes} are needed")]
+    BudgetTooSmall {
+        /// The budget asked for.
+        budget_bytes: u64,
+        /// The least that works on this machine.
+        needed_bytes: u64,
+    },
+    /// The budget exceeds what frame numbers can count.
+    #[error("a budget of {budget_bytes} bytes is too large: at most {max_bytes}")]
+    BudgetTooLarge {
+        /// The budget asked for.
+        budget_bytes: u64,
+        /// The most that works.
+        max_bytes: u64,
+    },
+    /// The kernel refused the arena's address space.
+    #[error("cannot reserve {bytes} bytes of address space for the arena")]
+    Arena {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The allocator or the budget has no room for records of pagetide's own.
+    #[error("no memory for records of {what}")]
+    NoMetadata {
+        /// What the records are for.
+        what: &'static str,
+    },
+    /// A group's `max` is met and nothing in it can be evicted.
+    #[error("group {group} over max: {usage_pages} of {max_pages} pages, none can be evicted")]
+    OverLimit {
+        /// The group whose limit it is.
+        group: String,
+        /// Its usage in pages.
+        usage_pages: u64,
+        /// Its limit in pages.
+        max_pages: u64,
+    },
+    /// No free block of this order, though enough memory is free: it is in pieces.
+    #[error("no free block of order {order} for group {group}")]
+    NoBlock {
+        /// The order asked for.
+        order: u8,
+        /// The group that asked.
+        group: String,
+    },
+    /// The limit is set, but pages in use keep the group over it.
+    #[error("group {group} is still {over_pages} pages over its new max: they are in use")]
+    StillOver {
+        /// The group.
+        group: String,
+        /// Pages over the limit.
+        over_pages: u64,
+    },
+    /// A group's name is empty, too long, has a slash, or is taken by a sibling.
+    #[error("group name '{name}' {problem}")]
+    GroupName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The tree is too deep for another child.
+    #[error("group {group} has no room for children: the tree is 16 levels deep")]
+    TooDeep {
+        /// The parent.
+        group: String,
+    },
+    /// A file cannot be opened.
+    #[error("cannot open {path}", path = path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Reading a page failed.
+    #[error("cannot read page {page} of {file}")]
+    Io {
+        /// The file.
+        file: String,
+        /// The page's number.
+        page: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A page beyond the end of the file.
+    #[error("page {page} is beyond the end of {file}, which has {len} bytes")]
+    PastEnd {
+        /// The file.
+        file: String,
+        /// The page's number.
+        page: u64,
+        /// The file's length in bytes.
+        len: u64,
+    },
+    /// One page is pinned too often.
+    #[error("page {page} of {file} is pinned too often")]
+    TooManyPins {
+        /// The file.
+        file: String,
+        /// The page's number.
+        page: u64,
+    },
+}

@@ -1,0 +1,183 @@
+//! Groups: tenants with a limit.
+
+use crate::builder::bytes_of;
+use crate::page::Buf;
+use crate::shared::Shared;
+use crate::{ByteSize, Error, Order, PAGE_BYTES, cpu};
+use pagetide_core::group::{ChildError, NO_LIMIT};
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes of a group's name at most.
+const MAX_NAME: usize = 64;
+
+/// A node of the tree: what is charged to it is charged to all its ancestors too.
+///
+/// A cheap handle. When the last handle of a group and of its children and files is dropped, its
+/// pages are evicted and its charges given back.
+#[derive(Clone)]
+pub struct Group {
+    node: Arc<Node>,
+}
+
+struct Node {
+    shared: Arc<Shared>,
+    id: u32,
+    /// Kept alive by its children.
+    _parent: Option<Group>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.id != self.shared.core.groups().root() {
+            self.shared.core.drop_group(cpu::current(), self.id);
+            self.shared.names().remove(&self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("name", &self.name())
+            .field("usage", &self.usage())
+            .finish()
+    }
+}
+
+impl Group {
+    pub(crate) fn root(shared: &Arc<Shared>) -> Group {
+        let id = shared.core.groups().root();
+        Group {
+            node: Arc::new(Node {
+                shared: Arc::clone(shared),
+                id,
+                _parent: None,
+            }),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.node.id
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.node.shared
+    }
+
+    fn record(&self) -> &pagetide_core::group::Group {
+        let record = self.shared().core.groups().get(self.id());
+        record.expect("a group lives while its handle does")
+    }
+
+    /// Makes a child without limits of its own.
+    ///
+    /// # Errors
+    /// [`Error::GroupName`] where the name is empty, longer than 64 bytes, has a slash or a control
+    /// character, or is a sibling's; [`Error::TooDeep`]; [`Error::NoMetadata`].
+    pub fn child(&self, name: &str) -> Result<Group, Error> {
+        let refused = |problem| Error::GroupName {
+            name: name.to_owned(),
+            problem,
+        };
+        if name.is_empty() || name.len() > MAX_NAME {
+            return Err(refused("must have 1 to 64 bytes"));
+        }
+        if name.contains(|c: char| c == '/' || c.is_control()) {
+            return Err(refused("must not have a slash or control characters"));
+        }
+        let shared = self.shared();
+        let mut names = shared.names();
+        if names
+            .values()
+            .any(|(parent, taken)| *parent == self.id() && taken == name)
+        {
+            return Err(refused("is taken by a sibling"));
+        }
+        let id = shared
+            .core
+            .new_group(cpu::current(), self.id())
+            .map_err(|error| match error {
+                ChildError::TooDeep => Error::TooDeep {
+                    group: names[&self.id()].1.clone(),
+                },
+                _ => Error::NoMetadata { what: "a group" },
+            })?;
+        names.insert(id, (self.id(), name.to_owned()));
+        drop(names);
+        let parent = Some(self.clone());
+        Ok(Group {
+            node: Arc::new(Node {
+                shared: Arc::clone(shared),
+                id,
+                _parent: parent,
+            }),
+        })
+    }
+
+    /// Sets the hard limit and returns the group: for a chain of calls.
+    ///
+    /// # Errors
+    /// As [`Group::set_max`].
+    pub fn max(self, max: ByteSize) -> Result<Group, Error> {
+        self.set_max(max)?;
+        Ok(self)
+    }
+
+    /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
+    /// over it. The root's limit is the budget, whatever is set here above it.
+    ///
+    /// # Errors
+    /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
+    pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
+        let core = &self.shared().core;
+        let mut pages = max.as_u64() / PAGE_BYTES as u64;
+        if self.id() == core.groups().root() {
+            pages = pages.min(u64::from(core.config().budget_pages));
+        }
+        match core.set_max(cpu::current(), self.id(), pages) {
+            0 => Ok(()),
+            over_pages => Err(Error::StillOver {
+                group: self.name(),
+                over_pages,
+            }),
+        }
+    }
+
+    /// The hard limit; `None` where only ancestors limit the group.
+    #[must_use]
+    pub fn limit(&self) -> Option<ByteSize> {
+        let max = self.record().max();
+        (max != NO_LIMIT).then(|| ByteSize(bytes_of(max)))
+    }
+
+    /// The group's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.shared().name_of(self.id())
+    }
+
+    /// Bytes charged to the group and its children, a few batches of 64 pages a CPU included that
+    /// are charged ahead.
+    #[must_use]
+    pub fn usage(&self) -> ByteSize {
+        ByteSize(bytes_of(self.record().usage()))
+    }
+
+    /// Pages of this group, without its children, that were not resident when asked for.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.record().misses()
+    }
+
+    /// Working memory of `order`, zeroed. The page cache gives way where it must.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`], [`Error::NoBlock`] where free memory is in smaller pieces.
+    pub fn alloc(&self, order: Order) -> Result<Buf, Error> {
+        let (shared, order) = (self.shared(), order.to_core());
+        let frame = shared.core.alloc_buf(cpu::current(), self.id(), order);
+        let frame = frame.map_err(|error| shared.alloc_error(error, self.id(), order))?;
+        Ok(Buf::new(Arc::clone(shared), frame, order))
+    }
+}

@@ -1,0 +1,172 @@
+//! Bytes of frames: pinned pages, working memory, and the target of a read.
+#![allow(unsafe_code)]
+
+use crate::arena::Arena;
+use crate::cpu;
+use crate::shared::Shared;
+use pagetide_core::memory::{Effects, Io};
+use pagetide_core::units::{Frame, Order};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+/// The bytes that a read fills.
+pub(crate) fn target<'a>(arena: &'a Arena, io: &'a mut Io) -> &'a mut [u8] {
+    let start = arena.block(io.frame(), io.order());
+    // SAFETY:
+    // 1. The block lies in the arena's mapping (`block` checks it), which outlives the borrow.
+    // 2. Core makes one `Io` for a frame that is being read; it is not `Clone` and is borrowed
+    //    exclusively here; nobody else touches the bytes before it is completed.
+    // 3. Anonymous memory is initialised: zeros, or what was written before.
+    unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), io.order().bytes()) }
+}
+
+/// A pin on a frame, by reference: for the length of a copy.
+pub(crate) struct Pin<'a> {
+    shared: &'a Arc<Shared>,
+    frame: Frame,
+    order: Order,
+}
+
+impl<'a> Pin<'a> {
+    /// Takes over a pin that core gave on a frame of a page of `order`.
+    pub(crate) fn new(shared: &'a Arc<Shared>, frame: Frame, order: Order) -> Pin<'a> {
+        Pin {
+            shared,
+            frame,
+            order,
+        }
+    }
+
+    /// The page's bytes, to the end of its last frame.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let start = self.shared.arena.block(self.frame, self.order);
+        // SAFETY:
+        // 1. The block lies in the arena (`block` checks it), which `shared` keeps.
+        // 2. The pin keeps the frame's page: core lets nobody write a pinned frame's bytes.
+        // 3. Anonymous memory is initialised.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.order.bytes()) }
+    }
+
+    /// Makes the pin an owned page of `len` bytes.
+    pub(crate) fn into_page(self, len: usize) -> Page {
+        let pin = std::mem::ManuallyDrop::new(self);
+        Page {
+            shared: Arc::clone(pin.shared),
+            frame: pin.frame,
+            order: pin.order,
+            len,
+        }
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.shared.unpin(self.frame);
+    }
+}
+
+/// A page of a file, pinned: a view of its bytes without a copy.
+///
+/// Its bytes do not change and its memory does not move while it lives, even if the file is
+/// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
+pub struct Page {
+    shared: Arc<Shared>,
+    frame: Frame,
+    order: Order,
+    len: usize,
+}
+
+impl Deref for Page {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.shared.arena.block(self.frame, self.order);
+        debug_assert!(
+            self.len <= self.order.bytes(),
+            "a page is no longer than its block"
+        );
+        // SAFETY: as in `Pin::bytes`; `len` is at most the block's length (`File::pin` bounds it).
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.shared.unpin(self.frame);
+    }
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page")
+            .field("frame", &self.frame)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// Working memory: a page-aligned block of `4 KiB << order`, zeroed, not reclaimable, charged to
+/// its group until dropped.
+pub struct Buf {
+    shared: Arc<Shared>,
+    frame: Frame,
+    order: Order,
+}
+
+impl Buf {
+    /// Takes over a block of working memory from core, and zeroes it.
+    pub(crate) fn new(shared: Arc<Shared>, frame: Frame, order: Order) -> Buf {
+        let mut buf = Buf {
+            shared,
+            frame,
+            order,
+        };
+        buf.fill(0);
+        buf
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.shared.arena.block(self.frame, self.order);
+        // SAFETY:
+        // 1. The block lies in the arena (`block` checks it), which `shared` keeps.
+        // 2. Core gave the block to this value alone, and takes it back in `drop`.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.order.bytes()) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let start = self.shared.arena.block(self.frame, self.order);
+        // SAFETY: as in `deref`; the exclusive borrow of the only owner makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.order.bytes()) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.shared.core.free_buf(cpu::current(), self.frame);
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buf")
+            .field("frame", &self.frame)
+            .field("order", &self.order)
+            .finish()
+    }
+}
+
+impl Shared {
+    /// Drops a pin that core gave, and wakes whom core names.
+    pub(crate) fn unpin(&self, frame: Frame) {
+        let mut effects = Effects::new();
+        self.core.unpin(cpu::current(), frame, &mut effects);
+        self.wake_all(&mut effects);
+    }
+}

@@ -1,0 +1,76 @@
+//! Names of the policies and orders, without core's own types.
+
+use pagetide_core::{reclaim, units};
+use std::fmt;
+use std::str::FromStr;
+
+/// Which page goes when a limit is met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// First in, first out.
+    Fifo,
+    /// The multi-gen LRU in the form of Linux 6.12: the default.
+    #[default]
+    Mglru,
+}
+
+impl Policy {
+    /// The names that [`Policy::from_str`] takes; `default` is the default one.
+    pub const NAMES: &[&str] = reclaim::Policy::NAMES;
+
+    pub(crate) const fn to_core(self) -> reclaim::Policy {
+        match self {
+            Policy::Fifo => reclaim::Policy::Fifo,
+            Policy::Mglru => reclaim::Policy::Mglru,
+        }
+    }
+}
+
+/// No policy has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy '{0}': one of {names}", names = Policy::NAMES.join(", "))]
+pub struct UnknownPolicy(String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
+        match name.parse() {
+            Ok(reclaim::Policy::Fifo) => Ok(Policy::Fifo),
+            Ok(reclaim::Policy::Mglru) => Ok(Policy::Mglru),
+            Err(reclaim::UnknownPolicy) => Err(UnknownPolicy(name.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_core().fmt(f)
+    }
+}
+
+/// The size of a block: `4 KiB << order`, 0 (4 KiB) to 10 (4 MiB).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Order(units::Order);
+
+impl Order {
+    /// The order of this number.
+    ///
+    /// # Panics
+    /// Above 10.
+    #[must_use]
+    pub const fn new(order: u8) -> Order {
+        Order(units::Order::new(order).expect("orders are 0 to 10"))
+    }
+
+    /// Bytes of a block of this order.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.0.bytes()
+    }
+
+    pub(crate) const fn to_core(self) -> units::Order {
+        self.0
+    }
+}
