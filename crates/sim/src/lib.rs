@@ -1,1 +1,15 @@
-//! Placeholder.
+//! pagetide's core without I/O, recorded traces, and policies over page numbers to compare with.
+//!
+//! - [`trace`] reads recorded traces.
+//! - [`core_run`] replays one through the real core: miss ratios of the policies that the runtime
+//!   has.
+//! - [`policy`] has policies over page numbers, for comparison only.
+//! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
+
+mod core_run;
+pub mod policy;
+pub mod sizes;
+pub mod trace;
+
+pub use core_run::{RunError, core_run};
+pub use policy::{Counts, replay};
