@@ -12,4 +12,5 @@ pub mod sizes;
 pub mod trace;
 
 pub use core_run::{RunError, core_run};
+pub use pagetide_core::reclaim::Policy as CorePolicy;
 pub use policy::{Counts, replay};

@@ -6,12 +6,15 @@ use crate::units::{Cpu, Frame, Order};
 
 /// Rounds without progress before an allocation is refused. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
+/// Rounds of reclaim for a block that needs contiguous frames: eviction frees single pages, and a
+/// block may not come together however many go.
+const MAX_BLOCK_ROUNDS: u32 = 128;
 
 impl Memory {
     /// A block of `order` charged to `group`, reclaimed for where a limit is met.
     ///
     /// Holds no lock and no claim while it reclaims. At most [`MAX_RETRIES`] rounds in a row free
-    /// nothing.
+    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all.
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
@@ -22,7 +25,7 @@ impl Memory {
         order: Order,
     ) -> Result<Frame, AllocError> {
         self.charge(cpu, group, order.nr_pages())?;
-        let mut retries = 0;
+        let (mut retries, mut rounds) = (0, 0);
         loop {
             if let Some(frame) = self.zone.alloc(&self.frames, cpu, order) {
                 self.frames.set_group(frame, group);
@@ -34,7 +37,9 @@ impl Memory {
             if drained == 0 && freed == 0 {
                 retries += 1;
             }
-            if retries > MAX_RETRIES {
+            rounds += 1;
+            let is_hopeless = order != Order::ZERO && rounds > MAX_BLOCK_ROUNDS;
+            if retries > MAX_RETRIES || is_hopeless {
                 self.groups.uncharge(cpu, group, order.nr_pages());
                 return Err(AllocError::NoBlock { order });
             }

@@ -1,4 +1,6 @@
 //! Tests of the simulator: traces, and miss ratios against recorded ones.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on panics.
+
 mod expected;
 mod traces;

@@ -1,0 +1,92 @@
+//! The command line.
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use pagetide::ByteSize;
+use std::path::PathBuf;
+
+/// A cgroup and a page cache that you link into your process.
+///
+/// Sizes are written as people write them: 64MiB, 2GiB, 500MB, 4096.
+#[derive(Debug, Parser)]
+#[command(name = "pagetide", version, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve one file to three tenants under one budget, and check that it holds (25 seconds).
+    Demo(DemoArgs),
+    /// Replay a recorded page trace through the real page cache, with real reads.
+    Replay(ReplayArgs),
+    /// Compute miss ratios of policies at several sizes, without I/O.
+    Mrc(MrcArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DemoArgs {
+    /// Folder for the data file (256 MiB, unlinked at once) [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TraceArgs {
+    /// Trace: `.d64.zst`, `.csv` with named columns, or text with one page number a line.
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+    /// Column of a CSV trace that holds the page number [default: page].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) column: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(group = clap::ArgGroup::new("size").required(true))]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// Budget in bytes, pagetide's own records included.
+    #[arg(long, value_name = "SIZE", group = "size")]
+    pub(crate) memory: Option<ByteSize>,
+    /// Pages of 4 KiB that may be resident, exactly.
+    #[arg(long, value_name = "N", group = "size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) frames: Option<u32>,
+    /// File to read from [default: a sparse file of its own].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) file: Option<PathBuf>,
+    /// Policy of the page cache: default, fifo, mglru.
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) policy: String,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MrcArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// Policies: default, fifo, mglru (of the page cache), lru (over page numbers).
+    #[arg(
+        long,
+        value_name = "A,B",
+        value_delimiter = ',',
+        default_value = "default,fifo,lru"
+    )]
+    pub(crate) policy: Vec<String>,
+    /// Sizes in pages.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "fractions",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) frames: Vec<u32>,
+    /// Sizes as fractions of the trace's distinct pages, rounded half to even.
+    /// [default: 0.001,0.01,0.05,0.1,0.2 without sizes under 16 pages]
+    #[arg(long, value_name = "F,F", value_delimiter = ',')]
+    pub(crate) fractions: Vec<f64>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,63 @@
+//! Why a command ends without doing what it was asked.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::io;
+
+/// A failure, and so an exit code.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The command line asks for what cannot be: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// Something went wrong: exit code 1.
+    #[error("{0}")]
+    Run(String),
+    /// Whoever reads the output has gone: a quiet end.
+    #[error("the output was closed")]
+    PipeClosed,
+}
+
+impl Failure {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::Run(_) => 1,
+            Failure::PipeClosed => 0,
+        }
+    }
+
+    /// A failure of a step, with all its causes.
+    pub(crate) fn of(step: &str, error: &dyn Error) -> Failure {
+        Failure::Run(format!("{step}: {}", chain(error)))
+    }
+}
+
+/// An error and its causes, but for those that its own text has already.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            let written = write!(text, ": {cause_text}");
+            debug_assert!(written.is_ok(), "writing to a string");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+impl From<pagetide::Error> for Failure {
+    fn from(error: pagetide::Error) -> Failure {
+        Failure::Run(chain(&error))
+    }
+}
+
+/// An error of writing the output.
+pub(crate) fn of_output(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::PipeClosed,
+        _ => Failure::of("cannot write the output", error),
+    }
+}

@@ -1,0 +1,23 @@
+//! Loading a trace, and progress bars.
+
+use crate::args::TraceArgs;
+use crate::failure::{Failure, chain};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagetide_sim::trace::{Trace, TraceOptions};
+
+/// Reads the trace that the command line names.
+pub(crate) fn trace(args: &TraceArgs) -> Result<Trace, Failure> {
+    let options = TraceOptions {
+        column: args.column.clone(),
+    };
+    Trace::open(&args.trace, &options).map_err(|error| Failure::Run(chain(&error)))
+}
+
+/// A progress bar on standard error, silent where that is no terminal.
+pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{msg} [{bar:30}] {percent} %, {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(what);
+    bar
+}

@@ -1,0 +1,92 @@
+//! Tables for people, JSON lines for programs.
+
+use crate::failure::{Failure, of_output};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Writes text to standard output.
+pub(crate) fn text(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| of_output(&error))
+}
+
+/// Writes one JSON object on a line.
+pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
+    let line = serde_json::to_string(object);
+    let line = line.map_err(|error| Failure::of("cannot write JSON", &error))?;
+    text(&format!("{line}\n"))
+}
+
+/// A table whose columns after the first `nr_names` are numbers.
+pub(crate) fn table(header: &[&str], nr_names: usize, rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header(header)
+        .add_rows(rows);
+    for column in table.column_iter_mut().skip(nr_names) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!("{table}\n")
+}
+
+/// A share in percent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+/// A count with thousands set apart.
+pub(crate) fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number of bytes in MiB.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// A time in the unit that suits it.
+pub(crate) fn time(nanos: u64) -> String {
+    match nanos {
+        0..10_000 => format!("{nanos} ns"),
+        10_000..10_000_000 => format!("{:.1} us", nanos as f64 / 1e3),
+        _ => format!("{:.1} ms", nanos as f64 / 1e6),
+    }
+}
+
+/// Rounds to six decimals, as ratios are printed.
+pub(crate) fn rounded(ratio: f64) -> f64 {
+    (ratio * 1e6).round() / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(
+            [0, 999, 1000, 1_234_567].map(count),
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [900, 12_345, 12_345_678].map(time),
+            ["900 ns", "12.3 us", "12.3 ms"]
+        );
+        assert_eq!(
+            (percent(0.98765), mib(3 << 19)),
+            ("98.77 %".into(), "1.5 MiB".into())
+        );
+        assert_eq!(rounded(0.123_456_78), 0.123_457);
+    }
+}

@@ -1,0 +1,193 @@
+//! `pagetide replay`: a recorded trace through the real page cache.
+
+use crate::args::ReplayArgs;
+use crate::failure::Failure;
+use crate::sampler::Sampler;
+use crate::{load, output, scratch};
+use hdrhistogram::Histogram;
+use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES, Policy};
+use pagetide_sim::trace::Trace;
+use serde::Serialize;
+use std::path::Path;
+use std::time::Instant;
+
+/// Requests between two reports of progress.
+const PROGRESS_STEP: u64 = 1 << 12;
+
+/// What a replay reports: a stable interface.
+#[derive(Debug, Serialize)]
+struct Report {
+    trace: String,
+    policy: String,
+    frames: u32,
+    requests: u64,
+    hits: u64,
+    misses: u64,
+    hit_ratio: f64,
+    bytes_read: u64,
+    hit_ns_p50: u64,
+    hit_ns_p99: u64,
+    miss_ns_p50: u64,
+    miss_ns_p99: u64,
+    peak_resident_bytes: u64,
+    budget_bytes: u64,
+    seconds: f64,
+}
+
+/// Latencies in ns, to three digits.
+struct Latencies {
+    hits: Histogram<u64>,
+    misses: Histogram<u64>,
+}
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+    let policy = policy(&args.policy)?;
+    let trace = load::trace(&args.trace)?;
+    let mut latencies = Latencies {
+        hits: histogram(),
+        misses: histogram(),
+    };
+    // Taken now: the trace and the histograms are the command's own memory.
+    let sampler = Sampler::start()?;
+    let memory = memory(args, policy)?;
+    let (group, frames) = match args.frames {
+        Some(frames) => {
+            let max = ByteSize(u64::from(frames) * PAGE_BYTES as u64);
+            (memory.root().child("replay")?.max(max)?, frames)
+        }
+        None => (memory.root().child("replay")?, memory.content_pages()),
+    };
+    let file = open(&memory, &group, args.file.as_deref(), &trace)?;
+    let start = Instant::now();
+    replay(&trace, &file, &group, &mut latencies)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let requests = trace.pages.len() as u64;
+    let misses = group.misses();
+    let hits = requests - misses;
+    let report = Report {
+        policy: policy.to_string(),
+        frames,
+        requests,
+        hits,
+        misses,
+        hit_ratio: output::rounded(hits as f64 / requests as f64),
+        bytes_read: memory.stats().bytes_read,
+        hit_ns_p50: latencies.hits.value_at_quantile(0.5),
+        hit_ns_p99: latencies.hits.value_at_quantile(0.99),
+        miss_ns_p50: latencies.misses.value_at_quantile(0.5),
+        miss_ns_p99: latencies.misses.value_at_quantile(0.99),
+        peak_resident_bytes: sampler.stop(),
+        budget_bytes: memory.budget().as_u64(),
+        seconds: output::rounded(seconds),
+        trace: trace.name,
+    };
+    if args.json {
+        output::json(&report)
+    } else {
+        output::text(&table(&report))
+    }
+}
+
+fn policy(name: &str) -> Result<Policy, Failure> {
+    if pagetide_sim::policy::NAMES.contains(&name) {
+        return Err(Failure::Usage(format!(
+            "policy '{name}' runs over page numbers only: use `pagetide mrc --policy {name}`; \
+             replay takes one of {}",
+            Policy::NAMES.join(", ")
+        )));
+    }
+    name.parse()
+        .map_err(|error: pagetide::UnknownPolicy| Failure::Usage(error.to_string()))
+}
+
+fn memory(args: &ReplayArgs, policy: Policy) -> Result<Memory, Failure> {
+    let builder = Memory::builder().policy(policy);
+    let builder = match (args.memory, args.frames) {
+        (Some(budget), _) => builder.budget(budget),
+        (None, frames) => builder.for_resident_pages(frames.unwrap_or(1)),
+    };
+    Ok(builder.build()?)
+}
+
+fn open(
+    memory: &Memory,
+    group: &Group,
+    path: Option<&Path>,
+    trace: &Trace,
+) -> Result<File, Failure> {
+    let needed = u64::from(trace.nr_unique);
+    let Some(path) = path else {
+        return Ok(memory.open_file(scratch::sparse(needed)?, group)?);
+    };
+    let file = memory.open(path, group)?;
+    let needed_bytes = needed * PAGE_BYTES as u64;
+    if file.len() < needed_bytes {
+        return Err(Failure::Run(format!(
+            "{} has {} bytes: the {needed} pages of the trace need {needed_bytes}",
+            path.display(),
+            file.len()
+        )));
+    }
+    Ok(file)
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new(3).expect("three digits are allowed")
+}
+
+fn replay(
+    trace: &Trace,
+    file: &File,
+    group: &Group,
+    latencies: &mut Latencies,
+) -> Result<(), Failure> {
+    let bar = load::progress("replay", trace.pages.len() as u64);
+    let mut bytes = vec![0; PAGE_BYTES];
+    let mut misses = group.misses();
+    for (done, &page) in (0..).zip(&trace.pages) {
+        let before = Instant::now();
+        file.read_at(&mut bytes, u64::from(page) * PAGE_BYTES as u64)?;
+        let nanos = u64::try_from(before.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = group.misses();
+        let histogram = if now == misses {
+            &mut latencies.hits
+        } else {
+            &mut latencies.misses
+        };
+        histogram.saturating_record(nanos);
+        misses = now;
+        if done % PROGRESS_STEP == 0 {
+            bar.set_position(done);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn table(report: &Report) -> String {
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let rows = vec![
+        row("trace", report.trace.clone()),
+        row("policy", report.policy.clone()),
+        row(
+            "pages that may be resident",
+            output::count(u64::from(report.frames)),
+        ),
+        row("requests", output::count(report.requests)),
+        row("hits", output::count(report.hits)),
+        row("misses", output::count(report.misses)),
+        row("hit ratio", output::percent(report.hit_ratio)),
+        row("read", output::mib(report.bytes_read)),
+        row("hit, median", output::time(report.hit_ns_p50)),
+        row("hit, p99", output::time(report.hit_ns_p99)),
+        row("miss, median", output::time(report.miss_ns_p50)),
+        row("miss, p99", output::time(report.miss_ns_p99)),
+        row(
+            "resident memory, peak",
+            output::mib(report.peak_resident_bytes),
+        ),
+        row("budget", output::mib(report.budget_bytes)),
+        row("seconds", format!("{:.2}", report.seconds)),
+    ];
+    output::table(&["figure", "value"], 1, rows)
+}

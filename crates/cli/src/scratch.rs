@@ -1,0 +1,75 @@
+//! Data files that have no name: gone with the process, however it ends.
+
+use crate::failure::Failure;
+use pagetide::PAGE_BYTES;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// A file in `dir` (or the temporary folder) that is unlinked already.
+fn unnamed(dir: Option<&Path>) -> io::Result<File> {
+    match dir {
+        Some(dir) => tempfile::tempfile_in(dir),
+        None => tempfile::tempfile(),
+    }
+}
+
+fn place(dir: Option<&Path>) -> String {
+    dir.map_or_else(std::env::temp_dir, Path::to_owned)
+        .display()
+        .to_string()
+}
+
+/// A file of `nr_pages` pages without content: it takes no space on the disk.
+pub(crate) fn sparse(nr_pages: u64) -> Result<File, Failure> {
+    let make = || {
+        let file = unnamed(None)?;
+        file.set_len(nr_pages * PAGE_BYTES as u64)?;
+        Ok(file)
+    };
+    make().map_err(|error: io::Error| {
+        Failure::of(
+            &format!("cannot make a sparse data file in {}", place(None)),
+            &error,
+        )
+    })
+}
+
+/// What page `page` of a stamped file holds at word `word`.
+pub(crate) fn stamp(page: u64, word: u64) -> u64 {
+    (page * 512 + word).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Whether these are the bytes of page `page`: one word in 64 is compared.
+pub(crate) fn is_page(bytes: &[u8], page: u64) -> bool {
+    (0..512).step_by(64).all(|word| {
+        let at = usize::try_from(word * 8).expect("a page's words");
+        bytes[at..at + 8] == stamp(page, word).to_le_bytes()
+    })
+}
+
+/// A file of `nr_pages` pages that each say which one they are.
+pub(crate) fn stamped(
+    dir: Option<&Path>,
+    nr_pages: u64,
+    progress: impl Fn(u64),
+) -> Result<File, Failure> {
+    let step = || format!("cannot write a data file in {}", place(dir));
+    let write = || {
+        let mut file = unnamed(dir)?;
+        let mut block = Vec::with_capacity(1 << 20);
+        for page in 0..nr_pages {
+            block.extend((0..512).flat_map(|word| stamp(page, word).to_le_bytes()));
+            if block.len() == 1 << 20 || page + 1 == nr_pages {
+                file.write_all(&block)?;
+                block.clear();
+                progress(page);
+            }
+        }
+        file.sync_data()?;
+        // The kernel's copy would hide the disk.
+        let _advised = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        Ok(file)
+    };
+    write().map_err(|error: io::Error| Failure::of(&step(), &error))
+}
