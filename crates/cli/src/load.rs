@@ -2,6 +2,7 @@
 
 use crate::args::TraceArgs;
 use crate::failure::{Failure, chain};
+use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagetide_sim::trace::{Trace, TraceOptions};
 
@@ -20,4 +21,9 @@ pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(what);
     bar
+}
+
+/// Latencies of 1 ns to a minute, to three digits; longer ones count as a minute.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds and digits are allowed")
 }

@@ -44,8 +44,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let policy = policy(&args.policy)?;
     let trace = load::trace(&args.trace)?;
     let mut latencies = Latencies {
-        hits: histogram(),
-        misses: histogram(),
+        hits: load::histogram(),
+        misses: load::histogram(),
     };
     // Taken now: the trace and the histograms are the command's own memory.
     let sampler = Sampler::start()?;
@@ -129,10 +129,6 @@ fn open(
         )));
     }
     Ok(file)
-}
-
-fn histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are allowed")
 }
 
 fn replay(

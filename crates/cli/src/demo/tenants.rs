@@ -2,7 +2,7 @@
 
 use super::{FILE_PAGES, PAGE};
 use crate::failure::Failure;
-use crate::scratch;
+use crate::{load, scratch};
 use hdrhistogram::Histogram;
 use pagetide::{File, PAGE_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub(super) struct Counts {
 
 impl Default for Counts {
     fn default() -> Self {
-        let latency = Histogram::new(3).expect("three digits are allowed");
+        let latency = load::histogram();
         Counts {
             nr_requests: 0,
             nr_misses: 0,

@@ -1,0 +1,294 @@
+//! The command as its users meet it: figures, errors, exit codes.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on panics.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const BIN: &str = env!("CARGO_BIN_EXE_pagetide");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn sample() -> String {
+    root().join("traces/rec_pg.d64.zst").display().to_string()
+}
+
+fn pagetide(args: &[&str]) -> Output {
+    Command::new(BIN).args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Vec<Value> {
+    let output = pagetide(args);
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.stderr.is_empty(), "a pipe gets no progress");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Runs what must fail; returns its exit code and message.
+fn failure(args: &[&str]) -> (i32, String) {
+    let output = pagetide(args);
+    assert!(output.stdout.is_empty(), "{args:?} printed a result");
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
+fn keys(object: &Value) -> Vec<&str> {
+    object
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+fn written(text: &[u8]) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".txt").tempfile().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+fn path(file: &tempfile::NamedTempFile) -> &str {
+    file.path().to_str().unwrap()
+}
+
+/// The folder of recorded traces outside the repository.
+fn shared_traces() -> Option<PathBuf> {
+    let folder = std::env::var_os("PAGETIDE_TRACES");
+    let folder = folder.map_or_else(|| root().join("../shared/traces"), PathBuf::from);
+    folder.join("manifest.csv").is_file().then_some(folder)
+}
+
+/// The runtime and the simulator run one code: the same misses, to the last one.
+fn same_misses(trace: &str, frames: &[&str]) {
+    for policy in ["fifo", "mglru"] {
+        for frames in frames {
+            let size = ["--frames", frames, "--policy", policy, "--json"];
+            let replay = &json(&[&["replay", trace], &size[..]].concat())[0];
+            let mrc = &json(&[&["mrc", trace], &size[..]].concat())[0];
+            assert_eq!(replay["misses"], mrc["misses"], "{trace} {policy} {frames}");
+            assert_eq!(replay["requests"], mrc["requests"]);
+            assert_eq!(
+                replay["bytes_read"].as_u64(),
+                replay["misses"].as_u64().map(|n| n * 4096)
+            );
+        }
+    }
+}
+
+#[test]
+fn replay_and_mrc_agree_on_the_sample_trace() {
+    same_misses(&sample(), &["1", "21", "213", "1067", "4270"]);
+}
+
+#[test]
+fn replay_and_mrc_agree_on_recorded_traces() {
+    let Some(folder) = shared_traces() else {
+        println!("skipped: shared traces: no folder ../shared/traces beside the repository");
+        return;
+    };
+    for name in ["lirs_multi2", "c2k_web12"] {
+        let trace = folder.join(format!("{name}.d64.zst"));
+        same_misses(trace.to_str().unwrap(), &["57", "284", "1376"]);
+    }
+}
+
+#[test]
+fn the_fields_of_replay_are_stable_and_its_memory_is_bounded() {
+    let report = &json(&["replay", &sample(), "--memory", "16MiB", "--json"])[0];
+    let fields = "budget_bytes bytes_read frames hit_ns_p50 hit_ns_p99 hit_ratio hits \
+                  miss_ns_p50 miss_ns_p99 misses peak_resident_bytes policy requests seconds trace";
+    let mut found = keys(report);
+    found.sort_unstable();
+    assert_eq!(found, fields.split_whitespace().collect::<Vec<_>>());
+    let number = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(number("hits") + number("misses"), number("requests"));
+    assert_eq!(
+        (number("requests"), number("budget_bytes")),
+        (250_062, 16 << 20)
+    );
+    assert!(number("hit_ns_p50") > 10 && number("hit_ns_p50") <= number("hit_ns_p99"));
+    assert!(number("miss_ns_p50") > 10 && number("miss_ns_p50") <= number("miss_ns_p99"));
+    let budget = number("budget_bytes");
+    let peak = number("peak_resident_bytes");
+    assert!(
+        peak <= budget + budget / 50 + (16 << 20),
+        "{peak} bytes resident"
+    );
+    assert!(peak > budget / 2, "{peak} bytes resident");
+}
+
+#[test]
+fn mrc_prints_a_line_for_each_policy_and_size() {
+    let sample = sample();
+    let args = [
+        "mrc",
+        &sample,
+        "--policy",
+        "default,lru",
+        "--fractions",
+        "0.01,0.1",
+        "--json",
+    ];
+    let points = json(&args);
+    let sizes: Vec<_> = points
+        .iter()
+        .map(|point| (&point["policy"], &point["frames"]))
+        .collect();
+    assert_eq!(
+        serde_json::to_string(&sizes).unwrap(),
+        r#"[["mglru",213],["mglru",2135],["lru",213],["lru",2135]]"#
+    );
+    let mut found = keys(&points[0]);
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            "frames",
+            "miss_ratio",
+            "misses",
+            "policy",
+            "requests",
+            "trace"
+        ]
+    );
+    assert_eq!(points[2]["miss_ratio"], 0.886_768);
+    assert_eq!(json(&["mrc", &sample, "--json"]).len(), 3 * 5);
+}
+
+#[test]
+fn usage_errors_exit_with_2_and_name_the_thing() {
+    let sample = sample();
+    for (args, text) in [
+        (&["replay", &sample][..], "--memory <SIZE>|--frames <N>"),
+        (&["replay", &sample, "--frames", "0"], "0 is not in 1.."),
+        (&["replay", &sample, "--memory", "many"], "many"),
+        (
+            &["replay", &sample, "--frames", "9", "--policy", "lru"],
+            "pagetide mrc --policy lru",
+        ),
+        (
+            &["replay", &sample, "--frames", "9", "--policy", "best"],
+            "unknown policy 'best'",
+        ),
+        (
+            &["mrc", &sample, "--policy", "best"],
+            "unknown policy 'best'",
+        ),
+        (&["mrc", &sample, "--fractions", "2"], "a fraction of 2"),
+        (&["fly"], "fly"),
+    ] {
+        let (code, message) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {message}");
+        assert!(message.contains(text), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn failures_exit_with_1_and_name_the_thing() {
+    let sample = sample();
+    let empty = written(b"");
+    let rubbish = written(b"1\n2\nthree\n");
+    for (args, text) in [
+        (
+            &["replay", "/nonexistent/trace.txt", "--frames", "9"][..],
+            "/nonexistent/trace.txt",
+        ),
+        (&["replay", path(&empty), "--frames", "9"], "is empty"),
+        (
+            &["mrc", path(&rubbish)],
+            ":3: expected a page number, found 'three'",
+        ),
+        (
+            &["replay", &sample, "--memory", "8KiB"],
+            "a budget of 8192 bytes is too small",
+        ),
+        (
+            &["replay", &sample, "--frames", "9", "--file", path(&rubbish)],
+            "need 87445504",
+        ),
+        (
+            &["replay", &sample, "--frames", "9", "--file", "/nonexistent"],
+            "cannot open",
+        ),
+        (
+            &["replay", &sample, "--frames", "9", "--file", "/"],
+            "not a regular file",
+        ),
+        (
+            &["demo", "--dir", "/nonexistent"],
+            "data file in /nonexistent",
+        ),
+    ] {
+        let (code, message) = failure(args);
+        assert_eq!(code, 1, "{args:?}: {message}");
+        assert!(
+            message.starts_with("pagetide: error: "),
+            "{args:?}: {message}"
+        );
+        assert!(message.contains(text), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    // A limit on file size fails a write half-way, as a full disk does.
+    let script = r#"trap "" XFSZ; ulimit -f 20000; exec "$0" demo --dir "$1""#;
+    let run = Command::new("sh")
+        .args(["-c", script, BIN])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let message = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{message}");
+    assert!(message.contains("cannot write a data file in"), "{message}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let script = r#""$0" mrc "$1" --frames 100 | true"#;
+    let run = Command::new("sh")
+        .args(["-c", script, BIN, &sample()])
+        .output()
+        .unwrap();
+    assert!(
+        run.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+}
+
+#[test]
+fn an_interrupt_ends_a_demo_at_once_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut demo = Command::new(BIN)
+        .args(["demo", "--json", "--dir"])
+        .arg(dir.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = demo.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let status = demo.wait().unwrap();
+    assert!(!status.success());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
