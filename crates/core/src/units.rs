@@ -37,6 +37,9 @@ pub struct Frame(NonZeroU32);
 const _: () = assert!(size_of::<Option<Frame>>() == 4);
 
 impl Frame {
+    /// The arena's first frame.
+    pub const FIRST: Frame = Frame(NonZeroU32::MIN);
+
     /// The frame of this number.
     ///
     /// # Panics

@@ -1,0 +1,194 @@
+//! Random interleavings of whole memories, by shuttle: longer than loom can go.
+#![cfg(shuttle)]
+
+use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, Step};
+use pagetide_core::page_cache::{Access, Mappings};
+use pagetide_core::reclaim::Policy;
+use pagetide_core::units::{Cpu, Frame, Order, PageKey};
+use shuttle::sync::Mutex;
+use shuttle::{check_random, thread};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const RUNS: usize = 300;
+const STEPS: u64 = 12;
+
+/// A memory, its one group and file, and which page was read into which frame.
+struct World {
+    memory: Memory,
+    group: u32,
+    file: u32,
+    content: Mutex<HashMap<u32, PageKey>>,
+}
+
+impl World {
+    fn new(policy: Policy, nr_pages: u32) -> World {
+        let memory = Memory::try_new(Config::for_resident(nr_pages, 2, policy)).expect("memory");
+        let cpu = Cpu::new(0);
+        let group = memory
+            .new_group(cpu, memory.groups().root())
+            .expect("a group");
+        assert_eq!(memory.set_max(cpu, group, u64::from(nr_pages)), 0);
+        let file = memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        World {
+            memory,
+            group,
+            file,
+            content: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Has a page pinned; `None` where the group is full of others' pins or the read failed.
+    fn have(&self, cpu: Cpu, key: PageKey, fails: bool) -> Option<Frame> {
+        let mut effects = Effects::new();
+        let mut op = PageIn::new(key, self.group, Access::Copy);
+        loop {
+            let step = op.step(&self.memory, cpu, &mut effects);
+            let mut nr_reads = 0;
+            while let Some(effect) = effects.pop() {
+                let Effect::Read(io) = effect else { continue };
+                nr_reads += 1;
+                self.content
+                    .lock()
+                    .expect("no panic")
+                    .insert(io.frame().number(), io.key());
+                thread::yield_now();
+                let result = if fails { Err(5) } else { Ok(()) };
+                self.memory.complete(cpu, io, result, &mut effects);
+            }
+            match step {
+                Ok(Step::Done(frame)) => {
+                    let content = self.content.lock().expect("no panic");
+                    assert_eq!(
+                        content.get(&frame.number()),
+                        Some(&key),
+                        "another page's bytes"
+                    );
+                    return Some(frame);
+                }
+                Ok(Step::Wait { .. }) if nr_reads == 0 => thread::yield_now(),
+                Ok(Step::Wait { .. }) => {}
+                Err(PageError::Alloc(_) | PageError::Io(5)) => return None,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    fn unpin(&self, cpu: Cpu, frame: Frame) {
+        self.memory.unpin(cpu, frame, &mut Effects::new());
+    }
+}
+
+/// A reader of pages `0..nr_pages`, on a CPU that changes.
+fn reader(world: &World, seed: u64, nr_pages: u64) {
+    for step in 0..STEPS {
+        let number = (seed + 1) * 7919 * (step + 3) ^ step << seed;
+        let cpu = Cpu::new(u32::try_from(number >> 3 & 1).expect("a bit"));
+        let key = Mappings::key(world.file, number % nr_pages).expect("a small page");
+        if let Some(frame) = world.have(cpu, key, number % 11 == 0) {
+            thread::yield_now();
+            world.unpin(cpu, frame);
+        }
+    }
+}
+
+fn run(policy: Policy) {
+    let world = Arc::new(World::new(policy, 4));
+    let readers: Vec<_> = (0..3)
+        .map(|seed| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || reader(&world, seed, 9))
+        })
+        .collect();
+    let worker = {
+        let world = Arc::clone(&world);
+        thread::spawn(move || {
+            let cpu = Cpu::new(1);
+            for step in 0..STEPS {
+                if let Ok(frame) = world.memory.alloc_buf(cpu, world.group, Order::ZERO) {
+                    thread::yield_now();
+                    world.memory.free_buf(cpu, frame);
+                }
+                world.memory.groups().drain(world.memory.groups().root());
+                world.memory.set_max(cpu, world.group, 3 + step % 2);
+            }
+        })
+    };
+    readers
+        .into_iter()
+        .for_each(|reader| reader.join().expect("a reader"));
+    worker.join().expect("the worker");
+    world.memory.check();
+    world
+        .memory
+        .close_mapping(Cpu::new(0), world.file, &mut |_| ());
+    world.memory.check();
+    assert_eq!(world.memory.stats().nr_used, 0);
+}
+
+#[test]
+fn readers_evictions_limits_and_working_memory_under_mglru() {
+    check_random(|| run(Policy::Mglru), RUNS);
+}
+
+#[test]
+fn readers_evictions_limits_and_working_memory_under_fifo() {
+    check_random(|| run(Policy::Fifo), RUNS);
+}
+
+#[test]
+fn one_read_a_page_whoever_asks() {
+    check_random(
+        || {
+            let world = Arc::new(World::new(Policy::Mglru, 8));
+            let readers: Vec<_> = (0..3)
+                .map(|number| {
+                    let world = Arc::clone(&world);
+                    thread::spawn(move || {
+                        let cpu = Cpu::new(number % 2);
+                        let key = Mappings::key(world.file, 1).expect("a small page");
+                        let frame = world.have(cpu, key, false).expect("room for all");
+                        world.unpin(cpu, frame);
+                    })
+                })
+                .collect();
+            readers
+                .into_iter()
+                .for_each(|reader| reader.join().expect("a reader"));
+            let misses = world
+                .memory
+                .groups()
+                .get(world.group)
+                .expect("the group")
+                .misses();
+            assert_eq!(misses, 1);
+            world.memory.check();
+        },
+        RUNS,
+    );
+}
+
+#[test]
+fn a_file_closed_during_evictions_gives_everything_back() {
+    check_random(
+        || {
+            let world = Arc::new(World::new(Policy::Mglru, 4));
+            let reading = {
+                let world = Arc::clone(&world);
+                thread::spawn(move || reader(&world, 1, 7))
+            };
+            let cpu = Cpu::new(0);
+            let other = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
+            for page in 0..4 {
+                let key = Mappings::key(other, page).expect("a small page");
+                if let Some(frame) = world.have(cpu, key, false) {
+                    world.unpin(cpu, frame);
+                }
+            }
+            world.memory.close_mapping(cpu, other, &mut |_| ());
+            reading.join().expect("the reader");
+            world.memory.check();
+        },
+        RUNS,
+    );
+}
