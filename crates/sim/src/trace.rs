@@ -1,7 +1,7 @@
 //! Recorded traces: zstd of differences, text, CSV.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// The page requests of a trace.
@@ -52,6 +52,33 @@ pub enum TraceError {
         /// What is there.
         found: String,
     },
+    /// The compressed data stops before its end.
+    #[error("trace {path} is cut short after {requests} requests", path = path.display())]
+    CutShort {
+        /// The trace.
+        path: PathBuf,
+        /// Whole requests before the cut.
+        requests: u64,
+    },
+    /// A CSV file has no column of the name asked for.
+    #[error(
+        "trace {path} has no column '{column}', but: {found}",
+        path = path.display(), found = columns.join(", ")
+    )]
+    NoColumn {
+        /// The trace.
+        path: PathBuf,
+        /// The column asked for.
+        column: String,
+        /// The columns that there are, in order, each shortened.
+        columns: Vec<String>,
+    },
+    /// More requests than a trace may have.
+    #[error("trace {path} has more than {max} requests", path = path.display(), max = MAX_REQUESTS)]
+    TooManyRequests {
+        /// The trace.
+        path: PathBuf,
+    },
     /// The differences do not fill whole words.
     #[error("trace {path} has {bytes} bytes, expected a multiple of 8", path = path.display())]
     Length {
@@ -61,7 +88,10 @@ pub enum TraceError {
         bytes: u64,
     },
     /// More distinct pages than can be numbered.
-    #[error("trace {path} has more than {max} distinct pages", path = path.display(), max = MAX_PAGES)]
+    #[error(
+        "trace {path} has more than {max} distinct pages",
+        path = path.display(), max = MAX_PAGES
+    )]
     TooManyPages {
         /// The trace.
         path: PathBuf,
@@ -70,6 +100,10 @@ pub enum TraceError {
 
 /// Distinct pages of a trace at most.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
+/// Requests of a trace at most: a few kilobytes of zstd can become any number of them.
+const MAX_REQUESTS: usize = 1 << 28;
+/// Bytes of a text line at most, with its end: a file without line ends must not fill memory.
+const MAX_LINE_BYTES: usize = 4096;
 /// Characters of a malformed line that an error quotes.
 const QUOTED: usize = 40;
 /// The largest window that a compressed trace may use, as a power of two.
@@ -79,7 +113,7 @@ impl Trace {
     /// Reads a trace: `.d64.zst` (zstd of little-endian 64-bit differences), `.csv` (a header with
     /// named columns), or text of one page number a line (blank lines and `#` comments skipped).
     ///
-    /// Takes 12 bytes a request at the peak, 4 afterwards.
+    /// A trace has at most 2^28 requests. Takes some 20 bytes a request at the peak, 4 afterwards.
     ///
     /// # Errors
     /// [`TraceError`].
@@ -97,10 +131,15 @@ impl Trace {
         } else {
             text(path, file)?
         };
-        let name = [".d64.zst", ".csv", ".txt"]
-            .iter()
-            .find_map(|end| file_name.strip_suffix(end));
-        Trace::from_ids(name.unwrap_or(&file_name), &ids).map_err(|nr_unique| match nr_unique {
+        let name = match file_name.strip_suffix(".d64.zst") {
+            Some(name) => name.to_owned(),
+            None => path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into(),
+        };
+        Trace::from_ids(&name, &ids).map_err(|nr_unique| match nr_unique {
             0 => TraceError::Empty {
                 path: path.to_owned(),
             },
@@ -133,6 +172,17 @@ impl Trace {
     }
 }
 
+/// Adds a request.
+fn push(path: &Path, ids: &mut Vec<i64>, id: i64) -> Result<(), TraceError> {
+    if ids.len() == MAX_REQUESTS {
+        return Err(TraceError::TooManyRequests {
+            path: path.to_owned(),
+        });
+    }
+    ids.push(id);
+    Ok(())
+}
+
 fn differences(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
     let failed = |source| TraceError::Io {
         path: path.to_owned(),
@@ -147,20 +197,28 @@ fn differences(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
         let mut word = [0; 8];
         let mut filled = 0;
         while filled < word.len() {
-            match reader.read(&mut word[filled..]).map_err(failed)? {
-                0 if filled == 0 => return Ok(ids),
-                0 => {
+            match reader.read(&mut word[filled..]) {
+                Ok(0) if filled == 0 => return Ok(ids),
+                Ok(0) => {
                     let bytes = (ids.len() * word.len() + filled) as u64;
                     return Err(TraceError::Length {
                         path: path.to_owned(),
                         bytes,
                     });
                 }
-                read => filled += read,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Err(TraceError::CutShort {
+                        path: path.to_owned(),
+                        requests: ids.len() as u64,
+                    });
+                }
+                Err(error) => return Err(failed(error)),
             }
         }
         id = id.wrapping_add(i64::from_le_bytes(word));
-        ids.push(id);
+        push(path, &mut ids, id)?;
     }
 }
 
@@ -170,24 +228,28 @@ fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let read = reader.read_until(b'\n', &mut line);
-        if read.map_err(|source| TraceError::Io {
+        let read = (&mut reader)
+            .take(MAX_LINE_BYTES as u64 + 1)
+            .read_until(b'\n', &mut line);
+        let read = read.map_err(|source| TraceError::Io {
             path: path.to_owned(),
             source,
-        })? == 0
-        {
+        })?;
+        if read == 0 {
             break;
         }
         let written = String::from_utf8_lossy(&line);
         let written = written.trim();
+        if read > MAX_LINE_BYTES {
+            let expected = format!("a line of at most {MAX_LINE_BYTES} bytes");
+            return Err(malformed(path, number, &expected, written));
+        }
         if written.is_empty() || written.starts_with('#') {
             continue;
         }
-        ids.push(
-            written
-                .parse()
-                .map_err(|_| malformed(path, number, PAGE_NUMBER, written))?,
-        );
+        let id = written.parse();
+        let id = id.map_err(|_| malformed(path, number, PAGE_NUMBER, written))?;
+        push(path, &mut ids, id)?;
     }
     Ok(ids)
 }
@@ -195,75 +257,92 @@ fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
 const PAGE_NUMBER: &str = "a page number";
 
 fn malformed(path: &Path, line: u64, expected: &str, found: &str) -> TraceError {
-    let found = found
-        .chars()
-        .take(QUOTED)
-        .filter(|c| !c.is_control())
-        .collect();
     TraceError::Line {
         path: path.to_owned(),
         line,
         expected: expected.to_owned(),
-        found,
+        found: quoted(found),
+    }
+}
+
+/// What an error shows of a piece of a file: short, and nothing that moves a terminal's cursor.
+fn quoted(found: &str) -> String {
+    let found = found.chars().take(QUOTED);
+    found.filter(|c| !c.is_control()).collect()
+}
+
+/// Bytes without carriage returns.
+///
+/// The CSV reader ends a record at the first byte of CR LF and counts lines at the second, so that
+/// its line numbers would lag by one.
+struct WithoutReturns<R>(R);
+
+impl<R: Read> Read for WithoutReturns<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let read = self.0.read(buffer)?;
+            let mut kept = 0;
+            for at in 0..read {
+                if buffer[at] != b'\r' {
+                    buffer[kept] = buffer[at];
+                    kept += 1;
+                }
+            }
+            // A block of nothing but returns is not the end.
+            if kept > 0 || read == 0 {
+                return Ok(kept);
+            }
+        }
     }
 }
 
 fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
+    // The last line gets an end, so that after a record the reader always stands one line further.
+    let source = WithoutReturns(file).chain(&b"\n"[..]);
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
-        .from_reader(file);
-    let rubbish = |error: csv::Error, line: u64| {
-        let line = error.position().map_or(line, csv::Position::line);
-        match error.into_kind() {
-            csv::ErrorKind::Io(source) => TraceError::Io {
-                path: path.to_owned(),
-                source,
-            },
-            csv::ErrorKind::UnequalLengths {
-                expected_len, len, ..
-            } => malformed(
-                path,
-                line,
-                &format!("{expected_len} columns"),
-                &format!("{len} columns"),
-            ),
-            _ => malformed(
-                path,
-                line,
-                "comma-separated text in UTF-8",
-                "something else",
-            ),
-        }
-    };
-    let header = reader.headers().map_err(|error| rubbish(error, 1))?.clone();
-    let Some(at) = header.iter().position(|name| name == column) else {
-        if header.iter().all(str::is_empty) {
-            return Ok(Vec::new());
-        }
-        let found = header.iter().collect::<Vec<_>>().join(",");
-        return Err(malformed(
-            path,
-            1,
-            &format!("a column named '{column}'"),
-            &found,
-        ));
+        .from_reader(source);
+    let header = reader.byte_headers();
+    let header = header.map_err(|error| rubbish(path, 1, error))?;
+    if header.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some(at) = header.iter().position(|name| name == column.as_bytes()) else {
+        let names = header.iter().map(String::from_utf8_lossy);
+        return Err(TraceError::NoColumn {
+            path: path.to_owned(),
+            column: column.to_owned(),
+            columns: names.map(|name| quoted(&name)).collect(),
+        });
     };
     let mut ids = Vec::new();
-    let mut record = csv::StringRecord::new();
-    while reader
-        .read_record(&mut record)
-        .map_err(|error| rubbish(error, 0))?
-    {
-        let written = record.get(at).unwrap_or_default();
-        // A record's own position does not count the blank lines skipped before it.
-        let line = record.position().map_or(0, csv::Position::line);
-        let line = line.max(reader.position().line() - 1);
-        let expected = format!("{PAGE_NUMBER} in column '{column}'");
-        ids.push(
-            written
-                .parse()
-                .map_err(|_| malformed(path, line, &expected, written))?,
-        );
+    let mut record = csv::ByteRecord::new();
+    loop {
+        let read = reader.read_byte_record(&mut record);
+        let line = reader.position().line() - 1;
+        if !read.map_err(|error| rubbish(path, line, error))? {
+            return Ok(ids);
+        }
+        let written = String::from_utf8_lossy(&record[at]);
+        let id = written.parse().map_err(|_| {
+            let expected = format!("{PAGE_NUMBER} in column '{column}'");
+            malformed(path, line, &expected, &written)
+        })?;
+        push(path, &mut ids, id)?;
     }
-    Ok(ids)
+}
+
+/// What the CSV reader says, at the line where the record ends.
+fn rubbish(path: &Path, line: u64, error: csv::Error) -> TraceError {
+    if let csv::ErrorKind::UnequalLengths {
+        expected_len, len, ..
+    } = *error.kind()
+    {
+        let expected = format!("{expected_len} columns");
+        return malformed(path, line, &expected, &format!("{len} columns"));
+    }
+    TraceError::Io {
+        path: path.to_owned(),
+        source: error.into(),
+    }
 }
