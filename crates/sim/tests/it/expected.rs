@@ -4,11 +4,13 @@ use pagetide_core::reclaim::Policy;
 use pagetide_sim::policy::{self, PagePolicy};
 use pagetide_sim::trace::{Trace, TraceOptions};
 use pagetide_sim::{core_run, replay, sizes};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Requests of a small trace: those that every run of the tests replays.
-const SMALL: usize = 140_000;
+const SMALL: usize = 300_000;
 
 struct Row {
     fraction: f64,
@@ -44,7 +46,8 @@ fn root() -> PathBuf {
 /// The folder of recorded traces, which stays outside the repository.
 fn shared_traces() -> Option<PathBuf> {
     let folder = std::env::var_os("PAGETIDE_TRACES");
-    let folder = folder.map_or_else(|| root().join("../shared/traces"), PathBuf::from);
+    let folder = folder.map_or_else(|| PathBuf::from("../shared/traces"), PathBuf::from);
+    let folder = root().join(folder);
     folder.join("expected.csv").is_file().then_some(folder)
 }
 
@@ -135,22 +138,42 @@ fn cores_fifo_is_the_naive_one_at_every_size() {
 }
 
 #[test]
-fn lru_is_the_naive_one() {
-    let mut naive: Vec<u32> = Vec::new();
-    let mut lru = policy::Lru::new(97, 13);
-    for step in 0_u32..5000 {
-        let page = step.wrapping_mul(step) / 3 % 97;
-        let at = naive.iter().position(|&other| other == page);
-        let is_hit = at.map(|at| naive.remove(at)).is_some();
-        naive.insert(0, page);
-        naive.truncate(13);
-        assert_eq!(lru.access(page), is_hit, "step {step}");
-    }
-}
-
-#[test]
 fn the_same_replay_counts_the_same() {
     let trace = open(&root().join("traces/rec_pg.d64.zst"));
     let run = || core_run(Policy::Mglru, &trace, 1067, |_| ()).unwrap();
     assert_eq!(run(), run());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        rng_seed: RngSeed::Fixed(1),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn lru_is_the_naive_one(
+        pages in prop::collection::vec(0_u32..24, 0..400),
+        capacity in 1_u32..30,
+    ) {
+        let mut naive: Vec<u32> = Vec::new();
+        let mut lru = policy::Lru::new(24, capacity);
+        for page in pages {
+            let at = naive.iter().position(|&other| other == page);
+            let is_hit = at.map(|at| naive.remove(at)).is_some();
+            naive.insert(0, page);
+            naive.truncate(capacity as usize);
+            prop_assert_eq!(lru.access(page), is_hit);
+        }
+    }
+
+    #[test]
+    fn cores_fifo_is_the_naive_one(
+        ids in prop::collection::vec(-40_i64..40, 1..400),
+        capacity in 1_u32..60,
+    ) {
+        let trace = Trace::from_ids("made", &ids).unwrap();
+        let counts = core_run(Policy::Fifo, &trace, capacity, |_| ()).unwrap();
+        let mut naive = policy::Fifo::new(capacity);
+        prop_assert_eq!(counts, replay(&mut naive, &trace, |_| ()));
+    }
 }
