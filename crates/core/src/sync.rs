@@ -82,6 +82,8 @@ mod spin {
     #[derive(Debug)]
     pub struct Guard<'a, T, const RANK: u8> {
         lock: &'a SpinLock<T, RANK>,
+        /// Taken by a destructor during unwinding: that panic did not happen under this lock.
+        was_panicking: bool,
     }
 
     impl<T, const RANK: u8> SpinLock<T, RANK> {
@@ -125,7 +127,11 @@ mod spin {
             {
                 Ok(_) => {
                     held::push(RANK);
-                    Some(Guard { lock: self })
+                    let was_panicking = std::thread::panicking();
+                    Some(Guard {
+                        lock: self,
+                        was_panicking,
+                    })
                 }
                 Err(state) => {
                     assert!(state & POISONED == 0, "a lock of rank {RANK} is poisoned");
@@ -153,11 +159,8 @@ mod spin {
     impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
         fn drop(&mut self) {
             held::pop(RANK);
-            let state = if std::thread::panicking() {
-                HELD | POISONED
-            } else {
-                0
-            };
+            let is_torn = std::thread::panicking() && !self.was_panicking;
+            let state = if is_torn { HELD | POISONED } else { 0 };
             // Release pairs with the Acquire in `try_lock`.
             self.lock.state.store(state, Ordering::Release);
         }
@@ -327,11 +330,16 @@ impl<const RANK: u8> Stripes<RANK> {
 /// A fixed array of zeroed words that starts on a cache line.
 ///
 /// Memory that is never written costs nothing: a large array comes as untouched zero pages.
-#[derive(Debug)]
 pub struct Words {
     words: Box<[AtomicU64]>,
     /// Words before the first cache line.
     skew: usize,
+}
+
+impl core::fmt::Debug for Words {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} words", self.words.len() - Self::LINE)
+    }
 }
 
 impl Words {

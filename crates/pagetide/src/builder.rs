@@ -14,9 +14,19 @@ use std::sync::Arc;
 const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
 
 /// One budget, one arena, one tree of groups. A cheap handle.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Memory {
     shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (budget, stats) = (self.budget(), self.stats());
+        f.debug_struct("Memory")
+            .field("budget", &budget)
+            .field("stats", &stats)
+            .finish()
+    }
 }
 
 /// What a memory is built from.

@@ -361,7 +361,9 @@ impl Tree {
     /// Gives back what [`Tree::charge`] took, into the CPU's stock as far as that keeps it.
     pub fn uncharge(&self, cpu: Cpu, id: u32, nr_pages: u32) {
         let batch = self.live(id).batch.load(Ordering::Relaxed);
-        if nr_pages > batch {
+        // What a group over its limit gives back must not serve a new charge from the stock.
+        let is_over = || self.path(id).any(|(_, group)| group.usage() > group.max());
+        if nr_pages > batch || is_over() {
             return self.uncharge_counters(id, nr_pages);
         }
         if let Some(surplus) = self.stocks.of(cpu).refill(id, nr_pages, batch) {

@@ -71,3 +71,20 @@ fn a_lower_rank_under_a_higher_one_panics() {
     let _zone = zone.lock();
     let _index = index.lock();
 }
+
+#[test]
+fn a_destructor_that_locks_during_unwinding_poisons_nothing() {
+    struct Locks<'a>(&'a SpinLock<u32, { rank::ZONE }>);
+    impl Drop for Locks<'_> {
+        fn drop(&mut self) {
+            *self.0.lock() += 1;
+        }
+    }
+    let lock = SpinLock::new(1);
+    let unwound = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| {
+        let _locks = Locks(&lock);
+        panic!("on purpose");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(*lock.lock(), 2);
+}

@@ -1,0 +1,112 @@
+//! The budget: who is charged, what is refused.
+
+use pagetide::{ByteSize, Error, Memory, Order, Page};
+use std::io::Write;
+
+fn data_file(nr_pages: u64) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for page in 0..nr_pages {
+        file.write_all(&page.to_le_bytes().repeat(512)).unwrap();
+    }
+    file
+}
+
+#[test]
+fn a_group_full_of_pins_refuses_and_names_itself() {
+    let data = data_file(64);
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = memory
+        .root()
+        .child("web")
+        .unwrap()
+        .max(ByteSize::kib(64))
+        .unwrap();
+    let file = memory.open(data.path(), &web).unwrap();
+    let pins: Vec<Page> = (0..16).map(|page| file.pin(page).unwrap()).collect();
+    let error = file.pin(16).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "group web over max: 16 of 16 pages, none can be evicted"
+    );
+    let over = web.set_max(ByteSize::kib(32)).unwrap_err();
+    assert_eq!(
+        over.to_string(),
+        "group web is still 8 pages over its new max: they are in use"
+    );
+    assert_eq!(web.limit(), Some(ByteSize::kib(32)));
+    drop(pins);
+    assert_eq!(file.pin(16).unwrap()[0], 16);
+    assert!(web.usage() <= ByteSize::kib(32));
+}
+
+#[test]
+fn working_memory_beyond_a_limit_is_refused() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let work = memory
+        .root()
+        .child("work")
+        .unwrap()
+        .max(ByteSize::mib(2))
+        .unwrap();
+    let first = work.alloc(Order::new(9)).unwrap();
+    assert!(matches!(
+        work.alloc(Order::new(0)),
+        Err(Error::OverLimit { .. })
+    ));
+    drop(first);
+    let mut again = work.alloc(Order::new(8)).unwrap();
+    again.fill(7);
+    assert_eq!((again.len(), again.as_ptr().addr() % 4096), (1 << 20, 0));
+}
+
+#[test]
+fn dropped_groups_give_everything_back_and_names_are_checked() {
+    let data = data_file(100);
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let root = memory.root();
+    for _ in 0..100 {
+        let group = root.child("web").unwrap();
+        assert!(matches!(root.child("web"), Err(Error::GroupName { .. })));
+        let inner = group.child("inner").unwrap();
+        drop(group);
+        let file = memory.open(data.path(), &inner).unwrap();
+        file.read_at(&mut [0; 40_960], 0).unwrap();
+    }
+    memory.tick();
+    assert_eq!(memory.stats().resident_pages, 0);
+    for name in ["", "a/b", "a\n", &"x".repeat(65)] {
+        assert!(
+            matches!(root.child(name), Err(Error::GroupName { .. })),
+            "{name:?}"
+        );
+    }
+}
+
+#[test]
+fn budgets_that_cannot_be_are_refused() {
+    let build = |bytes| {
+        Memory::builder()
+            .budget(ByteSize(bytes))
+            .build()
+            .unwrap_err()
+    };
+    assert!(matches!(build(0), Error::BudgetTooSmall { .. }));
+    assert!(matches!(
+        build(20_000),
+        Error::BudgetTooSmall {
+            budget_bytes: 16_384,
+            ..
+        }
+    ));
+    assert!(matches!(build(u64::MAX), Error::BudgetTooLarge { .. }));
+    let Error::BudgetTooSmall { needed_bytes, .. } = build(0) else {
+        unreachable!()
+    };
+    // What is needed grows with the budget by the records of its own pages.
+    assert!(
+        Memory::builder()
+            .budget(ByteSize(needed_bytes + 65_536))
+            .build()
+            .is_ok()
+    );
+}

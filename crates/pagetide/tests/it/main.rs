@@ -1,0 +1,6 @@
+//! The runtime on real files: bytes, sharing, limits, errors, resident memory.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on panics.
+
+mod budget;
+mod files;
