@@ -53,7 +53,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SIZE", group = "size")]
     pub(crate) memory: Option<ByteSize>,
     /// Pages of 4 KiB that may be resident, exactly.
-    #[arg(long, value_name = "N", group = "size", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", group = "size",
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) frames: Option<u32>,
     /// File to read from [default: a sparse file of its own].
     #[arg(long, value_name = "PATH")]

@@ -253,8 +253,8 @@ fn report(args: &DemoArgs, rows: &[Row], claims: &Claims) -> Result<(), Failure>
         "One file of 256 MiB, read by the tenants web and batch under one budget of {budget}.\n\n\
          {table}\n\
          warm   web reads its hot 24 MiB, and now and then something else\n\
-         scan   batch reads the whole file again and again: it is held to {max}, and web keeps\n       \
-         its pages ({warm} of its reads were hits, now {scan})\n\
+         scan   batch reads the whole file again and again: it is held to {max}, and web\n       \
+         keeps its pages ({warm} of its reads were hits, now {scan})\n\
          query  asked for {query} of working memory and had it after {waited}: the cache gave way\n\
          after  query is gone, the cache comes back\n\n\
          Resident memory never exceeded {peak}; every page had its own bytes.\n",

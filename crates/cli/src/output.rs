@@ -23,7 +23,7 @@ pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
 pub(crate) fn table(header: &[&str], nr_names: usize, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .load_preset(presets::ASCII_MARKDOWN)
         .set_header(header)
         .add_rows(rows);
     for column in table.column_iter_mut().skip(nr_names) {

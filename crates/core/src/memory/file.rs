@@ -17,7 +17,8 @@ impl Memory {
 
     /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.
     ///
-    /// `run` gets the effects of each page. The caller has no operation on this mapping under way and starts none.
+    /// `run` gets the effects of each page. The caller has no operation on this mapping under way
+    /// and starts none.
     pub fn close_mapping(&self, cpu: Cpu, id: u32, run: &mut dyn FnMut(&mut Effects)) {
         let Some(mapping) = self.mappings.get(id) else {
             return;

@@ -1,109 +1,243 @@
-//! The tree of groups beside plain sums.
+//! The group room beside a naive twin: a map of what is charged to each group.
 
 use pagetide_core::group::Tree;
 use pagetide_core::units::Cpu;
 use proptest::prelude::*;
+use proptest::sample::Index;
+use std::collections::BTreeMap;
 
-/// The parent of each of the seven groups, by number; the first is the root.
-const PARENTS: [usize; 7] = [0, 0, 0, 1, 1, 3, 2];
+/// Groups beside the root. The tree's first chunk of records holds them: nothing else is charged.
+const MAX_GROUPS: usize = 12;
+const NR_CPUS: u32 = 2;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Op {
+    Child {
+        parent: Index,
+    },
     Charge {
         cpu: u32,
-        group: usize,
+        group: Index,
         nr_pages: u32,
     },
     Uncharge {
         cpu: u32,
-        group: usize,
-        nr_pages: u32,
+        group: Index,
+        part: u32,
     },
     SetMax {
-        group: usize,
+        group: Index,
         max: u64,
     },
     Drain {
-        group: usize,
+        group: Index,
+    },
+    Drop {
+        group: Index,
     },
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let parts = || (0..2_u32, 1..7_usize, 1..100_u32);
+    let cpu = || 0..NR_CPUS;
+    let nr_pages = prop_oneof![4 => 0u32..8, 2 => 0u32..130, 1 => 0u32..600];
+    let max = prop_oneof![1 => 0u64..300, 4 => 256u64..900];
     prop_oneof![
-        6 => parts().prop_map(|(cpu, group, nr_pages)| Op::Charge { cpu, group, nr_pages }),
-        5 => parts().prop_map(|(cpu, group, nr_pages)| Op::Uncharge { cpu, group, nr_pages }),
-        1 => (1..7_usize, 0..2000_u64).prop_map(|(group, max)| Op::SetMax { group, max }),
-        1 => (0..7_usize).prop_map(|group| Op::Drain { group }),
+        2 => any::<Index>().prop_map(|parent| Op::Child { parent }),
+        10 => (cpu(), any::<Index>(), nr_pages)
+            .prop_map(|(cpu, group, nr_pages)| Op::Charge { cpu, group, nr_pages }),
+        5 => (cpu(), any::<Index>(), 1u32..4)
+            .prop_map(|(cpu, group, part)| Op::Uncharge { cpu, group, part }),
+        2 => (any::<Index>(), max).prop_map(|(group, max)| Op::SetMax { group, max }),
+        1 => any::<Index>().prop_map(|group| Op::Drain { group }),
+        1 => any::<Index>().prop_map(|group| Op::Drop { group }),
     ]
 }
 
-/// The group and its ancestors.
-fn path(group: usize) -> Vec<usize> {
-    let mut path = vec![group];
-    while *path.last().unwrap() != 0 {
-        path.push(PARENTS[*path.last().unwrap()]);
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    parent: u32,
+    max: u64,
+    /// Charged to this very group.
+    own: u64,
+}
+
+/// Groups by id, parents before children.
+struct Twin {
+    nodes: BTreeMap<u32, Node>,
+    order: Vec<u32>,
+}
+
+impl Twin {
+    fn path(&self, id: u32) -> Vec<u32> {
+        let up = |id: &u32| self.nodes.get(id).map(|node| node.parent);
+        let path = std::iter::successors(Some(id), up);
+        path.take_while(|&id| id != 0).collect()
     }
-    path
+
+    fn live(&self, id: u32) -> u64 {
+        let below = self
+            .nodes
+            .iter()
+            .filter(|(node, _)| self.path(**node).contains(&id));
+        below.map(|(_, node)| node.own).sum()
+    }
+
+    fn has_room(&self, id: u32, nr_pages: u64) -> bool {
+        self.path(id)
+            .iter()
+            .all(|level| self.live(*level) + nr_pages <= self.nodes[level].max)
+    }
+
+    fn node(&mut self, id: u32) -> &mut Node {
+        self.nodes.get_mut(&id).expect("a group of the twin")
+    }
+}
+
+fn usage(tree: &Tree, id: u32) -> u64 {
+    tree.get(id).expect("a live group").usage()
+}
+
+fn charge(tree: &Tree, twin: &mut Twin, cpu: Cpu, id: u32, nr_pages: u32) {
+    let levels = twin.path(id);
+    let before: Vec<u64> = levels.iter().map(|level| usage(tree, *level)).collect();
+    // Below its usage, a limit still lets pages through that wait in a stock.
+    let is_lowered = levels
+        .iter()
+        .zip(&before)
+        .any(|(level, usage)| *usage > twin.nodes[level].max);
+    let has_room = twin.has_room(id, u64::from(nr_pages));
+    match tree.charge(cpu, id, nr_pages) {
+        Ok(()) => {
+            assert!(
+                has_room || is_lowered,
+                "{nr_pages} pages over a limit of {levels:?}"
+            );
+            twin.node(id).own += u64::from(nr_pages);
+        }
+        Err(over) => {
+            assert!(
+                !has_room,
+                "{nr_pages} pages refused by {over:?}, with room at {levels:?}"
+            );
+            assert!(levels.contains(&over.group));
+        }
+    }
+}
+
+fn apply(tree: &Tree, twin: &mut Twin, op: Op) {
+    let pick = |which: Index, twin: &Twin| twin.order[which.index(twin.order.len())];
+    match op {
+        Op::Child { parent } if twin.order.len() <= MAX_GROUPS => {
+            let parent = pick(parent, twin);
+            if let Ok(id) = tree.child(Cpu::new(0), parent) {
+                twin.nodes.insert(
+                    id,
+                    Node {
+                        parent,
+                        max: u64::MAX,
+                        own: 0,
+                    },
+                );
+                twin.order.push(id);
+            }
+        }
+        Op::Child { .. } => {}
+        Op::Charge {
+            cpu,
+            group,
+            nr_pages,
+        } => {
+            let id = pick(group, twin);
+            charge(tree, twin, Cpu::new(cpu), id, nr_pages);
+        }
+        Op::Uncharge { cpu, group, part } => {
+            let id = pick(group, twin);
+            let nr_pages = twin.nodes[&id].own / u64::from(part);
+            let count = u32::try_from(nr_pages).expect("few pages");
+            tree.uncharge(Cpu::new(cpu), id, count);
+            twin.node(id).own -= nr_pages;
+        }
+        Op::SetMax { group, max } => {
+            let id = pick(group, twin);
+            if id != tree.root() {
+                tree.set_max(id, max);
+                twin.node(id).max = max;
+            }
+        }
+        Op::Drain { group } => {
+            let id = pick(group, twin);
+            tree.drain(id);
+            assert_eq!((tree.stocked(id), usage(tree, id)), (0, twin.live(id)));
+        }
+        Op::Drop { group } => {
+            let id = pick(group, twin);
+            let is_parent = twin.nodes.values().any(|node| node.parent == id);
+            if id != tree.root() && !is_parent && twin.nodes[&id].own == 0 {
+                tree.kill(id);
+                assert_eq!(tree.bury(id), Some(0));
+                twin.nodes.remove(&id);
+                twin.order.retain(|other| *other != id);
+            }
+        }
+    }
+}
+
+fn check(tree: &Tree, twin: &Twin, peaks: &mut BTreeMap<u32, u64>) {
+    for (&id, node) in &twin.nodes {
+        let (usage, live) = (usage(tree, id), twin.live(id));
+        assert_eq!(usage, live + u64::from(tree.stocked(id)), "group {id}");
+        // Only live charges that were there before a limit may exceed it.
+        let peak = peaks.entry(id).or_default();
+        if usage > node.max {
+            assert!(usage <= *peak, "group {id}: {usage} over {}", node.max);
+        }
+        *peak = usage;
+    }
+    let stocked = u64::from(tree.stocked(tree.root()));
+    assert!(
+        stocked <= twin.nodes[&tree.root()].max / 64,
+        "{stocked} pages in stocks"
+    );
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(crate::config(256))]
+
+    /// A charge is refused if and only if live charges leave no room, and the books are exact.
     #[test]
-    fn usage_is_live_charges_and_stocks(
-        ops in prop::collection::vec(op(), 1..200),
-        root_max in prop_oneof![Just(3000_u64), Just(1 << 20)],
+    fn charges_are_refused_only_where_live_charges_leave_no_room(
+        root_max in prop_oneof![Just(1u64 << 20), 900u64..3000],
+        ops in prop::collection::vec(op(), 1..150),
     ) {
-        let cpu = Cpu::new(0);
-        let tree = Tree::try_new(2, root_max).unwrap();
-        let mut ids = vec![tree.root()];
-        for parent in &PARENTS[1..] {
-            ids.push(tree.child(cpu, ids[*parent]).unwrap());
-        }
-        tree.drain(tree.root());
-        // Live charges: of each group alone, and of its subtree. The root has the tree's records.
-        let mut own = [0_u64; 7];
-        let mut live = [0_u64; 7];
-        live[0] = tree.get(ids[0]).unwrap().usage();
-        let mut max = [u64::MAX; 7];
-        max[0] = root_max;
-        // Groups whose limit was set below what they use, until they come under it.
-        let mut is_over = [false; 7];
+        let tree = Tree::try_new(NR_CPUS, root_max).expect("memory");
+        let root = Node { parent: 0, max: root_max, own: 0 };
+        let nodes = BTreeMap::from([(tree.root(), root)]);
+        let mut twin = Twin { nodes, order: vec![tree.root()] };
+        let mut usages = BTreeMap::new();
         for op in ops {
-            match op {
-                Op::Charge { cpu, group, nr_pages } => {
-                    let n = u64::from(nr_pages);
-                    let fits = path(group).iter().all(|&level| live[level] + n <= max[level]);
-                    let charged = tree.charge(Cpu::new(cpu), ids[group], nr_pages);
-                    prop_assert_eq!(charged.is_ok(), fits, "{:?}", charged);
-                    if fits {
-                        own[group] += n;
-                        path(group).iter().for_each(|&level| live[level] += n);
-                    }
-                }
-                Op::Uncharge { cpu, group, nr_pages } => {
-                    let n = u64::from(nr_pages).min(own[group]);
-                    tree.uncharge(Cpu::new(cpu), ids[group], u32::try_from(n).unwrap());
-                    own[group] -= n;
-                    path(group).iter().for_each(|&level| live[level] -= n);
-                }
-                Op::SetMax { group, max: limit } => {
-                    max[group] = limit;
-                    is_over[group] = live[group] > limit;
-                    tree.set_max(ids[group], limit);
-                }
-                Op::Drain { group } => {
-                    tree.drain(ids[group]);
-                    prop_assert_eq!(tree.stocked(ids[group]), 0);
-                }
-            }
-            for (group, &id) in ids.iter().enumerate() {
-                let usage = tree.get(id).unwrap().usage();
-                prop_assert_eq!(usage, live[group] + u64::from(tree.stocked(id)), "group {}", group);
-                is_over[group] &= usage > max[group];
-                prop_assert!(is_over[group] || usage <= max[group]);
-            }
-            prop_assert!(u64::from(tree.stocked(tree.root())) <= root_max / 64);
+            apply(&tree, &mut twin, op);
+            usages.retain(|id, _| twin.nodes.contains_key(id));
+            check(&tree, &twin, &mut usages);
         }
     }
+}
+
+#[test]
+fn stocks_are_drained_at_every_level_that_refuses() {
+    let (here, there) = (Cpu::new(0), Cpu::new(1));
+    let tree = Tree::try_new(NR_CPUS, 1 << 20).expect("memory");
+    let parent = tree.child(here, tree.root()).expect("a group");
+    let [child, sibling] = [(); 2].map(|()| tree.child(here, parent).expect("a group"));
+    tree.set_max(parent, 340);
+    tree.set_max(child, 300);
+    tree.charge(here, child, 199).expect("room");
+    tree.charge(there, child, 1).expect("room");
+    tree.charge(there, sibling, 1).expect("room");
+    // Refused by the child for its own stock first, then by the parent for the sibling's.
+    assert_eq!((usage(&tree, child), usage(&tree, parent)), (263, 327));
+    assert_eq!(tree.charge(here, child, 100), Ok(()));
+    assert_eq!(
+        tree.charge(here, child, 1).map_err(|over| over.group),
+        Err(child)
+    );
 }

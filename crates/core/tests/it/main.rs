@@ -1,8 +1,18 @@
-//! Models: naive twins of the rooms, driven by random operations beside the real ones.
-
+//! Models of the rooms: each room beside a naive twin, over random operations.
 #![cfg(not(any(loom, shuttle)))]
-#![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod alloc;
 mod group;
 mod memory;
+
+use proptest::test_runner::{Config, RngSeed};
+
+/// `cases` sequences, the same ones in every run.
+fn config(cases: u32) -> Config {
+    Config {
+        cases,
+        rng_seed: RngSeed::Fixed(1),
+        failure_persistence: None,
+        ..Config::default()
+    }
+}
