@@ -347,10 +347,18 @@ impl Tree {
                 return Ok(());
             }
         }
-        let Err(over) = self.charge_counters(id, nr_pages) else {
-            return Ok(());
-        };
-        self.drain(over.group);
+        // Each level that refuses is drained once: an outer one may refuse for its own stocks.
+        let mut drained = None;
+        for _ in 0..=MAX_DEPTH {
+            let Err(over) = self.charge_counters(id, nr_pages) else {
+                return Ok(());
+            };
+            if drained == Some(over.group) {
+                break;
+            }
+            self.drain(over.group);
+            drained = Some(over.group);
+        }
         self.charge_counters(id, nr_pages).inspect_err(|over| {
             self.live(over.group)
                 .events_max

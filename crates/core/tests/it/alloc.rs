@@ -88,7 +88,7 @@ impl Twin {
         while at < self.end() {
             let is_free = |order: &u8| {
                 let order = order_of(*order);
-                at % order.nr_pages() == 0
+                at.is_multiple_of(order.nr_pages())
                     && self
                         .range(at, order)
                         .is_some_and(|range| self.is_used[range].iter().all(|used| !used))
