@@ -6,10 +6,12 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use pagetide_core::frame::{FrameTable, State, Word};
-use pagetide_core::group::{StockLine, Tree};
-use pagetide_core::page_cache::{self, Access, Found, Index};
-use pagetide_core::units::{Cpu, Frame, PageKey};
+use pagetide_core::frame::{FrameTable, State, Word, flag};
+use pagetide_core::group::{StockLine, Surplus, Tree};
+use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
+use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
+use pagetide_core::reclaim::Policy;
+use pagetide_core::units::{Cpu, Frame, Order, PageKey};
 
 const FRAME: Frame = Frame::FIRST;
 
@@ -151,5 +153,163 @@ fn of_two_last_holders_one_reaps() {
             "reaped by {}",
             u8::from(mine) + u8::from(other)
         );
+    });
+}
+
+#[test]
+fn two_owners_of_a_full_line_and_a_drain_lose_no_page() {
+    loom::model(|| {
+        let line = Arc::new(StockLine::default());
+        for group in 1..=7 {
+            assert_eq!(line.refill(group, 1, 4), None);
+        }
+        let out = |surplus: Option<Surplus>| surplus.map_or(0, |surplus| surplus.nr_pages);
+        // A thread that moved away from this CPU, and finds no slot of its group's.
+        let stray = {
+            let line = Arc::clone(&line);
+            thread::spawn(move || out(line.refill(8, 3, 4)))
+        };
+        let consumed = u32::from(line.consume(1, 1));
+        let mut left = 0;
+        line.drain(
+            |group| group == 1 || group == 8,
+            |surplus| left += surplus.nr_pages,
+        );
+        left += out(line.refill(1, 2, 4));
+        left += stray.join().expect("the stray does not panic");
+        assert_eq!(consumed + left + line.held(|_| true), 7 + 3 + 2);
+    });
+}
+
+#[test]
+fn two_cpus_and_a_drain_keep_usage_exact() {
+    loom::model(|| {
+        let tree = Arc::new(Tree::try_new(2, 1 << 13).expect("memory"));
+        let group = tree.root();
+        let other = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                tree.charge(Cpu::new(1), group, 3).expect("room");
+                assert!(tree.get(group).expect("the root").usage() >= 3);
+            })
+        };
+        tree.charge(Cpu::new(0), group, 2).expect("room");
+        tree.drain(group);
+        assert!(tree.get(group).expect("the root").usage() >= 2);
+        tree.uncharge(Cpu::new(0), group, 1);
+        other.join().expect("the other does not panic");
+        let usage = tree.get(group).expect("the root").usage();
+        assert_eq!(usage, 4 + u64::from(tree.stocked(group)));
+    });
+}
+
+/// A group that becomes exact, or dies, while `work` runs, has no stock afterwards.
+fn no_stock_after(limits: fn(&Tree, u32), work: fn(&Tree, u32), live: u64) {
+    loom::model(move || {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13).expect("memory"));
+        let group = tree.child(Cpu::new(0), tree.root()).expect("a group");
+        tree.charge(Cpu::new(0), group, 2).expect("room");
+        tree.drain(group);
+        let limiter = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || limits(&tree, group))
+        };
+        work(&tree, group);
+        limiter.join().expect("the limiter does not panic");
+        assert_eq!(tree.stocked(group), 0);
+        assert_eq!(tree.get(group).expect("the group").usage(), live);
+    });
+}
+
+#[test]
+fn a_group_that_becomes_exact_during_an_uncharge_has_no_stock() {
+    let work = |tree: &Tree, group| tree.uncharge(Cpu::new(0), group, 2);
+    no_stock_after(|tree, group| tree.set_max(group, 9), work, 0);
+}
+
+#[test]
+fn a_group_that_dies_during_an_uncharge_has_no_stock() {
+    let work = |tree: &Tree, group| tree.uncharge(Cpu::new(0), group, 2);
+    no_stock_after(|tree, group| tree.kill(group), work, 0);
+}
+
+#[test]
+fn a_group_that_becomes_exact_during_a_charge_has_no_stock() {
+    let work = |tree: &Tree, group| tree.charge(Cpu::new(0), group, 3).expect("room");
+    no_stock_after(|tree, group| tree.set_max(group, 9), work, 5);
+}
+
+#[test]
+fn a_detached_frame_goes_once_between_its_pin_and_reclaim() {
+    loom::model(|| {
+        let frames = Arc::new(FrameTable::try_new(1).expect("memory"));
+        set(&frames, State::Detached);
+        let held = |word: Word| word.with(flag::ISOLATED).pinned();
+        assert!(frames.update(FRAME, held).is_ok());
+        let reclaim = {
+            let frames = Arc::clone(&frames);
+            thread::spawn(move || {
+                let settle = |word: Word| Some(word.without(flag::ISOLATED));
+                assert!(frames.update(FRAME, settle).is_ok());
+                page_cache::try_reap(&frames, FRAME)
+            })
+        };
+        let is_last = frames.unpin(FRAME).pins() == 1;
+        let mine = is_last && page_cache::try_reap(&frames, FRAME);
+        let theirs = reclaim.join().expect("reclaim does not panic");
+        assert!(mine ^ theirs, "both or none: {mine}");
+    });
+}
+
+fn whole(work: impl Fn(Arc<(Memory, u32, u32)>) + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(move || {
+        let config = Config::for_resident(1, 1, Policy::Fifo);
+        let memory = Memory::try_new(config).expect("memory");
+        let cpu = Cpu::new(0);
+        let file = memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        let group = memory.groups().root();
+        work(Arc::new((memory, group, file)));
+    });
+}
+
+/// Steps once for page 1; the read, if it fell to this operation.
+fn start(shared: &(Memory, u32, u32)) -> (PageIn, Option<Io>) {
+    let (memory, group, file) = shared;
+    let page = Mappings::key(*file, 1).expect("a small page");
+    let mut effects = Effects::new();
+    let mut op = PageIn::new(page, *group, Access::Copy);
+    let step = op.step(memory, Cpu::new(0), &mut effects).expect("room");
+    assert!(
+        matches!(step, Step::Wait { .. }),
+        "{step:?} before the read"
+    );
+    let read = effects.pop().map(|effect| match effect {
+        Effect::Read(io) => io,
+        Effect::Wake(frame) => panic!("{frame:?} is woken"),
+    });
+    (op, read)
+}
+
+#[test]
+fn of_two_misses_of_one_page_one_reads() {
+    whole(|shared| {
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (op, read) = start(&shared);
+                op.abandon(&shared.0, Cpu::new(0), &mut Effects::new());
+                read
+            })
+        };
+        let (op, mine) = start(&shared);
+        let theirs = other.join().expect("the other does not panic");
+        assert!(mine.is_some() ^ theirs.is_some());
+        let memory = &shared.0;
+        op.abandon(memory, Cpu::new(0), &mut Effects::new());
+        let io = mine.or(theirs).expect("one read");
+        memory.complete(Cpu::new(0), io, Ok(()), &mut Effects::new());
+        assert_eq!(memory.stats().nr_used, 1);
     });
 }

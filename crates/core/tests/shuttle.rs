@@ -192,3 +192,106 @@ fn a_file_closed_during_evictions_gives_everything_back() {
         RUNS,
     );
 }
+
+/// Asks for pages in place and gives some of the operations up before they are done.
+fn abandoner(world: &World) {
+    for step in 0..STEPS {
+        let cpu = Cpu::new(u32::from(step % 3 == 0));
+        let key = Mappings::key(world.file, step * 5 % 9).expect("a small page");
+        let mut effects = Effects::new();
+        let mut op = PageIn::new(key, world.group, Access::Pin);
+        let step_taken = op.step(&world.memory, cpu, &mut effects);
+        thread::yield_now();
+        if let Ok(Step::Done(frame)) = step_taken {
+            let content = world.content.lock().expect("no panic");
+            assert_eq!(
+                content.get(&frame.number()),
+                Some(&key),
+                "another page's bytes"
+            );
+            drop(content);
+            world.unpin(cpu, frame);
+        } else if step_taken.is_ok() {
+            op.abandon(&world.memory, cpu, &mut Effects::new());
+        }
+        while let Some(effect) = effects.pop() {
+            let Effect::Read(io) = effect else { continue };
+            let mut content = world.content.lock().expect("no panic");
+            content.insert(io.frame().number(), io.key());
+            drop(content);
+            let result = if step % 4 == 0 { Err(5) } else { Ok(()) };
+            world.memory.complete(cpu, io, result, &mut effects);
+        }
+    }
+}
+
+/// Opens a file of its own, reads it, and closes it while a pin is held.
+fn closer(world: &World) {
+    let cpu = Cpu::new(1);
+    for _ in 0..3 {
+        let file = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        let page = |page| Mappings::key(file, page).expect("a small page");
+        let kept = world.have(cpu, page(0), false);
+        for number in 1..4 {
+            if let Some(frame) = world.have(cpu, page(number), false) {
+                world.unpin(cpu, frame);
+            }
+        }
+        world
+            .memory
+            .close_mapping(cpu, file, &mut |_| thread::yield_now());
+        if let Some(frame) = kept {
+            let content = world.content.lock().expect("no panic");
+            assert_eq!(
+                content.get(&frame.number()),
+                Some(&page(0)),
+                "a pinned page went"
+            );
+            drop(content);
+            world.unpin(cpu, frame);
+        }
+    }
+}
+
+fn run_all(policy: Policy) {
+    let world = Arc::new(World::new(policy, 6));
+    let works: [fn(&World); 4] = [
+        |world| reader(world, 2, 9),
+        abandoner,
+        closer,
+        |world| {
+            for step in 0..STEPS {
+                world.memory.set_max(Cpu::new(0), world.group, 4 + step % 3);
+                world.memory.groups().drain(world.group);
+                thread::yield_now();
+            }
+        },
+    ];
+    let threads = works.map(|work| {
+        let world = Arc::clone(&world);
+        thread::spawn(move || work(&world))
+    });
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().expect("no panic"));
+    world.memory.check();
+    let frames = world.memory.frames();
+    for frame in (0..frames.len()).map(Frame::new) {
+        assert_eq!(frames.word(frame).pins(), 0, "{frame:?} is still pinned");
+    }
+    world
+        .memory
+        .close_mapping(Cpu::new(0), world.file, &mut |_| ());
+    world.memory.check();
+    assert_eq!(world.memory.stats().nr_used, 0);
+}
+
+#[test]
+fn operations_given_up_and_files_closed_under_mglru() {
+    check_random(|| run_all(Policy::Mglru), RUNS);
+}
+
+#[test]
+fn operations_given_up_and_files_closed_under_fifo() {
+    check_random(|| run_all(Policy::Fifo), RUNS);
+}

@@ -261,6 +261,7 @@ impl Tree {
         // Exact from here on: nothing may stay in a stock.
         group.batch.store(0, Ordering::Relaxed);
         group.dead.store(1, Ordering::Release);
+        self.stocks.iter().for_each(StockLine::publish);
         self.drain(id);
     }
 
@@ -291,6 +292,7 @@ impl Tree {
         }
         self.set_batches();
         drop(shape);
+        self.stocks.iter().for_each(StockLine::publish);
         self.drain(id);
     }
 
@@ -344,6 +346,7 @@ impl Tree {
                 if let Some(surplus) = stock.refill(id, batch - nr_pages, batch) {
                     self.uncharge_counters(surplus.group, surplus.nr_pages);
                 }
+                self.drain_if_exact(id);
                 return Ok(());
             }
         }
@@ -377,11 +380,14 @@ impl Tree {
         if let Some(surplus) = self.stocks.of(cpu).refill(id, nr_pages, batch) {
             self.uncharge_counters(surplus.group, surplus.nr_pages);
         }
-        // A limit that shrank meanwhile, or a dead group, keeps nothing in a stock.
-        if self
-            .get(id)
-            .is_some_and(|group| group.batch.load(Ordering::Relaxed) == 0)
-        {
+        self.drain_if_exact(id);
+    }
+
+    /// After a refill: a limit that shrank meanwhile, or a dead group, keeps nothing in a stock.
+    fn drain_if_exact(&self, id: u32) {
+        // Ordered by `StockLine::publish`: this sees the batch of 0, or the drain the refill.
+        let is_exact = |group: &Group| group.batch.load(Ordering::Relaxed) == 0;
+        if self.get(id).is_some_and(is_exact) {
             self.drain(id);
         }
     }

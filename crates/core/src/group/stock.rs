@@ -73,6 +73,8 @@ impl StockLine {
 
     /// Puts charged pages into the line; a slot keeps at most `batch`. Returns what must be
     /// uncharged instead: the excess over `batch`, or what the victim held.
+    ///
+    /// AcqRel where it puts pages in pairs with itself in [`StockLine::publish`].
     pub fn refill(&self, group: u32, nr_pages: u32, batch: u32) -> Option<Surplus> {
         let mut empty = None;
         for slot in &self.slots {
@@ -88,7 +90,7 @@ impl StockLine {
             let kept = total.min(batch);
             let new = pack(group, kept);
             if slot
-                .compare_exchange(word, new, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
                 let excess = Surplus {
@@ -106,7 +108,7 @@ impl StockLine {
         let new = pack(group, kept);
         if let Some((slot, word)) = empty
             && slot
-                .compare_exchange(word, new, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
             return own;
@@ -118,8 +120,16 @@ impl StockLine {
         let victim = self.victim.load(Ordering::Relaxed);
         self.victim.store(victim.wrapping_add(1), Ordering::Relaxed);
         let victim = usize::try_from(victim % NR_SLOTS as u64).expect("below NR_SLOTS");
-        let out = unpack(self.slots[victim].swap(new, Ordering::Relaxed));
+        let out = unpack(self.slots[victim].swap(new, Ordering::AcqRel));
         (out.nr_pages > 0).then_some(out)
+    }
+
+    /// Makes what this thread wrote before seen by every later refill, and sees every earlier one.
+    pub fn publish(&self) {
+        for slot in &self.slots {
+            // An exchange that changes nothing. AcqRel pairs with itself in `refill`.
+            slot.fetch_add(0, Ordering::AcqRel);
+        }
     }
 
     /// Takes out all pages of the groups that `wanted` names, one exchange for each slot that

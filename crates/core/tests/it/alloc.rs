@@ -151,7 +151,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(crate::config(96))]
+    #![proptest_config(crate::config(400))]
 
     /// Blocks are aligned and disjoint, none is lost, and all merge again.
     #[test]

@@ -455,7 +455,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(crate::config(128))]
+    #![proptest_config(crate::config(600))]
 
     /// Hits find the bytes that were read, pins and limits hold, refusals have a reason.
     #[test]
