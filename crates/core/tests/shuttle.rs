@@ -5,13 +5,20 @@ use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, 
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order, PageKey};
-use shuttle::sync::Mutex;
-use shuttle::{check_random, thread};
+use shuttle::scheduler::RandomScheduler;
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::{Runner, thread};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 const RUNS: usize = 300;
 const STEPS: u64 = 12;
+
+/// Runs `test` under interleavings that are the same on every run.
+fn check(test: impl Fn() + Send + Sync + 'static) {
+    let scheduler = RandomScheduler::new_from_seed(1, RUNS);
+    Runner::new(scheduler, shuttle::Config::default()).run(test);
+}
 
 /// A memory, its one group and file, and which page was read into which frame.
 struct World {
@@ -19,6 +26,8 @@ struct World {
     group: u32,
     file: u32,
     content: Mutex<HashMap<u32, PageKey>>,
+    /// Where readers park, as the runtime's do: a wake-up that is lost is a deadlock here.
+    parked: (Mutex<()>, Condvar),
 }
 
 impl World {
@@ -35,7 +44,42 @@ impl World {
             group,
             file,
             content: Mutex::new(HashMap::new()),
+            parked: (Mutex::new(()), Condvar::new()),
         }
+    }
+
+    /// Runs what a call of core left: reads end as `result` says.
+    fn run(&self, cpu: Cpu, result: Result<(), u32>, effects: &mut Effects) {
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Wake(_) => {
+                    let _guard = self.parked.0.lock().expect("no panic");
+                    self.parked.1.notify_all();
+                }
+                Effect::Read(io) => {
+                    let mut content = self.content.lock().expect("no panic");
+                    content.insert(io.frame().number(), io.key());
+                    drop(content);
+                    thread::yield_now();
+                    self.memory.complete(cpu, io, result, effects);
+                }
+            }
+        }
+    }
+
+    /// Parks until the frame's version is no longer `version`.
+    fn park(&self, frame: Frame, version: u32) {
+        let mut guard = self.parked.0.lock().expect("no panic");
+        while self.memory.frames().word(frame).version() == version {
+            guard = self.parked.1.wait(guard).expect("no panic");
+        }
+    }
+
+    /// Asserts that a pinned frame has the bytes of its page.
+    fn expect(&self, frame: Frame, key: PageKey) {
+        let content = self.content.lock().expect("no panic");
+        let found = content.get(&frame.number());
+        assert_eq!(found, Some(&key), "another page's bytes");
     }
 
     /// Has a page pinned; `None` where the group is full of others' pins or the read failed.
@@ -44,48 +88,44 @@ impl World {
         let mut op = PageIn::new(key, self.group, Access::Copy);
         loop {
             let step = op.step(&self.memory, cpu, &mut effects);
-            let mut nr_reads = 0;
-            while let Some(effect) = effects.pop() {
-                let Effect::Read(io) = effect else { continue };
-                nr_reads += 1;
-                self.content
-                    .lock()
-                    .expect("no panic")
-                    .insert(io.frame().number(), io.key());
-                thread::yield_now();
-                let result = if fails { Err(5) } else { Ok(()) };
-                self.memory.complete(cpu, io, result, &mut effects);
-            }
+            let result = if fails { Err(5) } else { Ok(()) };
+            self.run(cpu, result, &mut effects);
             match step {
                 Ok(Step::Done(frame)) => {
-                    let content = self.content.lock().expect("no panic");
-                    assert_eq!(
-                        content.get(&frame.number()),
-                        Some(&key),
-                        "another page's bytes"
-                    );
+                    self.expect(frame, key);
                     return Some(frame);
                 }
-                Ok(Step::Wait { .. }) if nr_reads == 0 => thread::yield_now(),
-                Ok(Step::Wait { .. }) => {}
+                Ok(Step::Wait { frame, version }) => self.park(frame, version),
                 Err(PageError::Alloc(_) | PageError::Io(5)) => return None,
                 Err(error) => panic!("{error:?}"),
             }
         }
     }
 
+    /// Closes the file, and asserts that everything came back.
+    fn close(&self) {
+        self.memory.check();
+        let cpu = Cpu::new(0);
+        let run = &mut |effects: &mut Effects| self.run(cpu, Ok(()), effects);
+        self.memory.close_mapping(cpu, self.file, run);
+        self.memory.check();
+        assert_eq!(self.memory.stats().nr_used, 0);
+    }
+
     fn unpin(&self, cpu: Cpu, frame: Frame) {
-        self.memory.unpin(cpu, frame, &mut Effects::new());
+        let mut effects = Effects::new();
+        self.memory.unpin(cpu, frame, &mut effects);
+        self.run(cpu, Ok(()), &mut effects);
     }
 }
 
 /// A reader of pages `0..nr_pages`, on a CPU that changes.
 fn reader(world: &World, seed: u64, nr_pages: u64) {
     for step in 0..STEPS {
-        let number = (seed + 1) * 7919 * (step + 3) ^ step << seed;
-        let cpu = Cpu::new(u32::try_from(number >> 3 & 1).expect("a bit"));
+        let number = (seed + 1) * 7919 * (step + 3) ^ (step << seed);
+        let cpu = Cpu::new(u32::try_from((number >> 3) & 1).expect("a bit"));
         let key = Mappings::key(world.file, number % nr_pages).expect("a small page");
-        if let Some(frame) = world.have(cpu, key, number % 11 == 0) {
+        if let Some(frame) = world.have(cpu, key, number.is_multiple_of(11)) {
             thread::yield_now();
             world.unpin(cpu, frame);
         }
@@ -118,79 +158,69 @@ fn run(policy: Policy) {
         .into_iter()
         .for_each(|reader| reader.join().expect("a reader"));
     worker.join().expect("the worker");
-    world.memory.check();
-    world
-        .memory
-        .close_mapping(Cpu::new(0), world.file, &mut |_| ());
-    world.memory.check();
-    assert_eq!(world.memory.stats().nr_used, 0);
+    world.close();
 }
 
 #[test]
 fn readers_evictions_limits_and_working_memory_under_mglru() {
-    check_random(|| run(Policy::Mglru), RUNS);
+    check(|| run(Policy::Mglru));
 }
 
 #[test]
 fn readers_evictions_limits_and_working_memory_under_fifo() {
-    check_random(|| run(Policy::Fifo), RUNS);
+    check(|| run(Policy::Fifo));
 }
 
 #[test]
 fn one_read_a_page_whoever_asks() {
-    check_random(
-        || {
-            let world = Arc::new(World::new(Policy::Mglru, 8));
-            let readers: Vec<_> = (0..3)
-                .map(|number| {
-                    let world = Arc::clone(&world);
-                    thread::spawn(move || {
-                        let cpu = Cpu::new(number % 2);
-                        let key = Mappings::key(world.file, 1).expect("a small page");
-                        let frame = world.have(cpu, key, false).expect("room for all");
-                        world.unpin(cpu, frame);
-                    })
+    check(|| {
+        let world = Arc::new(World::new(Policy::Mglru, 8));
+        let readers: Vec<_> = (0..3)
+            .map(|number| {
+                let world = Arc::clone(&world);
+                thread::spawn(move || {
+                    let cpu = Cpu::new(number % 2);
+                    let key = Mappings::key(world.file, 1).expect("a small page");
+                    let frame = world.have(cpu, key, false).expect("room for all");
+                    world.unpin(cpu, frame);
                 })
-                .collect();
-            readers
-                .into_iter()
-                .for_each(|reader| reader.join().expect("a reader"));
-            let misses = world
-                .memory
-                .groups()
-                .get(world.group)
-                .expect("the group")
-                .misses();
-            assert_eq!(misses, 1);
-            world.memory.check();
-        },
-        RUNS,
-    );
+            })
+            .collect();
+        readers
+            .into_iter()
+            .for_each(|reader| reader.join().expect("a reader"));
+        let misses = world
+            .memory
+            .groups()
+            .get(world.group)
+            .expect("the group")
+            .misses();
+        assert_eq!(misses, 1);
+        world.memory.check();
+    });
 }
 
 #[test]
 fn a_file_closed_during_evictions_gives_everything_back() {
-    check_random(
-        || {
-            let world = Arc::new(World::new(Policy::Mglru, 4));
-            let reading = {
-                let world = Arc::clone(&world);
-                thread::spawn(move || reader(&world, 1, 7))
-            };
-            let cpu = Cpu::new(0);
-            let other = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
-            for page in 0..4 {
-                let key = Mappings::key(other, page).expect("a small page");
-                if let Some(frame) = world.have(cpu, key, false) {
-                    world.unpin(cpu, frame);
-                }
+    check(|| {
+        let world = Arc::new(World::new(Policy::Mglru, 4));
+        let reading = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || reader(&world, 1, 7))
+        };
+        let cpu = Cpu::new(0);
+        let other = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        for page in 0..4 {
+            let key = Mappings::key(other, page).expect("a small page");
+            if let Some(frame) = world.have(cpu, key, false) {
+                world.unpin(cpu, frame);
             }
-            world.memory.close_mapping(cpu, other, &mut |_| ());
-            reading.join().expect("the reader");
-            world.memory.check();
-        },
-        RUNS,
-    );
+        }
+        let run = &mut |effects: &mut Effects| world.run(cpu, Ok(()), effects);
+        world.memory.close_mapping(cpu, other, run);
+        reading.join().expect("the reader");
+        world.memory.check();
+    });
 }
 
 /// Asks for pages in place and gives some of the operations up before they are done.
@@ -203,25 +233,15 @@ fn abandoner(world: &World) {
         let step_taken = op.step(&world.memory, cpu, &mut effects);
         thread::yield_now();
         if let Ok(Step::Done(frame)) = step_taken {
-            let content = world.content.lock().expect("no panic");
-            assert_eq!(
-                content.get(&frame.number()),
-                Some(&key),
-                "another page's bytes"
-            );
-            drop(content);
+            world.expect(frame, key);
             world.unpin(cpu, frame);
         } else if step_taken.is_ok() {
-            op.abandon(&world.memory, cpu, &mut Effects::new());
+            let mut effects = Effects::new();
+            op.abandon(&world.memory, cpu, &mut effects);
+            world.run(cpu, Ok(()), &mut effects);
         }
-        while let Some(effect) = effects.pop() {
-            let Effect::Read(io) = effect else { continue };
-            let mut content = world.content.lock().expect("no panic");
-            content.insert(io.frame().number(), io.key());
-            drop(content);
-            let result = if step % 4 == 0 { Err(5) } else { Ok(()) };
-            world.memory.complete(cpu, io, result, &mut effects);
-        }
+        let result = if step % 4 == 0 { Err(5) } else { Ok(()) };
+        world.run(cpu, result, &mut effects);
     }
 }
 
@@ -237,17 +257,10 @@ fn closer(world: &World) {
                 world.unpin(cpu, frame);
             }
         }
-        world
-            .memory
-            .close_mapping(cpu, file, &mut |_| thread::yield_now());
+        let run = &mut |effects: &mut Effects| world.run(cpu, Ok(()), effects);
+        world.memory.close_mapping(cpu, file, run);
         if let Some(frame) = kept {
-            let content = world.content.lock().expect("no panic");
-            assert_eq!(
-                content.get(&frame.number()),
-                Some(&page(0)),
-                "a pinned page went"
-            );
-            drop(content);
+            world.expect(frame, page(0));
             world.unpin(cpu, frame);
         }
     }
@@ -288,10 +301,10 @@ fn run_all(policy: Policy) {
 
 #[test]
 fn operations_given_up_and_files_closed_under_mglru() {
-    check_random(|| run_all(Policy::Mglru), RUNS);
+    check(|| run_all(Policy::Mglru));
 }
 
 #[test]
 fn operations_given_up_and_files_closed_under_fifo() {
-    check_random(|| run_all(Policy::Fifo), RUNS);
+    check(|| run_all(Policy::Fifo));
 }

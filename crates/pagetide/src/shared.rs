@@ -5,7 +5,6 @@ use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
 use crate::wait::Waiters;
-use pagetide_core::frame::State;
 use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::HashMap;
@@ -71,14 +70,10 @@ impl Shared {
         }
     }
 
-    /// Parks while the frame is being read at `version`.
-    ///
-    /// Both count: a read that ended before its version was looked at never changes it again.
+    /// Parks until the frame's version is no longer `version`.
     pub(crate) fn wait(&self, frame: Frame, version: u32) {
-        self.waiters.wait_while(frame, || {
-            let word = self.core.frames().word(frame);
-            word.state() == State::Reading && word.version() == version
-        });
+        let is_same = || self.core.frames().word(frame).version() == version;
+        self.waiters.wait_while(frame, is_same);
     }
 
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {

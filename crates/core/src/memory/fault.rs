@@ -63,50 +63,40 @@ impl PageIn {
         cpu: Cpu,
         effects: &mut Effects,
     ) -> Result<Step, PageError> {
-        if let Some(frame) = self.waits_for {
-            let word = memory.frames.word(frame);
-            match word.state() {
-                State::Reading => {
-                    return Ok(Step::Wait {
-                        frame,
-                        version: word.version(),
-                    });
-                }
-                State::Failed => {
-                    self.waits_for = None;
-                    let code = memory.frames.note(frame);
-                    memory.unpin(cpu, frame, effects);
-                    return Err(PageError::Io(u32::try_from(code).unwrap_or(u32::MAX)));
-                }
-                _ => {
-                    self.waits_for = None;
-                    return Ok(Step::Done(frame));
-                }
+        let frame = loop {
+            if let Some(frame) = self.waits_for {
+                break frame;
             }
+            match memory.pin(cpu, self.key, self.access, effects) {
+                Found::Pinned(frame) => return Ok(Step::Done(frame)),
+                Found::Reading(frame) => self.waits_for = Some(frame),
+                Found::TooManyPins => return Err(PageError::TooManyPins),
+                Found::Miss => self.waits_for = self.begin_read(memory, cpu, effects)?,
+            }
+        };
+        // State and version of one look: a read that ended after it has changed the version.
+        let word = memory.frames.word(frame);
+        if word.state() == State::Reading {
+            let version = word.version();
+            return Ok(Step::Wait { frame, version });
         }
-        match memory.pin(cpu, self.key, self.access, effects) {
-            Found::Pinned(frame) => Ok(Step::Done(frame)),
-            Found::Reading(frame) => Ok(self.wait(memory, frame)),
-            Found::TooManyPins => Err(PageError::TooManyPins),
-            Found::Miss => self.miss(memory, cpu, effects),
+        self.waits_for = None;
+        if word.state() == State::Failed {
+            let code = memory.frames.note(frame);
+            memory.unpin(cpu, frame, effects);
+            return Err(PageError::Io(u32::try_from(code).unwrap_or(u32::MAX)));
         }
-    }
-
-    fn wait(&mut self, memory: &Memory, frame: Frame) -> Step {
-        self.waits_for = Some(frame);
-        Step::Wait {
-            frame,
-            version: memory.frames.word(frame).version(),
-        }
+        Ok(Step::Done(frame))
     }
 
     /// Charges and allocates first, holding no claim; then publishes the frame as `Reading`.
-    fn miss(
-        &mut self,
+    /// `None` where another thread published the page meanwhile.
+    fn begin_read(
+        &self,
         memory: &Memory,
         cpu: Cpu,
         effects: &mut Effects,
-    ) -> Result<Step, PageError> {
+    ) -> Result<Option<Frame>, PageError> {
         let order = memory.mapping_of(self.key).order();
         memory
             .lruvec_of(cpu, self.group)
@@ -118,10 +108,10 @@ impl PageIn {
         let bucket = memory.index.lock(self.key);
         if bucket.find(&memory.frames).is_some() {
             drop(bucket);
-            // Lost the race: give ours back, and start again with the winner's. Ours was never
-            // `Reading`, so no reader with a stale entry can have pinned it.
+            // Lost the race: give ours back. It was never `Reading`, so no reader with a stale
+            // entry can have pinned it.
             memory.put_block(cpu, frame);
-            return self.step(memory, cpu, effects);
+            return Ok(None);
         }
         // A pin for the read and one for this operation.
         let accesses = u8::from(self.access == Access::Copy);
@@ -151,7 +141,7 @@ impl PageIn {
             key: self.key,
             order,
         }));
-        Ok(self.wait(memory, frame))
+        Ok(Some(frame))
     }
 
     /// Gives the operation up. A read that is under way goes on without it.
