@@ -16,6 +16,15 @@ pub(crate) enum Error {
     /// A file of the tree could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// A file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    /// The place of a mutant is no longer in the tree, or is there twice.
+    #[error("the place of the mutant \"{name}\" is not there exactly once")]
+    StaleMutant { name: &'static str },
+    /// Tests pass with faults that they ought to catch.
+    #[error("{0} mutants survived")]
+    Survivors(usize),
     /// `cargo metadata` printed something other than its format version 1.
     #[error("cannot read the output of `cargo metadata`: {0}")]
     Metadata(#[from] serde_json::Error),

@@ -5,6 +5,7 @@
 //! rustfmt nor clippy can check live in `tidy/`.
 
 mod error;
+mod mutants;
 mod report;
 mod step;
 mod tidy;
@@ -36,6 +37,8 @@ enum Verb {
     Test,
     /// All expected miss ratios on all recorded traces (needs the folder of shared traces)
     Traces,
+    /// Put known faults into a copy of the tree: the tests have to catch each of them
+    Mutants,
     /// The project's own rules: order of rooms, unsafe list, file shape, docs
     Tidy,
 }
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Verb::Quick => verbs::quick(&workspace),
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
+        Verb::Mutants => mutants::run(&workspace),
         Verb::Tidy => tidy::run(&workspace),
     };
     match outcome {

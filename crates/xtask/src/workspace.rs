@@ -100,6 +100,18 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Error> {
     }
 }
 
+/// Runs a command to its end, throws its output away and says whether it succeeded.
+pub(crate) fn is_success(command: &mut Command) -> Result<bool, Error> {
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+    quiet
+        .status()
+        .map(|status| status.success())
+        .map_err(|source| Error::Start {
+            program: describe(command),
+            source,
+        })
+}
+
 /// A command as one would type it, with the variables that it sets.
 pub(crate) fn describe(command: &Command) -> String {
     let mut words = Vec::new();

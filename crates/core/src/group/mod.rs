@@ -258,9 +258,11 @@ impl Tree {
     /// Says that the last handle of a group is gone. Its record goes once nothing is charged.
     pub fn kill(&self, id: u32) {
         let group = self.live(id);
+        let shape = self.shape.lock();
         // Exact from here on: nothing may stay in a stock.
         group.batch.store(0, Ordering::Relaxed);
         group.dead.store(1, Ordering::Release);
+        drop(shape);
         self.stocks.iter().for_each(StockLine::publish);
         self.drain(id);
     }

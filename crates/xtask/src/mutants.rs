@@ -1,0 +1,218 @@
+//! Faults that a test must catch: each is put into a copy of the tree, and its tests have to fail.
+//!
+//! A mutant that passes its tests shows a test without teeth. One that does not build, or whose
+//! text is no longer in the tree, is an error: the list below has to follow the code.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::Error;
+use crate::workspace::{self, Workspace};
+
+/// A fault of one place, and the tests that see it.
+struct Mutant {
+    name: &'static str,
+    file: &'static str,
+    /// Stands in the file exactly once.
+    find: &'static str,
+    replace: &'static str,
+    tests: Tests,
+}
+
+/// Tests of core.
+#[derive(Clone, Copy)]
+enum Tests {
+    /// `cargo test` with this filter of names.
+    Plain(&'static str),
+    Loom,
+    Shuttle,
+}
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a stock is drained by a load and a store",
+        file: "group/stock.rs",
+        find: "let out = unpack(slot.swap(0, Ordering::Relaxed));",
+        replace: "let out = seen; slot.store(0, Ordering::Relaxed);",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a changed limit is published without an exchange",
+        file: "group/stock.rs",
+        find: "slot.fetch_add(0, Ordering::AcqRel);",
+        replace: "slot.load(Ordering::Acquire);",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a refill is not trimmed to the batch",
+        file: "group/stock.rs",
+        find: "let kept = total.min(batch);",
+        replace: "let kept = total;",
+        tests: Tests::Plain("group::"),
+    },
+    Mutant {
+        name: "an uncharge over the limit goes into the stock",
+        file: "group/mod.rs",
+        find: "if nr_pages > batch || is_over() {",
+        replace: "if nr_pages > batch || (false && is_over()) {",
+        tests: Tests::Plain("group"),
+    },
+    Mutant {
+        name: "a pin does not look which page the frame holds",
+        file: "page_cache/mod.rs",
+        find: "if frames.key(frame) == Some(key) {",
+        replace: "if frames.key(frame).is_some() {",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "an eviction does not compare the word of its isolation",
+        file: "page_cache/mod.rs",
+        find: "frames.replace(frame, seen, evicting).is_ok()",
+        replace: "frames.update(frame, |_| Some(evicting)).is_ok()",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a frame is reaped while it is pinned",
+        file: "page_cache/mod.rs",
+        find: "word.pins() > 0 || word.has(flag::ISOLATED)",
+        replace: "word.has(flag::ISOLATED)",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a miss publishes its page without a second look",
+        file: "memory/fault.rs",
+        find: "if bucket.find(&memory.frames).is_some() {",
+        replace: "if false {",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a waiter reads the version after the state",
+        file: "memory/fault.rs",
+        find: "let version = word.version();",
+        replace: "let version = memory.frames.word(frame).version();",
+        tests: Tests::Shuttle,
+    },
+    Mutant {
+        name: "free buddies are not merged",
+        file: "alloc/buddy.rs",
+        find: "while order.get() < MAX_ORDER {",
+        replace: "while order.get() > MAX_ORDER {",
+        tests: Tests::Plain("alloc"),
+    },
+];
+
+/// Runs every mutant; fails where one survives.
+pub(crate) fn run(workspace: &Workspace) -> Result<(), Error> {
+    let copy = Copy::make(workspace)?;
+    let mut nr_survivors = 0;
+    for mutant in MUTANTS {
+        let is_caught = copy.is_caught(workspace, mutant)?;
+        let verdict = if is_caught { "caught  " } else { "SURVIVED" };
+        println!("{verdict}  {}  ({})", mutant.name, mutant.file);
+        nr_survivors += usize::from(!is_caught);
+    }
+    println!("{} mutants, {nr_survivors} survived", MUTANTS.len());
+    if nr_survivors > 0 {
+        return Err(Error::Survivors(nr_survivors));
+    }
+    Ok(())
+}
+
+/// A copy of the files that git knows, with a build folder of its own.
+struct Copy {
+    root: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    fn make(workspace: &Workspace) -> Result<Copy, Error> {
+        let root = workspace.target_dir("mutants").join("tree");
+        if root.exists() {
+            fs::remove_dir_all(&root).map_err(|source| Error::write(&root, source))?;
+        }
+        let mut git = workspace.command("git");
+        let listed = workspace::output(git.args(["ls-files", "-z"]))?;
+        for file in listed.split_terminator('\0') {
+            let (from, to) = (workspace.root().join(file), root.join(file));
+            let folder = to.parent().expect("a file lies in a folder");
+            fs::create_dir_all(folder).map_err(|source| Error::write(folder, source))?;
+            // A file that was deleted and not yet committed is listed all the same.
+            if from.exists() {
+                fs::copy(&from, &to).map_err(|source| Error::write(&to, source))?;
+            }
+        }
+        let target = workspace.target_dir("mutants").join("target");
+        Ok(Copy { root, target })
+    }
+
+    /// Whether the mutant's tests fail with it. They have to build.
+    fn is_caught(&self, workspace: &Workspace, mutant: &Mutant) -> Result<bool, Error> {
+        let path = self.root.join("crates/core/src").join(mutant.file);
+        let text = fs::read_to_string(&path).map_err(|source| Error::Read {
+            path: path.clone(),
+            source,
+        })?;
+        if text.matches(mutant.find).count() != 1 {
+            return Err(Error::StaleMutant { name: mutant.name });
+        }
+        let put = |text: &str| fs::write(&path, text).map_err(|source| Error::write(&path, source));
+        put(&text.replace(mutant.find, mutant.replace))?;
+        let built = workspace::output(self.tests(workspace, mutant.tests).arg("--no-run"));
+        let passed = built.and_then(|_| {
+            let mut tests = self.tests(workspace, mutant.tests);
+            if let Tests::Plain(filter) = mutant.tests {
+                tests.arg(filter);
+            }
+            workspace::is_success(&mut tests)
+        });
+        put(&text)?;
+        Ok(!passed?)
+    }
+
+    fn tests(&self, workspace: &Workspace, tests: Tests) -> Command {
+        let mut command = workspace.cargo();
+        command
+            .current_dir(&self.root)
+            .args(["test", "--quiet", "-p", "pagetide-core"])
+            .env("RUSTFLAGS", "-Awarnings");
+        let checker = match tests {
+            Tests::Plain(_) => {
+                command.args(["--lib", "--test", "it", "--target-dir"]);
+                command.arg(&self.target);
+                return command;
+            }
+            Tests::Loom => "loom",
+            Tests::Shuttle => "shuttle",
+        };
+        command
+            .args(["--release", "--test", checker, "--target-dir"])
+            .arg(self.target.join(checker))
+            .env("RUSTFLAGS", format!("--cfg {checker} -Awarnings"))
+            .env("LOOM_MAX_PREEMPTIONS", "2");
+        command
+    }
+}
+
+impl Error {
+    fn write(path: &Path, source: std::io::Error) -> Error {
+        Error::Write {
+            path: path.to_path_buf(),
+            source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mutant_has_its_place_in_the_tree() {
+        let core = Workspace::find().root().join("crates/core/src");
+        for mutant in MUTANTS {
+            let text = fs::read_to_string(core.join(mutant.file)).expect("a file of core");
+            assert_eq!(text.matches(mutant.find).count(), 1, "{}", mutant.name);
+        }
+    }
+}
