@@ -5,7 +5,6 @@ extern crate std;
 
 use core::ops::{Deref, Index};
 use std::boxed::Box;
-use std::sync::OnceLock;
 use std::vec::Vec;
 
 #[cfg(loom)]
@@ -19,6 +18,10 @@ pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub use checked::{Guard, SpinLock};
 #[cfg(not(any(loom, shuttle)))]
 pub use spin::{Guard, SpinLock};
+
+mod table;
+
+pub use table::Table;
 
 /// Ranks of the locks, outer to inner. A thread takes them in rising order only, at most two.
 pub mod rank {
@@ -257,51 +260,107 @@ impl<T> Deref for Padded<T> {
     }
 }
 
+/// A fixed array of records, each alone on its cache lines.
+#[derive(Debug)]
+pub struct Slots<T>(Box<[Padded<T>]>);
+
+impl<T> Slots<T> {
+    /// Bytes that [`Slots::try_new`] takes.
+    #[must_use]
+    pub const fn bytes(nr_slots: u32) -> usize {
+        size_of::<Padded<T>>() * crate::units::index(nr_slots)
+    }
+
+    /// `nr_slots` records, made in turn from their numbers.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator or `slot` refuses.
+    pub fn try_new(
+        nr_slots: u32,
+        mut slot: impl FnMut(u32) -> Result<T, NoMetadata>,
+    ) -> Result<Self, NoMetadata> {
+        let mut slots = Vec::new();
+        let refused = NoMetadata {
+            bytes: Self::bytes(nr_slots),
+        };
+        let len = crate::units::index(nr_slots);
+        slots.try_reserve_exact(len).map_err(|_| refused)?;
+        for number in 0..nr_slots {
+            slots.push(Padded(slot(number)?));
+        }
+        Ok(Slots(slots.into_boxed_slice()))
+    }
+
+    /// Records there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The record of a number, `None` beyond them.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&T> {
+        self.0.get(index).map(|slot| &slot.0)
+    }
+
+    /// Whether there is no record.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All records, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|slot| &slot.0)
+    }
+}
+
+impl<T> Index<usize> for Slots<T> {
+    type Output = T;
+    fn index(&self, index: usize) -> &T {
+        &self.0[index].0
+    }
+}
+
 /// One padded slot for each possible CPU.
 #[derive(Debug)]
-pub struct PerCpu<T> {
-    slots: Box<[Padded<T>]>,
-}
+pub struct PerCpu<T>(Slots<T>);
 
 impl<T> PerCpu<T> {
     /// Bytes that [`PerCpu::try_new`] takes.
     #[must_use]
     pub const fn bytes(nr_cpus: u32) -> usize {
-        size_of::<Padded<T>>() * crate::units::index(nr_cpus)
+        Slots::<T>::bytes(nr_cpus)
     }
 
-    /// One slot for each of `nr_cpus` CPUs.
+    /// One slot for each of `nr_cpus` CPUs, at least one.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new(nr_cpus: u32, mut slot: impl FnMut() -> T) -> Result<Self, NoMetadata> {
-        let mut slots = Vec::new();
-        let nr_slots = crate::units::index(nr_cpus.max(1));
-        let refused = NoMetadata {
-            bytes: Self::bytes(nr_cpus),
-        };
-        slots.try_reserve_exact(nr_slots).map_err(|_| refused)?;
-        slots.extend((0..nr_slots).map(|_| Padded(slot())));
-        Ok(PerCpu {
-            slots: slots.into_boxed_slice(),
-        })
+        Slots::try_new(nr_cpus.max(1), |_| Ok(slot())).map(PerCpu)
     }
 
     /// The slot of `cpu`; a number beyond the possible CPUs is folded into them.
     #[must_use]
     pub fn of(&self, cpu: crate::units::Cpu) -> &T {
-        &self.slots[crate::units::index(cpu.number()) % self.slots.len()]
+        &self.0[crate::units::index(cpu.number()) % self.0.len()]
     }
 
     /// All slots, in the order of their CPUs.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().map(|slot| &slot.0)
+        self.0.iter()
+    }
+
+    /// All slots with their CPUs.
+    pub fn iter_by_cpu(&self) -> impl Iterator<Item = (crate::units::Cpu, &T)> {
+        (0..).map(crate::units::Cpu::new).zip(self.iter())
     }
 }
 
 /// Locks that many buckets share: bucket `n` uses lock `n` modulo their number.
 #[derive(Debug)]
-pub struct Stripes<const RANK: u8>(PerCpu<SpinLock<(), RANK>>);
+pub struct Stripes<const RANK: u8>(Slots<SpinLock<(), RANK>>);
 
 impl<const RANK: u8> Stripes<RANK> {
     /// Loom explores every lock there is: it gets few.
@@ -310,7 +369,7 @@ impl<const RANK: u8> Stripes<RANK> {
     /// Bytes that [`Stripes::try_new`] takes.
     #[must_use]
     pub const fn bytes() -> usize {
-        PerCpu::<SpinLock<(), RANK>>::bytes(Self::NR)
+        Slots::<SpinLock<(), RANK>>::bytes(Self::NR)
     }
 
     /// Open locks.
@@ -318,12 +377,12 @@ impl<const RANK: u8> Stripes<RANK> {
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new() -> Result<Self, NoMetadata> {
-        PerCpu::try_new(Self::NR, SpinLock::default).map(Stripes)
+        Slots::try_new(Self::NR, |_| Ok(SpinLock::default())).map(Stripes)
     }
 
     /// Takes the lock of a bucket.
     pub fn lock(&self, bucket: usize) -> Guard<'_, (), RANK> {
-        self.0.slots[bucket % self.0.slots.len()].lock()
+        self.0[bucket % self.0.len()].lock()
     }
 }
 
@@ -391,175 +450,6 @@ impl Index<usize> for Words {
     type Output = AtomicU64;
     fn index(&self, index: usize) -> &AtomicU64 {
         &self.words[index + self.skew]
-    }
-}
-
-/// Append-only chunks of records with reused ids; looked up without a lock.
-///
-/// An id is a slot's number (20 bits, from 1) and a stamp of 12 bits that changes with each reuse,
-/// so that a stale id finds nothing. Records are made by `Default` once and never go away: who
-/// takes a slot sets it up before it gives the id to others.
-#[derive(Debug)]
-pub struct Table<T> {
-    chunks: [OnceLock<Box<[Slot<T>]>>; NR_CHUNKS],
-    free: SpinLock<FreeSlots, { rank::TABLE }>,
-}
-
-#[derive(Debug, Default)]
-struct Slot<T> {
-    /// The id that lives here, 0 where none does.
-    id: AtomicU32,
-    /// While free: the next free slot's number. Guarded by `Table::free`.
-    next: AtomicU32,
-    /// The stamp of the last id. Guarded by `Table::free`.
-    stamp: AtomicU32,
-    value: T,
-}
-
-#[derive(Debug, Default)]
-struct FreeSlots {
-    first: u32,
-    nr_made: u32,
-}
-
-/// Chunk `k` has `FIRST_CHUNK << k` slots.
-const NR_CHUNKS: usize = 15;
-const FIRST_CHUNK: u32 = 32;
-const SLOT_BITS: u32 = 20;
-const NR_STAMPS: u32 = 1 << (32 - SLOT_BITS);
-
-/// The chunk and the place in it of slot `number` (from 0).
-fn chunk_of(number: u32) -> (usize, usize) {
-    let chunk = (number / FIRST_CHUNK + 1).ilog2();
-    let start = FIRST_CHUNK * ((1 << chunk) - 1);
-    (
-        crate::units::index(chunk),
-        crate::units::index(number - start),
-    )
-}
-
-impl<T: Default> Table<T> {
-    /// An empty table; it takes no memory until its first insertion.
-    #[must_use]
-    pub fn new() -> Table<T> {
-        Table {
-            chunks: [const { OnceLock::new() }; NR_CHUNKS],
-            free: SpinLock::default(),
-        }
-    }
-
-    /// Slots are numbered 1 to this.
-    pub const MAX_SLOTS: u32 = FIRST_CHUNK * ((1 << NR_CHUNKS) - 1);
-
-    /// Takes a slot and sets its record up by `init`; the id is visible to others afterwards.
-    ///
-    /// Where a new chunk is needed, `charge` is asked with its bytes first.
-    ///
-    /// # Errors
-    /// [`NoMetadata`] where `charge` or the allocator refuses, or all slots are taken.
-    pub fn insert(
-        &self,
-        charge: impl FnOnce(usize) -> bool,
-        init: impl FnOnce(u32, &T),
-    ) -> Result<u32, NoMetadata> {
-        let mut free = self.free.lock();
-        if free.first == 0 {
-            self.grow(&mut free, charge)?;
-        }
-        let number = free.first;
-        let slot = self.slot(number).expect("free slots are in made chunks");
-        free.first = slot.next.load(Ordering::Relaxed);
-        let stamp = (slot.stamp.load(Ordering::Relaxed) + 1) % NR_STAMPS;
-        slot.stamp.store(stamp, Ordering::Relaxed);
-        drop(free);
-        let id = stamp << SLOT_BITS | number;
-        init(id, &slot.value);
-        // Release pairs with the Acquire in `get`: who finds the id sees the record set up.
-        slot.id.store(id, Ordering::Release);
-        Ok(id)
-    }
-
-    fn grow(
-        &self,
-        free: &mut FreeSlots,
-        charge: impl FnOnce(usize) -> bool,
-    ) -> Result<(), NoMetadata> {
-        let (chunk, _) = chunk_of(free.nr_made);
-        let nr_slots = crate::units::index(FIRST_CHUNK << chunk);
-        let refused = NoMetadata {
-            bytes: nr_slots * size_of::<Slot<T>>(),
-        };
-        if chunk >= NR_CHUNKS || !charge(refused.bytes) {
-            return Err(refused);
-        }
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(nr_slots).map_err(|_| refused)?;
-        slots.extend((0..nr_slots).map(|_| Slot::<T>::default()));
-        // Slots are handed out in rising order: each points at its successor.
-        let start = free.nr_made + 1;
-        for (slot, number) in slots.iter().zip(start..) {
-            let last = crate::units::index(number - start) + 1 == nr_slots;
-            slot.next
-                .store(if last { 0 } else { number + 1 }, Ordering::Relaxed);
-        }
-        let made = self.chunks[chunk].set(slots.into_boxed_slice());
-        assert!(made.is_ok(), "chunks are made under the lock, once each");
-        free.nr_made += FIRST_CHUNK << chunk;
-        free.first = start;
-        Ok(())
-    }
-
-    /// Gives a slot back. Its record stays as it is until the slot is taken again.
-    ///
-    /// # Panics
-    /// Where the id is stale.
-    pub fn remove(&self, id: u32) {
-        let number = id & ((1 << SLOT_BITS) - 1);
-        let slot = self.slot(number).expect("an id of a made slot");
-        let live = slot.id.swap(0, Ordering::AcqRel);
-        assert!(live == id, "a stale id is removed");
-        let mut free = self.free.lock();
-        slot.next.store(free.first, Ordering::Relaxed);
-        free.first = number;
-    }
-
-    fn slot(&self, number: u32) -> Option<&Slot<T>> {
-        let (chunk, place) = chunk_of(number.checked_sub(1)?);
-        self.chunks.get(chunk)?.get()?.get(place)
-    }
-
-    /// The record of `id`, or `None` where it is stale. Takes no lock.
-    #[must_use]
-    pub fn get(&self, id: u32) -> Option<&T> {
-        let slot = self.slot(id & ((1 << SLOT_BITS) - 1))?;
-        // Acquire pairs with the Release in `insert`.
-        (id != 0 && slot.id.load(Ordering::Acquire) == id).then_some(&slot.value)
-    }
-
-    /// The live record whose id agrees with `low` in the bits of `mask`, which cover the slot.
-    #[must_use]
-    pub fn get_by_low(&self, low: u32, mask: u32) -> Option<&T> {
-        let slot = self.slot(low & ((1 << SLOT_BITS) - 1))?;
-        let id = slot.id.load(Ordering::Acquire);
-        (id != 0 && id & mask == low).then_some(&slot.value)
-    }
-
-    /// All live records with their ids, in the order of their slots.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.chunks
-            .iter()
-            .map_while(OnceLock::get)
-            .flat_map(|chunk| chunk.iter())
-            .filter_map(|slot| {
-                let id = slot.id.load(Ordering::Acquire);
-                (id != 0).then_some((id, &slot.value))
-            })
-    }
-}
-
-impl<T: Default> Default for Table<T> {
-    fn default() -> Self {
-        Table::new()
     }
 }
 

@@ -142,6 +142,106 @@ impl Cpu {
     }
 }
 
+/// A NUMA node's number, below [`Node::MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Node(u8);
+
+impl Node {
+    /// The first node: the only one of most machines.
+    pub const ZERO: Node = Node(0);
+    /// Nodes are numbered below this, so that a set of them is one word. Checkers explore every
+    /// word there is: they get few.
+    pub const MAX: u32 = if cfg!(any(loom, shuttle)) { 2 } else { 64 };
+
+    /// The node of this number, or `None` from [`Node::MAX`] on.
+    #[must_use]
+    pub fn new(number: u32) -> Option<Node> {
+        u8::try_from(number)
+            .ok()
+            .filter(|_| number < Node::MAX)
+            .map(Node)
+    }
+
+    /// The node's number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+
+    /// The node as an index.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// [`Node::MAX`] as the length of an array.
+pub const MAX_NODES: usize = Node::MAX as usize;
+
+/// A set of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeMask(u64);
+
+impl NodeMask {
+    /// Every node there may be.
+    pub const ALL: NodeMask = NodeMask(u64::MAX);
+    /// No node.
+    pub const NONE: NodeMask = NodeMask(0);
+
+    /// The set of one node.
+    #[must_use]
+    pub const fn of(node: Node) -> NodeMask {
+        NodeMask(1 << node.0)
+    }
+
+    /// The set whose bits these are: bit `n` for node `n`.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> NodeMask {
+        NodeMask(bits)
+    }
+
+    /// A bit for each node.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether a node is in the set.
+    #[must_use]
+    pub const fn has(self, node: Node) -> bool {
+        self.0 >> node.0 & 1 != 0
+    }
+
+    /// Whether no node is in the set.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Nodes in both sets.
+    #[must_use]
+    pub const fn and(self, other: NodeMask) -> NodeMask {
+        NodeMask(self.0 & other.0)
+    }
+
+    /// Nodes in either set.
+    #[must_use]
+    pub const fn or(self, other: NodeMask) -> NodeMask {
+        NodeMask(self.0 | other.0)
+    }
+
+    /// Nodes in the set.
+    #[must_use]
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// The nodes of the set, in rising order.
+    pub fn iter(self) -> impl Iterator<Item = Node> {
+        (0..64).map(Node).filter(move |&node| self.has(node))
+    }
+}
+
 /// A page of a mapping: 24 bits of mapping id, 40 bits of page number. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey(u64);

@@ -6,12 +6,15 @@
 
 use loom::sync::Arc;
 use loom::thread;
+use pagetide_core::alloc::{
+    Ask, BulkFree, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
+};
 use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::group::{StockLine, Surplus, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
 use pagetide_core::reclaim::Policy;
-use pagetide_core::units::{Cpu, Frame, Order, PageKey};
+use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey};
 
 const FRAME: Frame = Frame::FIRST;
 
@@ -311,5 +314,57 @@ fn of_two_misses_of_one_page_one_reads() {
         let io = mine.or(theirs).expect("one read");
         memory.complete(Cpu::new(0), io, Ok(()), &mut Effects::new());
         assert_eq!(memory.stats().nr_used, 1);
+    });
+}
+
+/// A zone of `nr_frames` frames with one CPU's cache of one page at a time.
+fn one_zone(nr_frames: u32) -> Arc<(FrameTable, Zone)> {
+    let frames = FrameTable::try_new(nr_frames).expect("memory");
+    let config = ZoneConfig {
+        node: Node::ZERO,
+        kind: Kind::Normal,
+        watermarks: Watermarks::default(),
+        lowmem_reserve: 0,
+        sizes: PcpSizes {
+            batch: 1,
+            high_min: 2,
+            high_max: 2,
+        },
+        tuner: Tuner::Fixed,
+        bulk_free: BulkFree::SinglePass,
+        cached_orders: 1,
+        keeps_batch: false,
+    };
+    let zone = Zone::try_new(&frames, 0, nr_frames, 1, config).expect("memory");
+    Arc::new((frames, zone))
+}
+
+#[test]
+fn a_remote_drain_loses_and_doubles_no_frame() {
+    loom::model(|| {
+        let shared = one_zone(2);
+        let here = Here {
+            cpu: Cpu::new(0),
+            now: 0,
+        };
+        let ask = Ask::new(Order::ZERO, Mobility::Movable);
+        let (frames, zone) = &*shared;
+        let held = zone.alloc(frames, here, ask).expect("a free frame");
+        let drainer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (frames, zone) = &*shared;
+                zone.drain(frames, 0).nr_pages
+            })
+        };
+        zone.free(frames, here, held, Order::ZERO);
+        // The other frame is there for whoever asks: no drain may hide it for good.
+        let again = zone.alloc(frames, here, ask);
+        let third = zone.alloc(frames, here, ask);
+        drainer.join().expect("the drainer does not panic");
+        assert!(again != third || again.is_none());
+        let nr_held = u32::from(again.is_some()) + u32::from(third.is_some());
+        assert_eq!(zone.nr_free() + nr_held, 2);
+        zone.check(frames);
     });
 }

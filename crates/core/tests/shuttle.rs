@@ -17,7 +17,10 @@ const STEPS: u64 = 12;
 /// Runs `test` under interleavings that are the same on every run.
 fn check(test: impl Fn() + Send + Sync + 'static) {
     let scheduler = RandomScheduler::new_from_seed(1, RUNS);
-    Runner::new(scheduler, shuttle::Config::default()).run(test);
+    let mut config = shuttle::Config::new();
+    // A memory is built on a model's stack, its topology by value.
+    config.stack_size = 1 << 18;
+    Runner::new(scheduler, config).run(test);
 }
 
 /// A memory, its one group and file, and which page was read into which frame.
@@ -145,7 +148,7 @@ fn run(policy: Policy) {
         thread::spawn(move || {
             let cpu = Cpu::new(1);
             for step in 0..STEPS {
-                if let Ok(frame) = world.memory.alloc_buf(cpu, world.group, Order::ZERO) {
+                if let Ok((frame, _)) = world.memory.alloc_buf(cpu, world.group, Order::ZERO) {
                     thread::yield_now();
                     world.memory.free_buf(cpu, frame);
                 }

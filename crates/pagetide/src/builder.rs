@@ -88,6 +88,7 @@ impl Builder {
             Size::Budget(_) => Config::new(pages, nr_cpus, policy),
             Size::Resident(_) => Config::for_resident(pages, nr_cpus, policy),
         };
+        let nr_frames = config.nr_frames();
         let core = Core::try_new(config).map_err(|error| match error {
             BuildError::BudgetTooSmall {
                 budget_pages,
@@ -96,10 +97,13 @@ impl Builder {
                 budget_bytes: bytes_of(u64::from(budget_pages)),
                 needed_bytes: bytes_of(u64::from(needed_pages)),
             },
+            BuildError::Config(error) => Error::Config {
+                problem: format!("{error:?}"),
+            },
             BuildError::NoMetadata(_) => Error::NoMetadata { what: "frames" },
         })?;
-        let bytes = bytes_of(u64::from(config.nr_frames()));
-        let arena = Arena::reserve(config.nr_frames());
+        let bytes = bytes_of(u64::from(nr_frames));
+        let arena = Arena::reserve(nr_frames);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         Ok(Memory {
             shared: Arc::new(Shared::new(core, arena)),
@@ -213,7 +217,7 @@ impl Memory {
     /// Housekeeping, for programs that call it from their own loop: dropped groups whose last
     /// pages have gone give up their records. Never needed for progress.
     pub fn tick(&self) {
-        self.shared.core.tick(cpu::current());
+        self.shared.tick();
     }
 
     /// Counts.

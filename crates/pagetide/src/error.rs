@@ -23,6 +23,12 @@ pub enum Error {
         /// The most that works.
         max_bytes: u64,
     },
+    /// Nodes, CPUs and sizes of the allocator that do not add up.
+    #[error("the allocator's configuration does not add up: {problem}")]
+    Config {
+        /// What is wrong.
+        problem: String,
+    },
     /// The kernel refused the arena's address space.
     #[error("cannot reserve {bytes} bytes of address space for the arena")]
     Arena {

@@ -175,9 +175,29 @@ impl Group {
     /// # Errors
     /// [`Error::OverLimit`], [`Error::NoBlock`] where free memory is in smaller pieces.
     pub fn alloc(&self, order: Order) -> Result<Buf, Error> {
+        let (mut buf, _) = self.take_buf(order)?;
+        buf.fill(0);
+        Ok(buf)
+    }
+
+    /// Working memory of `order` with whatever this group left in it, for those who overwrite it
+    /// all: zeroed only where its bytes may be another group's.
+    ///
+    /// # Errors
+    /// As [`Group::alloc`].
+    pub fn alloc_unzeroed(&self, order: Order) -> Result<Buf, Error> {
+        let (mut buf, was_ours) = self.take_buf(order)?;
+        if !was_ours {
+            buf.fill(0);
+        }
+        Ok(buf)
+    }
+
+    fn take_buf(&self, order: Order) -> Result<(Buf, bool), Error> {
         let (shared, order) = (self.shared(), order.to_core());
-        let frame = shared.core.alloc_buf(cpu::current(), self.id(), order);
-        let frame = frame.map_err(|error| shared.alloc_error(error, self.id(), order))?;
-        Ok(Buf::new(Arc::clone(shared), frame, order))
+        let taken = shared.core.alloc_buf(cpu::current(), self.id(), order);
+        let (frame, was_ours) =
+            taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
+        Ok((Buf::new(Arc::clone(shared), frame, order), was_ours))
     }
 }

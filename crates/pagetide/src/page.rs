@@ -106,8 +106,8 @@ impl fmt::Debug for Page {
     }
 }
 
-/// Working memory: a page-aligned block of `4 KiB << order`, zeroed, not reclaimable, charged to
-/// its group until dropped.
+/// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
+/// until dropped.
 pub struct Buf {
     shared: Arc<Shared>,
     frame: Frame,
@@ -115,15 +115,13 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// Takes over a block of working memory from core, and zeroes it.
+    /// Takes over a block of working memory from core, its bytes as they are.
     pub(crate) fn new(shared: Arc<Shared>, frame: Frame, order: Order) -> Buf {
-        let mut buf = Buf {
+        Buf {
             shared,
             frame,
             order,
-        };
-        buf.fill(0);
-        buf
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use pagetide_core::units::{Frame, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// Device, inode and page size of an open file.
 pub(crate) type FileKey = (u64, u64, u8);
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     nr_bytes_read: AtomicU64,
     nr_buffered_reads: AtomicU64,
+    /// When the memory was built: core counts time from there.
+    start: Instant,
 }
 
 /// A map that a panicking thread held is whole: its entries are inserted and removed at once.
@@ -43,7 +46,20 @@ impl Shared {
             files: Mutex::default(),
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
+            start: Instant::now(),
         }
+    }
+
+    /// Nanoseconds since the memory was built.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A tick of core's clock; returns how long until the next one is due.
+    pub(crate) fn tick(&self) -> Duration {
+        let now = self.now();
+        let next = self.core.tick(cpu::current(), now);
+        Duration::from_nanos(next.saturating_sub(now))
     }
 
     pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, (u32, String)>> {

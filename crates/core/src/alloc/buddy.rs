@@ -1,27 +1,50 @@
-//! The buddy allocator of one zone: free lists by order, merging in O(1).
+//! The buddy allocator of one zone: free lists by order and mobility, merging in O(1).
 
-use crate::frame::{Chain, FrameTable, List, Place};
-use crate::units::{Frame, MAX_ORDER, NR_ORDERS, Order};
+use super::pageblock::{self, Mobility, NR_MOBILITIES, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use crate::frame::{Chain, FrameTable, List, Place, State};
+use crate::units::{Frame, MAX_ORDER, NR_ORDERS, Order, index};
 
-/// The free blocks of frames `start..end`, by order. Guarded by its zone's lock.
+/// The free blocks of frames `start..end`. Guarded by its zone's lock.
 #[derive(Debug)]
 pub struct Buddy {
-    lists: [List; NR_ORDERS],
+    lists: [[List; NR_MOBILITIES]; NR_ORDERS],
     start: u32,
     end: u32,
     nr_free: u32,
+    /// Too small a zone keeps all its blocks on the movable lists.
+    has_mobility: bool,
+    nr_claims: u32,
+    nr_steals: u32,
+    /// A part of a pageblock was claimed since this was last asked.
+    was_claimed: bool,
+}
+
+/// Where the last block of a batch came from: the next one is looked for there.
+///
+/// Source: kernel `rmqueue_mode` (2025): a batch does not search again what has just failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Found {
+    /// Its own mobility's lists, filled up by a claim where they were empty.
+    #[default]
+    Own,
+    /// Another mobility's pageblock, which stays what it is.
+    Stolen,
 }
 
 impl Buddy {
-    /// All frames of `start..end`, free, in the largest aligned blocks.
+    /// All frames of `start..end`, free and movable, in the largest aligned blocks.
     #[must_use]
     pub fn new(frames: &FrameTable, start: u32, end: u32) -> Buddy {
-        let lists = [const { List::new(Chain::Main) }; NR_ORDERS];
         let mut buddy = Buddy {
-            lists,
+            lists: [const { [const { List::new(Chain::Main) }; NR_MOBILITIES] }; NR_ORDERS],
             start,
             end,
             nr_free: 0,
+            // As the kernel: types are told apart where each can have a pageblock.
+            has_mobility: index((end - start) / PAGEBLOCK_PAGES) >= NR_MOBILITIES,
+            nr_claims: 0,
+            nr_steals: 0,
+            was_claimed: false,
         };
         let mut at = start;
         while at < end {
@@ -31,7 +54,7 @@ impl Buddy {
                 .min(u32::from(MAX_ORDER));
             let order = order_of(fits);
             // At the tail, so that low frames are taken first and high ones stay untouched.
-            buddy.list(Frame::new(at), order, frames, End::Tail);
+            buddy.list(Frame::new(at), order, Mobility::Movable, frames, End::Tail);
             at += order.nr_pages();
         }
         buddy
@@ -43,51 +66,220 @@ impl Buddy {
         self.nr_free
     }
 
-    /// Free blocks of each order, as `/proc/buddyinfo` lists them.
+    /// Pageblocks that changed their type, and blocks taken out of ones that did not.
     #[must_use]
-    pub fn nr_free_by_order(&self) -> [u32; NR_ORDERS] {
-        core::array::from_fn(|order| self.lists[order].len())
+    pub fn nr_fallbacks(&self) -> (u32, u32) {
+        (self.nr_claims, self.nr_steals)
     }
 
-    fn list(&mut self, frame: Frame, order: Order, frames: &FrameTable, end: End) {
+    /// Free blocks of each order and mobility, as `/proc/pagetypeinfo` lists them.
+    #[must_use]
+    pub fn pagetypeinfo(&self) -> [[u32; NR_MOBILITIES]; NR_ORDERS] {
+        core::array::from_fn(|order| core::array::from_fn(|kind| self.lists[order][kind].len()))
+    }
+
+    /// Whether a block of at least `order` is free that `mobility` may have.
+    #[must_use]
+    pub fn has_block(&self, order: Order) -> bool {
+        let larger = self.lists.iter().skip(order.index());
+        larger.flatten().any(|list| !list.is_empty())
+    }
+
+    /// Whether blocks of different mobility are kept apart.
+    #[must_use]
+    pub fn has_mobility(&self) -> bool {
+        self.has_mobility
+    }
+
+    /// Whether a pageblock in use lost its mobility since this was last asked: others will soon
+    /// want room of the old one.
+    pub(super) fn take_was_claimed(&mut self) -> bool {
+        core::mem::take(&mut self.was_claimed)
+    }
+
+    fn list(&mut self, frame: Frame, order: Order, kind: Mobility, frames: &FrameTable, end: End) {
         frames.set_block(frame, order, Place::Zone);
+        let list = &mut self.lists[order.index()][kind.index()];
         match end {
-            End::Head => self.lists[order.index()].push_head(frames, frame),
-            End::Tail => self.lists[order.index()].push_tail(frames, frame),
+            End::Head => list.push_head(frames, frame),
+            End::Tail => list.push_tail(frames, frame),
         }
         self.nr_free += order.nr_pages();
     }
 
-    fn unlist(&mut self, frame: Frame, order: Order, frames: &FrameTable) {
-        self.lists[order.index()].remove(frames, frame);
+    fn unlist(&mut self, frame: Frame, order: Order, kind: Mobility, frames: &FrameTable) {
+        self.lists[order.index()][kind.index()].remove(frames, frame);
         frames.set_block(frame, order, Place::Out);
         self.nr_free -= order.nr_pages();
     }
 
-    /// Takes a block of `order`: the smallest that is large enough, split.
+    /// Takes a block of `order`: the smallest of its own type that is large enough, split; else a
+    /// pageblock of another type is claimed; else a block is stolen from one.
     ///
-    /// Cost: at most one list move for each order above.
-    pub fn alloc(&mut self, frames: &FrameTable, order: Order) -> Option<Frame> {
-        let mut have = (order.index()..NR_ORDERS).find(|&order| !self.lists[order].is_empty())?;
-        let frame = self.lists[have].head().expect("the list is not empty");
-        self.unlist(frame, order_of(crate::units::count(have)), frames);
-        while have > order.index() {
-            have -= 1;
-            let half = order_of(crate::units::count(have));
-            let upper = Frame::new(frame.number() + half.nr_pages());
-            self.list(upper, half, frames, End::Head);
+    /// `found` is where the last block of this batch came from, and is updated.
+    /// Cost: at most one list move for each order above; a claim also looks at the 512 records of a
+    /// pageblock.
+    pub fn alloc(
+        &mut self,
+        frames: &FrameTable,
+        order: Order,
+        mobility: Mobility,
+        found: &mut Found,
+    ) -> Option<Frame> {
+        let kind = if self.has_mobility {
+            mobility
+        } else {
+            Mobility::Movable
+        };
+        if *found == Found::Own {
+            let own = self.take(frames, order, kind);
+            if own.is_some() || !self.has_mobility {
+                return own;
+            }
+            if let Some(claimed) = self.claim(frames, order, kind) {
+                return Some(claimed);
+            }
+            *found = Found::Stolen;
         }
-        frames.set_block(frame, order, Place::Out);
+        self.steal(frames, order, kind)
+    }
+
+    fn take(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {
+        let have = (order.index()..NR_ORDERS)
+            .find(|&order| !self.lists[order][kind.index()].is_empty())?;
+        let frame = self.lists[have][kind.index()].head();
+        let frame = frame.expect("the list is not empty");
+        self.split(frames, frame, have, kind, order, kind);
         Some(frame)
     }
 
+    /// Takes a free block of order `have` off the lists of `from`, keeps its first block of
+    /// `order`, and lists the rest as `to`.
+    fn split(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        have: usize,
+        from: Mobility,
+        order: Order,
+        to: Mobility,
+    ) {
+        let mut have = order_of(crate::units::count(have));
+        self.unlist(frame, have, from, frames);
+        let was_whole = have.get() >= PAGEBLOCK_ORDER;
+        while have > order {
+            have = order_of(u32::from(have.get()) - 1);
+            let upper = Frame::new(frame.number() + have.nr_pages());
+            self.list(upper, have, to, frames, End::Head);
+        }
+        frames.set_block(frame, order, Place::Out);
+        if was_whole {
+            for_pageblocks(frame, order, |block| pageblock::touch(frames, block));
+        }
+    }
+
+    /// Makes a pageblock of another type one of `kind`, largest free blocks first, and takes a
+    /// block of it.
+    ///
+    /// Source: kernel `__rmqueue_claim()`.
+    fn claim(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {
+        for have in (order.index()..NR_ORDERS).rev() {
+            let is_worth_it = kind != Mobility::Movable || have >= usize::from(PAGEBLOCK_ORDER / 2);
+            if !is_worth_it {
+                break;
+            }
+            for from in kind.fallbacks() {
+                let Some(frame) = self.lists[have][from.index()].head() else {
+                    continue;
+                };
+                if have >= usize::from(PAGEBLOCK_ORDER) {
+                    let whole = order_of(crate::units::count(have));
+                    for_pageblocks(frame, whole, |block| {
+                        pageblock::set_mobility(frames, block, kind);
+                    });
+                    self.split(frames, frame, have, from, order, kind);
+                    self.nr_claims += 1;
+                    return Some(frame);
+                }
+                if self.convert(frames, frame, from, kind) {
+                    self.nr_claims += 1;
+                    self.was_claimed = true;
+                    return self.take(frames, order, kind);
+                }
+            }
+        }
+        None
+    }
+
+    /// Moves the free blocks of a pageblock to `to`, if at least half of it is free or used alike.
+    fn convert(&mut self, frames: &FrameTable, frame: Frame, from: Mobility, to: Mobility) -> bool {
+        let first = frame.number() & !(PAGEBLOCK_PAGES - 1);
+        let last = first + PAGEBLOCK_PAGES;
+        if first < self.start || last > self.end {
+            return false;
+        }
+        let (mut nr_free, mut nr_movable) = (0, 0);
+        let mut at = first;
+        while at < last {
+            let frame = Frame::new(at);
+            match frames.block(frame) {
+                (order, Place::Zone) => {
+                    nr_free += order.nr_pages();
+                    at += order.nr_pages();
+                    continue;
+                }
+                _ if matches!(frames.word(frame).state(), State::Reading | State::Live) => {
+                    nr_movable += 1;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        let nr_alike = match (to, from) {
+            (Mobility::Movable, _) => nr_movable,
+            (_, Mobility::Movable) => PAGEBLOCK_PAGES - nr_free - nr_movable,
+            _ => 0,
+        };
+        if nr_free + nr_alike < PAGEBLOCK_PAGES / 2 {
+            return false;
+        }
+        let mut at = first;
+        while at < last {
+            let (order, place) = frames.block(Frame::new(at));
+            if place == Place::Zone {
+                self.unlist(Frame::new(at), order, from, frames);
+                self.list(Frame::new(at), order, to, frames, End::Tail);
+                at += order.nr_pages();
+            } else {
+                at += 1;
+            }
+        }
+        pageblock::set_mobility(frames, frame, to);
+        true
+    }
+
+    /// Takes the smallest block of another type that is large enough.
+    fn steal(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {
+        for have in order.index()..NR_ORDERS {
+            for from in kind.fallbacks() {
+                if let Some(frame) = self.lists[have][from.index()].head() {
+                    self.split(frames, frame, have, from, order, from);
+                    self.nr_steals += 1;
+                    return Some(frame);
+                }
+            }
+        }
+        None
+    }
+
     /// Gives a block back and merges it with its free buddies. O(1) for each order: a look at the
-    /// buddy's record, no search.
+    /// buddy's record, no search. `now` in ns is when, for blocks that are whole pageblocks.
     ///
     /// # Panics
     /// Where the block is free already or does not lie in this zone.
-    pub fn free(&mut self, frames: &FrameTable, frame: Frame, order: Order) {
-        let inside = frame.number() >= self.start && self.end - frame.number() >= order.nr_pages();
+    pub fn free(&mut self, frames: &FrameTable, frame: Frame, order: Order, now: u64) {
+        let inside = frame.number() >= self.start
+            && self.end.saturating_sub(frame.number()) >= order.nr_pages();
         assert!(
             inside,
             "{frame:?} of order {} is outside its zone",
@@ -97,20 +289,70 @@ impl Buddy {
             frames.block(frame).1 != Place::Zone,
             "{frame:?} is freed twice"
         );
+        let kind = pageblock::mobility(frames, frame);
+        let was_whole = order.get() >= PAGEBLOCK_ORDER;
+        let freed = (frame, order);
         let mut at = frame.number();
         let mut order = order;
         while order.get() < MAX_ORDER {
             let buddy = at ^ order.nr_pages();
-            let inside = buddy >= self.start && self.end.saturating_sub(buddy) >= order.nr_pages();
-            if !inside || frames.block(Frame::new(buddy)) != (order, Place::Zone) {
+            if !self.is_free(frames, buddy, order) {
                 break;
             }
-            self.unlist(Frame::new(buddy), order, frames);
+            let buddy = Frame::new(buddy);
+            let other = pageblock::mobility(frames, buddy);
+            self.unlist(buddy, order, other, frames);
+            if other != kind {
+                // Only whole pageblocks differ: one type from here on, that of what was freed.
+                for_pageblocks(buddy, order, |block| {
+                    pageblock::set_mobility(frames, block, kind);
+                });
+            }
             frames.set_block(Frame::new(at), Order::ZERO, Place::Out);
-            at &= buddy;
+            at &= buddy.number();
             order = order_of(u32::from(order.get()) + 1);
         }
-        self.list(Frame::new(at), order, frames, End::Head);
+        if was_whole {
+            for_pageblocks(freed.0, freed.1, |block| {
+                pageblock::stamp(frames, block, now);
+            });
+        } else if order.get() >= PAGEBLOCK_ORDER {
+            pageblock::stamp(frames, freed.0, now);
+        }
+        self.list(Frame::new(at), order, kind, frames, End::Head);
+    }
+
+    fn is_free(&self, frames: &FrameTable, first: u32, order: Order) -> bool {
+        first >= self.start
+            && self.end.saturating_sub(first) >= order.nr_pages()
+            && frames.block(Frame::new(first)) == (order, Place::Zone)
+    }
+
+    /// Takes a free block of at least a pageblock that has memory of the OS and is free since
+    /// `before` or longer. Looks at `max_scan` blocks at most, coldest first.
+    pub fn take_idle(
+        &mut self,
+        frames: &FrameTable,
+        before: u64,
+        max_scan: u32,
+    ) -> Option<(Frame, Order)> {
+        let mut nr_left = max_scan;
+        for have in (usize::from(PAGEBLOCK_ORDER)..NR_ORDERS).rev() {
+            let order = order_of(crate::units::count(have));
+            for kind in Mobility::ALL {
+                let list = &self.lists[have][kind.index()];
+                let cold = list
+                    .iter_back(frames)
+                    .take(index(nr_left))
+                    .inspect(|_| nr_left -= 1)
+                    .find(|&frame| is_idle(frames, frame, order, before));
+                if let Some(frame) = cold {
+                    self.unlist(frame, order, kind, frames);
+                    return Some((frame, order));
+                }
+            }
+        }
+        None
     }
 
     /// Asserts the room's invariants 1 and 2. O(frames).
@@ -119,26 +361,40 @@ impl Buddy {
     /// Where one does not hold.
     pub fn check(&self, frames: &FrameTable) {
         let mut nr_free = 0;
-        for (order, list) in (0..).zip(&self.lists) {
+        for (order, lists) in (0..).zip(&self.lists) {
             let order = order_of(order);
-            assert_eq!(crate::units::count(list.iter(frames).count()), list.len());
-            for frame in list.iter(frames) {
-                assert_eq!(frames.block(frame), (order, Place::Zone), "{frame:?}");
-                assert_eq!(
-                    frame.number() % order.nr_pages(),
-                    0,
-                    "{frame:?} is not aligned"
-                );
-                let buddy = frame.number() ^ order.nr_pages();
-                let twin = buddy >= self.start
-                    && buddy < self.end
-                    && order.get() < MAX_ORDER
-                    && frames.block(Frame::new(buddy)) == (order, Place::Zone);
-                assert!(!twin, "{frame:?} and its buddy are both free");
-                nr_free += order.nr_pages();
+            for (kind, list) in Mobility::ALL.into_iter().zip(lists) {
+                assert_eq!(crate::units::count(list.iter(frames).count()), list.len());
+                for frame in list.iter(frames) {
+                    assert_eq!(frames.block(frame), (order, Place::Zone), "{frame:?}");
+                    assert_eq!(pageblock::mobility(frames, frame), kind, "{frame:?}");
+                    let first = frame.number();
+                    assert_eq!(first % order.nr_pages(), 0, "{frame:?} is not aligned");
+                    let buddy = first ^ order.nr_pages();
+                    let twin = order.get() < MAX_ORDER && self.is_free(frames, buddy, order);
+                    assert!(!twin, "{frame:?} and its buddy are both free");
+                    nr_free += order.nr_pages();
+                }
             }
         }
         assert_eq!(nr_free, self.nr_free, "the count of free frames");
+    }
+}
+
+/// Whether all pageblocks of a free block may go, and one has memory to give.
+fn is_idle(frames: &FrameTable, frame: Frame, order: Order, before: u64) -> bool {
+    let (mut is_idle, mut may_go) = (false, true);
+    for_pageblocks(frame, order, |block| {
+        is_idle |= pageblock::idle_since(frames, block).is_some_and(|since| since <= before);
+        may_go &= !pageblock::is_registered(frames, block);
+    });
+    is_idle && may_go
+}
+
+/// Calls `work` with a frame of each pageblock of a block of at least one, else with its own.
+pub(super) fn for_pageblocks(frame: Frame, order: Order, mut work: impl FnMut(Frame)) {
+    for block in 0..order.nr_pages().div_ceil(PAGEBLOCK_PAGES) {
+        work(Frame::new(frame.number() + block * PAGEBLOCK_PAGES));
     }
 }
 
@@ -148,7 +404,7 @@ enum End {
     Tail,
 }
 
-fn order_of(order: u32) -> Order {
+pub(super) fn order_of(order: u32) -> Order {
     u8::try_from(order)
         .ok()
         .and_then(Order::new)

@@ -1,56 +1,78 @@
-//! The per-CPU page cache of one zone and CPU.
+//! The per-CPU page cache of one zone and CPU: lists by order and mobility, newest first.
 
+use super::pageblock::{Mobility, NR_MOBILITIES};
+use super::pcp_tune::Tune;
 use crate::frame::{Chain, FrameTable, List, Place};
 use crate::units::{Frame, NR_ORDERS, Order};
 
-/// Orders that per-CPU page caches keep: the kernel's 0 to 3 and 9.
-#[must_use]
-pub const fn caches(order: Order) -> bool {
-    order.get() <= 3 || order.get() == 9
-}
+/// Lists of a cache: order by order, the mobilities of each side by side.
+pub(super) const NR_LISTS: usize = NR_ORDERS * NR_MOBILITIES;
 
-/// Free blocks close to one CPU, newest first. Guarded by a lock that is only ever tried.
+/// Free blocks close to one CPU. Guarded by a lock that is only ever tried.
 #[derive(Debug)]
 pub struct Pcp {
-    lists: [List; NR_ORDERS],
+    lists: [List; NR_LISTS],
     /// Pages held.
     count: u32,
+    /// What decides how many it may hold.
+    pub(super) tune: Tune,
+    pub(super) counts: PcpCounts,
 }
 
-impl Default for Pcp {
-    fn default() -> Self {
-        Pcp {
-            lists: [const { List::new(Chain::Main) }; NR_ORDERS],
-            count: 0,
-        }
-    }
+/// Counts of one cache, kept under its lock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PcpCounts {
+    /// Blocks served, by `Ask::class`.
+    pub(super) served: [u64; 4],
+    pub(super) pgalloc: u64,
+    pub(super) pgfree: u64,
+    /// `pgalloc + pgfree` at the last tick, and the ticks since that changed.
+    last: u64,
+    quiet: u8,
+}
+
+/// The list of `order` and `mobility`.
+#[must_use]
+pub(super) const fn list_of(order: Order, mobility: Mobility) -> usize {
+    order.index() * NR_MOBILITIES + mobility.index()
 }
 
 impl Pcp {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(tune: Tune) -> Pcp {
+        Pcp {
+            lists: [const { List::new(Chain::Main) }; NR_LISTS],
+            count: 0,
+            tune,
+            counts: PcpCounts::default(),
+        }
+    }
+
     /// Pages held.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Takes the block of `order` that was freed last.
-    pub fn pop(&mut self, frames: &FrameTable, order: Order) -> Option<Frame> {
-        let frame = self.lists[order.index()].pop_head(frames)?;
+    /// Takes the block of a list that was freed last.
+    pub fn pop(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {
+        let frame = self.lists[list_of(order, kind)].pop_head(frames)?;
         frames.set_block(frame, order, Place::Out);
         self.count -= order.nr_pages();
         Some(frame)
     }
 
     /// Keeps a block that was just freed: it is handed out next.
-    pub fn push(&mut self, frames: &FrameTable, frame: Frame, order: Order) {
+    pub fn push(&mut self, frames: &FrameTable, frame: Frame, order: Order, kind: Mobility) {
         self.keep(frames, frame, order);
-        self.lists[order.index()].push_head(frames, frame);
+        self.lists[list_of(order, kind)].push_head(frames, frame);
     }
 
     /// Keeps a block of a refill: handed out after what is there, so in the order of arrival.
-    pub fn push_cold(&mut self, frames: &FrameTable, frame: Frame, order: Order) {
+    pub fn push_cold(&mut self, frames: &FrameTable, frame: Frame, order: Order, kind: Mobility) {
         self.keep(frames, frame, order);
-        self.lists[order.index()].push_tail(frames, frame);
+        self.lists[list_of(order, kind)].push_tail(frames, frame);
     }
 
     fn keep(&mut self, frames: &FrameTable, frame: Frame, order: Order) {
@@ -62,20 +84,36 @@ impl Pcp {
         self.count += order.nr_pages();
     }
 
-    /// Takes the coldest block to give back: from the list of `first`, then the next ones in turn.
+    /// Takes the coldest block of list `at`, or of the next one in turn that has any; `at` is then
+    /// that list.
     ///
-    /// Source: single-pass bulk free, Gorman 2022.
-    pub fn pop_coldest(&mut self, frames: &FrameTable, first: Order) -> Option<(Frame, Order)> {
-        let from = (0..NR_ORDERS).map(|step| (first.index() + step) % NR_ORDERS);
-        let order = from
-            .into_iter()
-            .find(|&order| !self.lists[order].is_empty())?;
-        let frame = self.lists[order].pop_tail(frames)?;
+    /// Source: single-pass bulk free, Gorman 2022: a list is emptied before the next is begun.
+    pub fn pop_coldest(&mut self, frames: &FrameTable, at: &mut usize) -> Option<(Frame, Order)> {
+        if self.count == 0 {
+            return None;
+        }
+        while self.lists[*at].is_empty() {
+            *at = (*at + 1) % NR_LISTS;
+        }
+        let frame = self.lists[*at].pop_tail(frames)?;
         let (order, place) = frames.block(frame);
         assert!(place == Place::Pcp, "{frame:?} left its per-CPU page cache");
         frames.set_block(frame, order, Place::Out);
         self.count -= order.nr_pages();
         Some((frame, order))
+    }
+
+    /// At a tick: whether the cache was not used for some ticks.
+    pub(super) fn is_expired(&mut self, ticks: u8) -> bool {
+        let counts = &mut self.counts;
+        let used = counts.pgalloc + counts.pgfree;
+        counts.quiet = if used == counts.last {
+            counts.quiet.saturating_add(1)
+        } else {
+            0
+        };
+        counts.last = used;
+        counts.quiet >= ticks
     }
 
     /// Asserts invariant 3. O(pages held).
@@ -84,10 +122,10 @@ impl Pcp {
     /// Where it does not hold.
     pub fn check(&self, frames: &FrameTable) {
         let mut count = 0;
-        for list in &self.lists {
+        for (at, list) in self.lists.iter().enumerate() {
             for frame in list.iter(frames) {
                 let (order, place) = frames.block(frame);
-                assert_eq!(place, Place::Pcp, "{frame:?}");
+                assert_eq!((order.index(), place), (at / NR_MOBILITIES, Place::Pcp));
                 count += order.nr_pages();
             }
         }

@@ -115,4 +115,10 @@ impl List {
         let chain = self.chain;
         core::iter::successors(self.head, move |&frame| frames.links(chain, frame).1)
     }
+
+    /// The frames from tail to head.
+    pub fn iter_back<'a>(&self, frames: &'a FrameTable) -> impl Iterator<Item = Frame> + use<'a> {
+        let chain = self.chain;
+        core::iter::successors(self.tail, move |&frame| frames.links(chain, frame).0)
+    }
 }

@@ -39,13 +39,18 @@ pub enum Place {
     Pcp,
 }
 
-/// One record of 32 bytes a frame, and one pair of links beside it for the file's list.
+/// Frames of a pageblock, as an order: what mobility types and release to the OS are kept for.
+pub const PAGEBLOCK_ORDER: u8 = 9;
+
+/// One record of 32 bytes a frame, one pair of links beside it for the file's list, and one word a
+/// pageblock for the allocator.
 ///
 /// Records never go away: any number below [`FrameTable::len`] may be looked at any time.
 #[derive(Debug)]
 pub struct FrameTable {
     records: Words,
     file_links: Words,
+    pageblocks: Words,
     nr_frames: u32,
 }
 
@@ -53,7 +58,9 @@ impl FrameTable {
     /// Bytes that [`FrameTable::try_new`] takes.
     #[must_use]
     pub const fn bytes(nr_frames: u32) -> usize {
-        Words::bytes(index(nr_frames) * WORDS_PER_RECORD) + Words::bytes(index(nr_frames))
+        Words::bytes(index(nr_frames) * WORDS_PER_RECORD)
+            + Words::bytes(index(nr_frames))
+            + Words::bytes(index(nr_pageblocks(nr_frames)))
     }
 
     /// Records for `nr_frames` frames, all free.
@@ -64,6 +71,7 @@ impl FrameTable {
         Ok(FrameTable {
             records: Words::try_new(index(nr_frames) * WORDS_PER_RECORD)?,
             file_links: Words::try_new(index(nr_frames))?,
+            pageblocks: Words::try_new(index(nr_pageblocks(nr_frames)))?,
             nr_frames,
         })
     }
@@ -147,7 +155,8 @@ impl FrameTable {
             .store(key.map_or(0, PageKey::bits), Ordering::Relaxed);
     }
 
-    /// The group that the frame's block is charged to.
+    /// The group that the frame's block is charged to; of a block that was just allocated, the one
+    /// that it was charged to before, or 0 where that is not known of all its frames.
     #[must_use]
     pub fn group(&self, frame: Frame) -> u32 {
         low(self.field(frame, OWNER).load(Ordering::Relaxed))
@@ -176,13 +185,22 @@ impl FrameTable {
     }
 
     /// Says what block this frame heads and where it is. Under the lock of the old and new place.
+    ///
+    /// A block on a free list of its zone forgets its group: it may be cut or joined there, so that
+    /// whoever gets it next does not know whose bytes are in it.
     pub fn set_block(&self, frame: Frame, order: Order, place: Place) {
         let owner = self.field(frame, OWNER);
         let block = u32::from(order.get()) | (place as u32) << 4;
-        owner.store(
-            pack(block, low(owner.load(Ordering::Relaxed))),
-            Ordering::Relaxed,
-        );
+        let group = match place {
+            Place::Zone => 0,
+            Place::Out | Place::Pcp => low(owner.load(Ordering::Relaxed)),
+        };
+        owner.store(pack(block, group), Ordering::Relaxed);
+    }
+
+    /// The allocator's word of the pageblock that the frame lies in.
+    pub(crate) fn pageblock(&self, frame: Frame) -> &crate::sync::AtomicU64 {
+        &self.pageblocks[frame.index() >> PAGEBLOCK_ORDER]
     }
 
     /// A note in the links of a frame that is on no main list: a shadow while `Reading`, an error
@@ -225,6 +243,10 @@ impl FrameTable {
         let (prev, _) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);
     }
+}
+
+const fn nr_pageblocks(nr_frames: u32) -> u32 {
+    nr_frames.div_ceil(1 << PAGEBLOCK_ORDER)
 }
 
 const fn pack(high: u32, low: u32) -> u64 {

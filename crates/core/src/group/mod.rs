@@ -16,6 +16,12 @@ pub const MAX_DEPTH: u32 = 16;
 /// No limit.
 pub const NO_LIMIT: u64 = u64::MAX;
 
+/// Whether the next group in this one's slot of the table begins its numbers anew.
+#[must_use]
+pub fn is_last_of_its_slot(id: u32) -> bool {
+    Table::<Group>::is_last_stamp(id)
+}
+
 /// A charge would exceed the `max` of `group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit {

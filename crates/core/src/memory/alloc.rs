@@ -1,6 +1,7 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::{AllocError, Memory};
+use crate::alloc::{Mark, Mobility, Request};
 use crate::frame::State;
 use crate::units::{Cpu, Frame, Order};
 
@@ -10,11 +11,20 @@ const MAX_RETRIES: u32 = 16;
 /// block may not come together however many go.
 const MAX_BLOCK_ROUNDS: u32 = 128;
 
+/// A block that was just taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) frame: Frame,
+    /// Its bytes are the group's own: nobody else's were in any of its frames since.
+    pub(super) was_ours: bool,
+}
+
 impl Memory {
-    /// A block of `order` charged to `group`, reclaimed for where a limit is met.
+    /// A block charged to `group`, reclaimed for where a limit is met.
     ///
     /// Holds no lock and no claim while it reclaims. At most [`MAX_RETRIES`] rounds in a row free
-    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all.
+    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all. `turn` counts for
+    /// policies that interleave.
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
@@ -23,18 +33,21 @@ impl Memory {
         cpu: Cpu,
         group: u32,
         order: Order,
-    ) -> Result<Frame, AllocError> {
+        mobility: Mobility,
+    ) -> Result<Block, AllocError> {
         self.charge(cpu, group, order.nr_pages())?;
+        let request = Request::new(order, mobility);
         let (mut retries, mut rounds) = (0, 0);
         loop {
-            if let Some(frame) = self.zone.alloc(&self.frames, cpu, order) {
+            let (taken, nr_drained) = self.take_frames(cpu, request);
+            if let Some(frame) = taken {
+                let was_ours = self.frames.group(frame) == group;
                 self.frames.set_group(frame, group);
-                return Ok(frame);
+                return Ok(Block { frame, was_ours });
             }
-            // Charged, so frames are there: in other CPUs' caches, or split.
-            let drained = self.zone.drain(&self.frames).nr_pages;
+            // Charged, so frames are there, but they may be split.
             let freed = self.reclaim(cpu, self.groups.root(), order.nr_pages());
-            if drained == 0 && freed == 0 {
+            if nr_drained == 0 && freed == 0 {
                 retries += 1;
             }
             rounds += 1;
@@ -44,6 +57,22 @@ impl Memory {
                 return Err(AllocError::NoBlock { order });
             }
         }
+    }
+
+    /// What is charged has a right to a frame: above the low watermark, else above `min`, else the
+    /// last one of any zone or of any CPU's cache. Returns the pages drained for it, too.
+    ///
+    /// Source: the order of the kernel's slow path.
+    fn take_frames(&self, cpu: Cpu, request: Request) -> (Option<Frame>, u32) {
+        for mark in [Mark::Low, Mark::Min] {
+            let request = Request { mark, ..request };
+            if let Ok(frame) = self.zones.alloc(&self.frames, cpu, &request) {
+                return (Some(frame), 0);
+            }
+        }
+        let nr_drained = self.zones.drain(&self.frames).nr_pages;
+        let taken = self.zones.alloc(&self.frames, cpu, &request);
+        (taken.ok(), nr_drained)
     }
 
     fn charge(&self, cpu: Cpu, group: u32, nr_pages: u32) -> Result<(), AllocError> {
@@ -80,21 +109,28 @@ impl Memory {
             .update(frame, free)
             .expect("an update without a condition");
         assert!(before.pins() == 0, "{frame:?} is freed while pinned");
-        self.zone.free(&self.frames, cpu, frame, order);
+        self.zones.free(&self.frames, cpu, frame, order);
         self.groups.uncharge(cpu, group, order.nr_pages());
     }
 
-    /// Working memory of `order`, charged to `group`: not reclaimable, its bytes as they were.
+    /// Working memory of `order`, charged to `group`: not reclaimable. Also says whether its bytes
+    /// are the group's own; otherwise the caller zeroes them before the group sees them.
     ///
     /// # Errors
     /// [`AllocError`].
-    pub fn alloc_buf(&self, cpu: Cpu, group: u32, order: Order) -> Result<Frame, AllocError> {
-        let frame = self.take_block(cpu, group, order)?;
+    pub fn alloc_buf(
+        &self,
+        cpu: Cpu,
+        group: u32,
+        order: Order,
+    ) -> Result<(Frame, bool), AllocError> {
+        self.zones.cache_order(order);
+        let Block { frame, was_ours } = self.take_block(cpu, group, order, Mobility::Unmovable)?;
         let buf = |word: crate::frame::Word| Some(word.with_state(State::Buf).next_version());
         self.frames
             .update(frame, buf)
             .expect("an update without a condition");
-        Ok(frame)
+        Ok((frame, was_ours))
     }
 
     /// Gives working memory back.

@@ -9,6 +9,7 @@ pub struct Io {
     pub(super) frame: Frame,
     pub(super) key: PageKey,
     pub(super) order: Order,
+    pub(super) was_ours: bool,
 }
 
 impl Io {
@@ -22,6 +23,13 @@ impl Io {
     #[must_use]
     pub fn key(&self) -> PageKey {
         self.key
+    }
+
+    /// Whether the frame's old bytes are the group's own: otherwise whoever might leave some of
+    /// them there zeroes them first.
+    #[must_use]
+    pub fn was_ours(&self) -> bool {
+        self.was_ours
     }
 
     /// The order of the page.

@@ -1,6 +1,8 @@
 //! Bringing a page in: an operation that is stepped, and the completion of its read.
 
+use super::alloc::Block;
 use super::{AllocError, Effect, Effects, Io, Memory};
+use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
 use crate::page_cache::{self, Access, Found};
 use crate::reclaim::Token;
@@ -101,8 +103,8 @@ impl PageIn {
         memory
             .lruvec_of(cpu, self.group)
             .map_err(PageError::Alloc)?;
-        let frame = memory
-            .take_block(cpu, self.group, order)
+        let Block { frame, was_ours } = memory
+            .take_block(cpu, self.group, order, Mobility::Movable)
             .map_err(PageError::Alloc)?;
         memory.frames.set_key(frame, Some(self.key));
         let bucket = memory.index.lock(self.key);
@@ -140,6 +142,7 @@ impl PageIn {
             frame,
             key: self.key,
             order,
+            was_ours,
         }));
         Ok(Some(frame))
     }

@@ -11,6 +11,7 @@ impl Memory {
     /// # Errors
     /// [`NoMetadata`] where the budget or the allocator refuses the record.
     pub fn open_mapping(&self, cpu: Cpu, order: Order) -> Result<u32, NoMetadata> {
+        self.zones.cache_order(order);
         let charge = |bytes: usize| self.groups.charge_bytes(cpu, bytes).is_ok();
         self.mappings.open(charge, order)
     }

@@ -9,7 +9,7 @@ mod file;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 
-use crate::alloc::{Config as AllocConfig, Zone, ZoneStats};
+use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
 use crate::group::{ChildError, Tree};
 use crate::page_cache::{Index, Mapping, Mappings};
@@ -23,27 +23,33 @@ pub const MIN_PAGES: u32 = 16;
 const TABLE_PAGES: u32 = 64;
 
 /// What a memory is built from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// The budget in pages: content, working memory and core's own records together.
     pub budget_pages: u32,
-    /// Possible CPUs.
-    pub nr_cpus: u32,
     /// Frames whose evicted pages are remembered, four times over.
     pub shadow_frames: u32,
     /// Which page goes.
     pub policy: Policy,
+    /// The allocator room, with the topology.
+    pub alloc: AllocConfig,
 }
 
 impl Config {
-    /// A memory under `budget_pages`.
+    /// A memory under `budget_pages`, on one node with `nr_cpus` possible CPUs.
     #[must_use]
     pub fn new(budget_pages: u32, nr_cpus: u32, policy: Policy) -> Config {
+        Config::on(Topology::uniform(nr_cpus), budget_pages, policy)
+    }
+
+    /// A memory under `budget_pages` on these nodes and CPUs.
+    #[must_use]
+    pub fn on(topology: Topology, budget_pages: u32, policy: Policy) -> Config {
         Config {
             budget_pages,
-            nr_cpus: nr_cpus.max(1),
             shadow_frames: budget_pages,
             policy,
+            alloc: AllocConfig::new(topology),
         }
     }
 
@@ -53,23 +59,22 @@ impl Config {
     /// The runtime and the simulator replay traces with this, so that both give the same misses.
     #[must_use]
     pub fn for_resident(nr_pages: u32, nr_cpus: u32, policy: Policy) -> Config {
-        let shadow_frames = nr_pages;
-        let mut config = Config {
-            shadow_frames,
-            ..Config::new(nr_pages, nr_cpus, policy)
-        };
-        // Each round adds the records of the pages that the last one added: 2 % of them.
-        for _ in 0..8 {
-            config.budget_pages = nr_pages
-                .saturating_add(config.metadata_pages())
-                .saturating_add(TABLE_PAGES)
-                .saturating_add(nr_pages / 64);
-        }
+        let mut config = Config::new(nr_pages, nr_cpus, policy);
+        config.fit(nr_pages);
         config
     }
 
-    fn alloc(&self) -> AllocConfig {
-        AllocConfig::for_zone(self.budget_pages)
+    /// Sets the budget so that `nr_pages` pages fit, as [`Config::for_resident`] does.
+    pub fn fit(&mut self, nr_pages: u32) {
+        self.shadow_frames = nr_pages;
+        self.budget_pages = nr_pages;
+        // Each round adds the records of the pages that the last one added: 2 % of them.
+        for _ in 0..8 {
+            self.budget_pages = nr_pages
+                .saturating_add(self.metadata_pages())
+                .saturating_add(TABLE_PAGES)
+                .saturating_add(nr_pages / 64);
+        }
     }
 
     /// Frames of the arena: the budget, and what per-CPU page caches may hold beyond it.
@@ -79,17 +84,18 @@ impl Config {
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
         self.budget_pages
-            .saturating_add(self.alloc().slack(self.nr_cpus))
+            .saturating_add(self.alloc.slack(self.budget_pages))
     }
 
     /// Bytes of core's own tables, charged to the root when the memory is built.
     #[must_use]
     pub fn metadata_bytes(&self) -> usize {
+        let nr_cpus = self.alloc.topology.nr_cpus();
         FrameTable::bytes(self.nr_frames())
             + Index::bytes(self.nr_frames())
             + Shadows::bytes(self.shadow_frames)
-            + Zone::bytes(self.nr_cpus)
-            + Tree::bytes(self.nr_cpus)
+            + Zones::bytes(&self.alloc, self.nr_frames())
+            + Tree::bytes(nr_cpus)
     }
 
     /// [`Config::metadata_bytes`] in whole pages.
@@ -109,6 +115,8 @@ pub enum BuildError {
         /// Pages that it must have at least.
         needed_pages: u32,
     },
+    /// The allocator's configuration does not add up.
+    Config(ConfigError),
     /// The allocator refused core's tables.
     NoMetadata(NoMetadata),
 }
@@ -139,7 +147,7 @@ pub struct Stats {
     pub pgsteal: u64,
     /// Frames in use: pages, pages being read, working memory.
     pub nr_used: u32,
-    /// The zone's counts.
+    /// The counts of all zones.
     pub zone: ZoneStats,
 }
 
@@ -156,7 +164,7 @@ struct Counters {
 pub struct Memory {
     config: Config,
     frames: FrameTable,
-    zone: Zone,
+    zones: Zones,
     groups: Tree,
     lruvecs: Table<SpinLock<Lruvec, { rank::LRUVEC }>>,
     index: Index,
@@ -173,6 +181,7 @@ impl Memory {
     /// # Errors
     /// [`BuildError`].
     pub fn try_new(config: Config) -> Result<Memory, BuildError> {
+        config.alloc.check().map_err(BuildError::Config)?;
         let nr_frames = config.nr_frames();
         let metadata = config.metadata_pages();
         let needed_pages = metadata.saturating_add(MIN_PAGES);
@@ -185,18 +194,19 @@ impl Memory {
         }
         let build = || -> Result<Memory, NoMetadata> {
             let frames = FrameTable::try_new(nr_frames)?;
-            let zone = Zone::try_new(&frames, 0, nr_frames, config.nr_cpus, config.alloc())?;
+            let zones = Zones::try_new(config.alloc.clone(), &frames)?;
+            let nr_cpus = config.alloc.topology.nr_cpus();
             Ok(Memory {
-                config,
-                zone,
+                zones,
                 frames,
-                groups: Tree::try_new(config.nr_cpus, u64::from(config.budget_pages))?,
+                groups: Tree::try_new(nr_cpus, u64::from(config.budget_pages))?,
                 lruvecs: Table::new(),
                 index: Index::try_new(nr_frames)?,
                 shadows: Shadows::try_new(config.shadow_frames)?,
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),
                 stats: Counters::default(),
+                config,
             })
         };
         let memory = build().map_err(BuildError::NoMetadata)?;
@@ -219,6 +229,12 @@ impl Memory {
     #[must_use]
     pub fn frames(&self) -> &FrameTable {
         &self.frames
+    }
+
+    /// The zones of the arena, for looking at.
+    #[must_use]
+    pub fn zones(&self) -> &Zones {
+        &self.zones
     }
 
     /// The tree of groups. Limits are set by [`Memory::set_max`], groups dropped by
@@ -280,20 +296,29 @@ impl Memory {
         while self.groups.get(group).is_some_and(|dead| dead.usage() > 0)
             && self.reclaim(cpu, group, 1) > 0
         {}
-        if let Some(lruvec) = self.groups.bury(group)
-            && lruvec != 0
-        {
+        let Some(lruvec) = self.groups.bury(group) else {
+            return;
+        };
+        if lruvec != 0 {
             self.lruvecs.remove(lruvec);
         }
+        // Before a number comes back, no cached block remembers it: its bytes are its own.
+        while crate::group::is_last_of_its_slot(group)
+            && self.zones.drain(&self.frames).not_reached > 0
+        {}
     }
 
-    /// Housekeeping: dead groups whose last page has gone give up their records.
-    pub fn tick(&self, cpu: Cpu) {
+    /// Housekeeping: the clock goes on to `now` (ns), per-CPU page caches give back what they do
+    /// not use, dead groups whose last page has gone give up their records. Returns when the next
+    /// tick is due; a later one is slow, never wrong.
+    pub fn tick(&self, cpu: Cpu, now: u64) -> u64 {
+        let next = self.zones.tick(&self.frames, now);
         for (id, group) in self.groups.iter() {
             if group.is_dead() {
                 self.bury(cpu, id);
             }
         }
+        next
     }
 
     /// Counts. Takes the locks of the zone and of its per-CPU page caches.
@@ -302,8 +327,8 @@ impl Memory {
         Stats {
             pgscan: self.stats.scanned.load(Ordering::Relaxed),
             pgsteal: self.stats.evicted.load(Ordering::Relaxed),
-            nr_used: self.zone.managed() - self.zone.nr_free(),
-            zone: self.zone.stats(),
+            nr_used: self.zones.managed() - self.zones.nr_free(),
+            zone: self.zones.stats(),
         }
     }
 
@@ -312,7 +337,7 @@ impl Memory {
     /// # Panics
     /// Where one does not hold.
     pub fn check(&self) {
-        self.zone.check(&self.frames);
+        self.zones.check(&self.frames);
         for (_, group) in self.groups.iter() {
             if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
                 lruvec.lock().check(&self.frames);

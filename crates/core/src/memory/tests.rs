@@ -176,7 +176,7 @@ fn the_page_cache_yields_to_working_memory() {
         memory.content_pages()
     );
     let bufs: Vec<Frame> = (0..1000)
-        .map(|_| memory.alloc_buf(CPU, work, Order::ZERO).unwrap())
+        .map(|_| memory.alloc_buf(CPU, work, Order::ZERO).unwrap().0)
         .collect();
     assert!(memory.groups().get(root).unwrap().usage() <= 4096);
     memory.check();
@@ -193,7 +193,7 @@ fn a_dropped_group_gives_everything_back() {
     memory.drop_group(CPU, group);
     assert_eq!(memory.stats().nr_used, 1);
     memory.unpin(CPU, frame, &mut Effects::new());
-    memory.tick(CPU);
+    memory.tick(CPU, 0);
     assert_eq!(memory.stats().nr_used, 0);
     assert!(memory.groups().get(group).is_none());
     memory.check();

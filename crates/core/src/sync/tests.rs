@@ -1,5 +1,6 @@
 //! Named cases of tables, words and locks.
 
+use super::table::{FIRST_CHUNK, chunk_of};
 use super::*;
 
 #[test]

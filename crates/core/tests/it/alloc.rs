@@ -1,8 +1,10 @@
 //! The allocator room beside a naive twin: a bit for each frame.
 
-use pagetide_core::alloc::{Config, Zone};
+use pagetide_core::alloc::{
+    Ask, BulkFree, Config, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
+};
 use pagetide_core::frame::FrameTable;
-use pagetide_core::units::{Cpu, Frame, NR_ORDERS, Order};
+use pagetide_core::units::{Cpu, Frame, NR_ORDERS, Node, Order, SECOND};
 use proptest::prelude::*;
 
 const NR_CPUS: u32 = 2;
@@ -12,21 +14,30 @@ enum Op {
     Alloc {
         cpu: u32,
         order: u8,
+        mobility: Mobility,
     },
     Free {
         cpu: u32,
         which: prop::sample::Index,
     },
     Drain,
+    Tick,
+    Release,
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let order = prop_oneof![6 => 0u8..4, 1 => 0u8..11, 1 => Just(9)];
     prop_oneof![
-        6 => (0..NR_CPUS, order).prop_map(|(cpu, order)| Op::Alloc { cpu, order }),
+        6 => (0..NR_CPUS, order, 0..3_usize).prop_map(|(cpu, order, kind)| Op::Alloc {
+            cpu,
+            order,
+            mobility: Mobility::ALL[kind],
+        }),
         5 => (0..NR_CPUS, any::<prop::sample::Index>())
             .prop_map(|(cpu, which)| Op::Free { cpu, which }),
         1 => Just(Op::Drain),
+        1 => Just(Op::Tick),
+        1 => Just(Op::Release),
     ]
 }
 
@@ -109,11 +120,18 @@ struct Pair {
     frames: FrameTable,
     zone: Zone,
     twin: Twin,
+    now: u64,
 }
 
 impl Pair {
-    fn alloc(&mut self, cpu: Cpu, order: Order) -> bool {
-        let taken = self.zone.alloc(&self.frames, cpu, order);
+    fn here(&self, cpu: u32) -> Here {
+        let cpu = Cpu::new(cpu);
+        Here { cpu, now: self.now }
+    }
+
+    fn alloc(&mut self, cpu: u32, order: Order, mobility: Mobility) -> bool {
+        let ask = Ask::new(order, mobility);
+        let taken = self.zone.alloc(&self.frames, self.here(cpu), ask);
         if let Some(frame) = taken {
             self.twin.set(frame, order, true);
             self.twin.blocks.push((frame, order));
@@ -123,14 +141,19 @@ impl Pair {
 
     fn apply(&mut self, op: Op) {
         match op {
-            Op::Alloc { cpu, order } => {
-                let (cpu, order) = (Cpu::new(cpu), order_of(order));
-                if !self.alloc(cpu, order) {
+            Op::Alloc {
+                cpu,
+                order,
+                mobility,
+            } => {
+                let order = order_of(order);
+                if !self.alloc(cpu, order, mobility) {
                     // Frames may be in another CPU's cache; with all caches empty, none is missed.
-                    self.zone.drain(&self.frames);
+                    self.zone.drain(&self.frames, self.now);
                     let blocks = self.twin.largest_blocks();
                     let is_there = blocks[order.index()..].iter().any(|&blocks| blocks > 0);
-                    assert_eq!(self.alloc(cpu, order), is_there, "{order:?} of {blocks:?}");
+                    let is_taken = self.alloc(cpu, order, mobility);
+                    assert_eq!(is_taken, is_there, "{order:?} of {blocks:?}");
                 }
             }
             Op::Free { .. } if self.twin.blocks.is_empty() => {}
@@ -138,11 +161,24 @@ impl Pair {
                 let which = which.index(self.twin.blocks.len());
                 let (frame, order) = self.twin.blocks.swap_remove(which);
                 self.twin.set(frame, order, false);
-                self.zone.free(&self.frames, Cpu::new(cpu), frame, order);
+                self.zone.free(&self.frames, self.here(cpu), frame, order);
             }
             Op::Drain => {
-                assert_eq!(self.zone.drain(&self.frames).not_reached, 0);
+                assert_eq!(self.zone.drain(&self.frames, self.now).not_reached, 0);
                 assert_eq!(self.zone.buddyinfo(), self.twin.largest_blocks());
+            }
+            Op::Tick => {
+                self.now += SECOND + 1;
+                self.zone
+                    .tick(&self.frames, self.now, |cpu| cpu.number() == 0);
+            }
+            Op::Release => {
+                if let Some(block) = self.zone.take_idle(&self.frames, self.now) {
+                    // Nobody uses what is given to the OS.
+                    self.twin.set(block.0, block.1, true);
+                    self.twin.set(block.0, block.1, false);
+                    self.zone.put_released(&self.frames, self.now, block, true);
+                }
             }
         }
         self.zone.check(&self.frames);
@@ -160,25 +196,39 @@ proptest! {
         nr_frames in 1u32..2600,
         batch in 1u32..20,
         nr_batches in 0u32..5,
+        tuner in 0..4_usize,
+        is_single_pass: bool,
+        is_kernel_orders: bool,
         ops in prop::collection::vec(op(), 1..120),
     ) {
         let end = start + nr_frames;
         let frames = FrameTable::try_new(end).expect("memory");
-        let config = Config { batch, high: nr_batches * batch };
+        let high_min = nr_batches * batch;
+        let config = ZoneConfig {
+            node: Node::ZERO,
+            kind: Kind::Normal,
+            watermarks: Watermarks { min: 5, low: 10, high: 20 },
+            lowmem_reserve: 0,
+            sizes: PcpSizes { batch, high_min, high_max: 8 * high_min },
+            tuner: Tuner::ALL[tuner].1,
+            bulk_free: if is_single_pass { BulkFree::SinglePass } else { BulkFree::TwoPass },
+            cached_orders: if is_kernel_orders { Config::KERNEL_ORDERS } else { 0x7FF },
+            keeps_batch: false,
+        };
         let zone = Zone::try_new(&frames, start, end, NR_CPUS, config).expect("memory");
         let first = zone.buddyinfo();
-        let mut pair = Pair { frames, zone, twin: Twin::new(start, end) };
+        let mut pair = Pair { frames, zone, twin: Twin::new(start, end), now: 0 };
         assert_eq!(first, pair.twin.largest_blocks());
         ops.into_iter().for_each(|op| pair.apply(op));
         // All of it, then all of it back.
-        while pair.alloc(Cpu::new(0), Order::ZERO) {}
-        pair.zone.drain(&pair.frames);
-        while pair.alloc(Cpu::new(0), Order::ZERO) {}
+        while pair.alloc(0, Order::ZERO, Mobility::Movable) {}
+        pair.zone.drain(&pair.frames, pair.now);
+        while pair.alloc(0, Order::ZERO, Mobility::Movable) {}
         assert_eq!(pair.twin.nr_free(), 0);
         while let Some((frame, order)) = pair.twin.blocks.pop() {
-            pair.zone.free(&pair.frames, Cpu::new(1), frame, order);
+            pair.zone.free(&pair.frames, pair.here(1), frame, order);
         }
-        pair.zone.drain(&pair.frames);
+        pair.zone.drain(&pair.frames, pair.now);
         pair.zone.check(&pair.frames);
         assert_eq!(pair.zone.buddyinfo(), first);
     }

@@ -361,7 +361,7 @@ impl World {
                     .memory
                     .alloc_buf(Cpu::new(cpu), self.groups[group], order)
                 {
-                    Ok(frame) => self.bufs.push(frame),
+                    Ok((frame, _)) => self.bufs.push(frame),
                     Err(error) => self.assert_refusal(error, group, order),
                 }
             }

@@ -1,0 +1,333 @@
+//! All zones of an arena, and what they share: zonelists, hints, the clock of the last tick.
+
+use super::config::{Config, Plan};
+use super::pageblock;
+use super::pcp::Pcp;
+use super::scan::{LookCounters, LookStats};
+use super::zone::{Drained, Here, Kind, Zone, ZoneStats};
+use super::zonelist::{self, NR_CLASSES, Zonelist};
+use super::zonelist_cache::{Classed, ZonelistCache};
+use crate::frame::FrameTable;
+use crate::sync::{AtomicU64, NoMetadata, Ordering, PerCpu, Slots, SpinLock, rank};
+use crate::units::{Cpu, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
+
+/// The zones of an arena.
+#[derive(Debug)]
+pub struct Zones {
+    config: Config,
+    zones: Slots<Zone>,
+    /// By node and class of request.
+    lists: Slots<Zonelist>,
+    classed: Classed,
+    /// The time of the last tick, in ns.
+    clock: AtomicU64,
+    /// When the per-CPU page caches were last ticked.
+    last_tick: AtomicU64,
+    /// A bit for each node that somebody reclaims on.
+    reclaiming: AtomicU64,
+    /// By node: requests that wanted it and were served elsewhere.
+    foreign: [AtomicU64; MAX_NODES],
+    looks: PerCpu<LookCounters>,
+}
+
+/// Counts of one node, as `numastat` names them. Blocks, not pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeStats {
+    /// Served from this node, which was wanted.
+    pub numa_hit: u64,
+    /// Served from this node though another was wanted.
+    pub numa_miss: u64,
+    /// Served elsewhere though this node was wanted.
+    pub numa_foreign: u64,
+    /// Served from this node to one of its CPUs.
+    pub local_node: u64,
+    /// Served from this node to another node's CPU.
+    pub other_node: u64,
+}
+
+/// Time between two ticks of the per-CPU page caches. Source: kernel `vm.stat_interval`.
+const TICK: u64 = SECOND;
+
+impl Zones {
+    /// Bytes that [`Zones::try_new`] takes beside itself, for `nr_frames` frames.
+    #[must_use]
+    pub fn bytes(config: &Config, nr_frames: u32) -> usize {
+        let nr_zones = config.plans(nr_frames).count();
+        let nr_cpus = config.topology.nr_cpus();
+        Slots::<Zone>::bytes(crate::units::count(nr_zones))
+            + nr_zones * PerCpu::<SpinLock<Pcp, { rank::PCP }>>::bytes(nr_cpus)
+            + Slots::<Zonelist>::bytes(nr_lists(config))
+            + PerCpu::<LookCounters>::bytes(nr_cpus)
+    }
+
+    /// All frames, free, dealt out to zones. The configuration has passed [`Config::check`].
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub fn try_new(config: Config, frames: &FrameTable) -> Result<Zones, NoMetadata> {
+        let nr_cpus = config.topology.nr_cpus();
+        let nr_zones = crate::units::count(config.plans(frames.len()).count());
+        let mut plans = config.plans(frames.len());
+        let zones = Slots::try_new(nr_zones, |number| {
+            let Plan { start, end, config } = plans.next().expect("as many as were counted");
+            let number = u8::try_from(number).expect("at most 64 zones");
+            let mut at = start;
+            while at < end {
+                pageblock::set_zone(frames, Frame::new(at), number);
+                at = (at / pageblock::PAGEBLOCK_PAGES + 1) * pageblock::PAGEBLOCK_PAGES;
+            }
+            Zone::try_new(frames, start, end, nr_cpus, config)
+        })?;
+        drop(plans);
+        let mut orders = zonelist::orders(&config.topology);
+        let mut order = None;
+        let lists = Slots::try_new(nr_lists(&config), |number| {
+            let class = index(number) % NR_CLASSES;
+            if class == 0 {
+                order = orders.next();
+            }
+            let (_, nodes) = order.expect("an order for each node");
+            let nodes = nodes.into_iter().take(index(config.topology.nr_nodes()));
+            Ok(Zonelist::new(nodes, |node| zones_of(&zones, node, class)))
+        })?;
+        drop(orders);
+        let looks = PerCpu::try_new(nr_cpus, LookCounters::default)?;
+        Ok(Zones {
+            zones,
+            lists,
+            classed: Classed::new(),
+            clock: AtomicU64::new(0),
+            last_tick: AtomicU64::new(0),
+            reclaiming: AtomicU64::new(0),
+            foreign: core::array::from_fn(|_| AtomicU64::new(0)),
+            looks,
+            config,
+        })
+    }
+
+    /// What they were built from.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// All zones.
+    pub fn iter(&self) -> impl Iterator<Item = &Zone> {
+        self.zones.iter()
+    }
+
+    /// The zone of a number, `None` beyond them.
+    #[must_use]
+    pub fn zone(&self, number: usize) -> Option<&Zone> {
+        self.zones.get(number)
+    }
+
+    /// The time of the last tick, in ns.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn list_of(&self, node: Node, class: usize) -> &Zonelist {
+        // A policy may name a node that is not there: its requests begin at the first one.
+        let node = index(u32::from(node.number()) % self.config.topology.nr_nodes());
+        &self.lists[node * NR_CLASSES + class]
+    }
+
+    pub(super) fn classed(&self) -> &Classed {
+        &self.classed
+    }
+
+    pub(super) fn looks(&self, cpu: Cpu) -> &LookCounters {
+        self.looks.of(cpu)
+    }
+
+    pub(super) fn count_foreign(&self, wanted: Node) {
+        self.foreign[wanted.index()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Says in all lists that begin with a zone whether it is tried without a look at the hints.
+    pub(super) fn set_heads(&self, zone: usize, is_tried: bool) {
+        for list in self.lists.iter() {
+            if !list.is_empty() && list.at(0).0 == zone {
+                list.set_head(is_tried);
+            }
+        }
+    }
+
+    /// One thread at a time reclaims on a node for a request.
+    pub(super) fn begin_reclaim(&self, node: Node) -> bool {
+        let bit = NodeMask::of(node).bits();
+        self.reclaiming.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Ends what [`Step::ReclaimNode`](super::Step) began.
+    pub fn end_reclaim(&self, node: Node) {
+        let bit = NodeMask::of(node).bits();
+        self.reclaiming.fetch_and(!bit, Ordering::Relaxed);
+    }
+
+    /// Gives a block back to the CPU's cache of its zone. See [`Zone::free`].
+    ///
+    /// # Panics
+    /// Where the block is free already.
+    pub fn free(&self, frames: &FrameTable, cpu: Cpu, frame: Frame, order: Order) {
+        let number = pageblock::zone(frames, frame);
+        let zone = &self.zones[number];
+        let now = self.now();
+        zone.free(frames, Here { cpu, now }, frame, order);
+        self.after_free(number, zone);
+    }
+
+    /// Forgets hints about a zone that has pages again.
+    fn after_free(&self, number: usize, zone: &Zone) {
+        let crossed = zone.take_crossed();
+        if crossed != 0 {
+            self.classed.clear(number, crossed);
+            self.set_heads(number, true);
+        }
+    }
+
+    /// The per-CPU page caches of all zones keep blocks of `order` from now on.
+    pub fn cache_order(&self, order: Order) {
+        self.iter().for_each(|zone| zone.cache_order(order));
+    }
+
+    /// Empties all per-CPU page caches. See [`Zone::drain`].
+    pub fn drain(&self, frames: &FrameTable) -> Drained {
+        let mut drained = Drained::default();
+        for (number, zone) in self.iter().enumerate() {
+            drained += zone.drain(frames, self.now());
+            self.after_free(number, zone);
+        }
+        drained
+    }
+
+    /// The clock goes on to `now` (ns; it never goes back): caches are ticked once a second, hints
+    /// whose time has come are forgotten. Returns when the next tick is due.
+    pub fn tick(&self, frames: &FrameTable, now: u64) -> u64 {
+        self.clock.fetch_max(now, Ordering::Relaxed);
+        let mut next = now + TICK;
+        let last = self.last_tick.load(Ordering::Relaxed);
+        if now >= last + TICK {
+            self.last_tick.store(now, Ordering::Relaxed);
+            let topology = &self.config.topology;
+            for (number, zone) in self.iter().enumerate() {
+                let node = zone.config().node;
+                zone.tick(frames, now, |cpu| topology.node_of(cpu) == node);
+                self.after_free(number, zone);
+            }
+        } else {
+            next = last + TICK;
+        }
+        if self.config.zonelist_cache == ZonelistCache::Classed {
+            let (nr_expired, due) = self.classed.expire(now);
+            if nr_expired > 0 {
+                self.lists
+                    .iter()
+                    .for_each(|list| list.set_head(!list.is_empty()));
+            }
+            next = due.map_or(next, |due| due.min(next));
+        }
+        next
+    }
+
+    /// Takes a free block that the OS holds memory for, free since `before` (ns) or longer. See
+    /// [`Zone::take_idle`].
+    pub fn take_idle(&self, frames: &FrameTable, before: u64) -> Option<(Frame, Order)> {
+        self.iter().find_map(|zone| zone.take_idle(frames, before))
+    }
+
+    /// Gives back a block of [`Zones::take_idle`]; whether the OS has its memory.
+    pub fn put_idle(&self, frames: &FrameTable, block: (Frame, Order), is_released: bool) {
+        let number = pageblock::zone(frames, block.0);
+        let zone = &self.zones[number];
+        zone.put_released(frames, self.now(), block, is_released);
+        self.after_free(number, zone);
+    }
+
+    /// Says that the memory of a frame's pageblock must stay where it is: registered for I/O.
+    pub fn set_registered(&self, frames: &FrameTable, frame: Frame, is_registered: bool) {
+        let zone = &self.zones[pageblock::zone(frames, frame)];
+        zone.set_registered(frames, frame, is_registered);
+    }
+
+    /// Frames of all zones.
+    #[must_use]
+    pub fn managed(&self) -> u32 {
+        self.iter().map(Zone::managed).sum()
+    }
+
+    /// Frames that are free, in zones or per-CPU page caches.
+    #[must_use]
+    pub fn nr_free(&self) -> u32 {
+        self.iter().map(Zone::nr_free).sum()
+    }
+
+    /// Counts of all zones together.
+    #[must_use]
+    pub fn stats(&self) -> ZoneStats {
+        self.iter()
+            .fold(ZoneStats::default(), |sum, zone| sum + zone.stats())
+    }
+
+    /// Counts of a node.
+    #[must_use]
+    pub fn node_stats(&self, node: Node) -> NodeStats {
+        let mut stats = NodeStats {
+            numa_foreign: self.foreign[node.index()].load(Ordering::Relaxed),
+            ..NodeStats::default()
+        };
+        for zone in self.iter().filter(|zone| zone.config().node == node) {
+            let zone = zone.stats();
+            stats.numa_hit += zone.numa_hit;
+            stats.numa_miss += zone.numa_miss;
+            stats.local_node += zone.numa_local;
+            stats.other_node += zone.numa_other;
+        }
+        stats
+    }
+
+    /// What scans beyond the first zone looked at.
+    #[must_use]
+    pub fn look_stats(&self) -> LookStats {
+        let mut stats = LookStats::default();
+        self.looks.iter().for_each(|looks| looks.add_to(&mut stats));
+        stats
+    }
+
+    /// Sets the hints to any bits: for tests of the promise that they never decide a failure.
+    pub fn corrupt_hints(&self, bits: u64) {
+        self.classed.set_bits(bits, self.zones.len());
+        for list in self.lists.iter() {
+            list.seed.set_bits(bits, list);
+            list.set_head(bits & 1 == 0 && !list.is_empty());
+        }
+    }
+
+    /// Asserts the room's invariants at rest. O(frames).
+    ///
+    /// # Panics
+    /// Where one does not hold.
+    pub fn check(&self, frames: &FrameTable) {
+        self.iter().for_each(|zone| zone.check(frames));
+        assert_eq!(self.managed(), frames.len(), "every frame lies in a zone");
+    }
+}
+
+fn nr_lists(config: &Config) -> u32 {
+    config.topology.nr_nodes() * crate::units::count(NR_CLASSES)
+}
+
+/// The numbers of a node's zones that requests of a class may use, movable ones first.
+fn zones_of(zones: &Slots<Zone>, node: Node, class: usize) -> impl Iterator<Item = u8> {
+    let of = move |kind: Kind| {
+        (0..).zip(zones.iter()).filter_map(move |(number, zone)| {
+            let config = zone.config();
+            (config.node == node && config.kind == kind).then_some(number)
+        })
+    };
+    let movable =
+        of(Kind::Movable).filter(move |_| class == zonelist::class_of(super::Mobility::Movable));
+    movable.chain(of(Kind::Normal))
+}

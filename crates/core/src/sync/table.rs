@@ -1,0 +1,181 @@
+//! A growing table of records that is looked up without a lock.
+
+use super::std::boxed::Box;
+use super::std::sync::OnceLock;
+use super::std::vec::Vec;
+use super::{AtomicU32, NoMetadata, Ordering, SpinLock, rank};
+
+/// Append-only chunks of records with reused ids; looked up without a lock.
+///
+/// An id is a slot's number (20 bits, from 1) and a stamp of 12 bits that changes with each reuse,
+/// so that a stale id finds nothing. Records are made by `Default` once and never go away: who
+/// takes a slot sets it up before it gives the id to others.
+#[derive(Debug)]
+pub struct Table<T> {
+    chunks: [OnceLock<Box<[Slot<T>]>>; NR_CHUNKS],
+    free: SpinLock<FreeSlots, { rank::TABLE }>,
+}
+
+#[derive(Debug, Default)]
+struct Slot<T> {
+    /// The id that lives here, 0 where none does.
+    id: AtomicU32,
+    /// While free: the next free slot's number. Guarded by `Table::free`.
+    next: AtomicU32,
+    /// The stamp of the last id. Guarded by `Table::free`.
+    stamp: AtomicU32,
+    value: T,
+}
+
+#[derive(Debug, Default)]
+struct FreeSlots {
+    first: u32,
+    nr_made: u32,
+}
+
+/// Chunk `k` has `FIRST_CHUNK << k` slots.
+const NR_CHUNKS: usize = 15;
+pub(super) const FIRST_CHUNK: u32 = 32;
+const SLOT_BITS: u32 = 20;
+const NR_STAMPS: u32 = 1 << (32 - SLOT_BITS);
+
+/// The chunk and the place in it of slot `number` (from 0).
+pub(super) fn chunk_of(number: u32) -> (usize, usize) {
+    let chunk = (number / FIRST_CHUNK + 1).ilog2();
+    let start = FIRST_CHUNK * ((1 << chunk) - 1);
+    (
+        crate::units::index(chunk),
+        crate::units::index(number - start),
+    )
+}
+
+impl<T: Default> Table<T> {
+    /// An empty table; it takes no memory until its first insertion.
+    #[must_use]
+    pub fn new() -> Table<T> {
+        Table {
+            chunks: [const { OnceLock::new() }; NR_CHUNKS],
+            free: SpinLock::default(),
+        }
+    }
+
+    /// Slots are numbered 1 to this.
+    pub const MAX_SLOTS: u32 = FIRST_CHUNK * ((1 << NR_CHUNKS) - 1);
+
+    /// Takes a slot and sets its record up by `init`; the id is visible to others afterwards.
+    ///
+    /// Where a new chunk is needed, `charge` is asked with its bytes first.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where `charge` or the allocator refuses, or all slots are taken.
+    pub fn insert(
+        &self,
+        charge: impl FnOnce(usize) -> bool,
+        init: impl FnOnce(u32, &T),
+    ) -> Result<u32, NoMetadata> {
+        let mut free = self.free.lock();
+        if free.first == 0 {
+            self.grow(&mut free, charge)?;
+        }
+        let number = free.first;
+        let slot = self.slot(number).expect("free slots are in made chunks");
+        free.first = slot.next.load(Ordering::Relaxed);
+        let stamp = (slot.stamp.load(Ordering::Relaxed) + 1) % NR_STAMPS;
+        slot.stamp.store(stamp, Ordering::Relaxed);
+        drop(free);
+        let id = stamp << SLOT_BITS | number;
+        init(id, &slot.value);
+        // Release pairs with the Acquire in `get`: who finds the id sees the record set up.
+        slot.id.store(id, Ordering::Release);
+        Ok(id)
+    }
+
+    fn grow(
+        &self,
+        free: &mut FreeSlots,
+        charge: impl FnOnce(usize) -> bool,
+    ) -> Result<(), NoMetadata> {
+        let (chunk, _) = chunk_of(free.nr_made);
+        let nr_slots = crate::units::index(FIRST_CHUNK << chunk);
+        let refused = NoMetadata {
+            bytes: nr_slots * size_of::<Slot<T>>(),
+        };
+        if chunk >= NR_CHUNKS || !charge(refused.bytes) {
+            return Err(refused);
+        }
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(nr_slots).map_err(|_| refused)?;
+        slots.extend((0..nr_slots).map(|_| Slot::<T>::default()));
+        // Slots are handed out in rising order: each points at its successor.
+        let start = free.nr_made + 1;
+        for (slot, number) in slots.iter().zip(start..) {
+            let last = crate::units::index(number - start) + 1 == nr_slots;
+            slot.next
+                .store(if last { 0 } else { number + 1 }, Ordering::Relaxed);
+        }
+        let made = self.chunks[chunk].set(slots.into_boxed_slice());
+        assert!(made.is_ok(), "chunks are made under the lock, once each");
+        free.nr_made += FIRST_CHUNK << chunk;
+        free.first = start;
+        Ok(())
+    }
+
+    /// Gives a slot back. Its record stays as it is until the slot is taken again.
+    ///
+    /// # Panics
+    /// Where the id is stale.
+    pub fn remove(&self, id: u32) {
+        let number = id & ((1 << SLOT_BITS) - 1);
+        let slot = self.slot(number).expect("an id of a made slot");
+        let live = slot.id.swap(0, Ordering::AcqRel);
+        assert!(live == id, "a stale id is removed");
+        let mut free = self.free.lock();
+        slot.next.store(free.first, Ordering::Relaxed);
+        free.first = number;
+    }
+
+    /// Whether this id's slot has used up its stamps: its next id was in use before.
+    #[must_use]
+    pub fn is_last_stamp(id: u32) -> bool {
+        id >> SLOT_BITS == NR_STAMPS - 1
+    }
+
+    fn slot(&self, number: u32) -> Option<&Slot<T>> {
+        let (chunk, place) = chunk_of(number.checked_sub(1)?);
+        self.chunks.get(chunk)?.get()?.get(place)
+    }
+
+    /// The record of `id`, or `None` where it is stale. Takes no lock.
+    #[must_use]
+    pub fn get(&self, id: u32) -> Option<&T> {
+        let slot = self.slot(id & ((1 << SLOT_BITS) - 1))?;
+        // Acquire pairs with the Release in `insert`.
+        (id != 0 && slot.id.load(Ordering::Acquire) == id).then_some(&slot.value)
+    }
+
+    /// The live record whose id agrees with `low` in the bits of `mask`, which cover the slot.
+    #[must_use]
+    pub fn get_by_low(&self, low: u32, mask: u32) -> Option<&T> {
+        let slot = self.slot(low & ((1 << SLOT_BITS) - 1))?;
+        let id = slot.id.load(Ordering::Acquire);
+        (id != 0 && id & mask == low).then_some(&slot.value)
+    }
+
+    /// All live records with their ids, in the order of their slots.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.chunks
+            .iter()
+            .map_while(OnceLock::get)
+            .flat_map(|chunk| chunk.iter())
+            .filter_map(|slot| {
+                let id = slot.id.load(Ordering::Acquire);
+                (id != 0).then_some((id, &slot.value))
+            })
+    }
+}
+
+impl<T: Default> Default for Table<T> {
+    fn default() -> Self {
+        Table::new()
+    }
+}
