@@ -142,6 +142,9 @@ impl Cpu {
     }
 }
 
+/// CPUs that a node or a group is kept for; a larger number is folded into them.
+pub const MAX_CPUS: u32 = if cfg!(any(loom, shuttle)) { 4 } else { 1024 };
+
 /// A NUMA node's number, below [`Node::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node(u8);

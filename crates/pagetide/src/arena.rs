@@ -1,9 +1,11 @@
 //! The arena: one reservation of address space for all frames.
 #![allow(unsafe_code)]
 
+use pagetide_core::memory::Idle;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
@@ -61,6 +63,60 @@ impl Arena {
         );
         // SAFETY: the offset is below the mapping's length (asserted above), which fits an `isize`.
         unsafe { self.start.add(frame.index() * PAGE_BYTES) }
+    }
+}
+
+impl Arena {
+    /// Lets the OS have the memory of a free block; it reads as zeros when it is touched again.
+    ///
+    /// # Errors
+    /// What `madvise` says.
+    pub(crate) fn release(&self, idle: &Idle) -> io::Result<()> {
+        let start = self.block(idle.frame(), idle.order());
+        let bytes = idle.order().bytes();
+        // SAFETY:
+        // 1. The block lies in the arena's mapping (`block` checks it).
+        // 2. Core took it from its free lists for this value alone, so nobody has a view of it.
+        let released =
+            unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };
+        Ok(released?)
+    }
+
+    /// Asks the kernel to take the memory of a range of frames from one of its nodes, or from
+    /// others where that one has none.
+    ///
+    /// # Errors
+    /// What `mbind` says: containers often forbid it.
+    pub(crate) fn prefer_node(&self, frames: Range<u32>, os_node: u32) -> io::Result<()> {
+        /// `MPOL_PREFERRED` of `linux/mempolicy.h`.
+        const PREFERRED: libc::c_int = 1;
+        let in_order = frames.start <= frames.end && frames.end <= self.nr_frames;
+        assert!(in_order, "frames {frames:?} lie outside the arena");
+        let bytes = index(frames.end - frames.start) * PAGE_BYTES;
+        // SAFETY: the offset is at most the mapping's length (asserted above).
+        let start = unsafe { self.start.add(index(frames.start) * PAGE_BYTES) };
+        let mut nodes = [0_u64; 16];
+        let word = nodes.get_mut(index(os_node / 64));
+        *word.ok_or_else(|| io::Error::other("a node number above 1023"))? = 1 << (os_node % 64);
+        // SAFETY:
+        // 1. The range is part of the mapping; a policy changes no byte of it.
+        // 2. `nodes` has room for the 1024 bits named, and lives across the call.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                start.as_ptr(),
+                bytes,
+                PREFERRED,
+                nodes.as_ptr(),
+                1024_usize,
+                0_u32,
+            )
+        };
+        if failed == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 }
 

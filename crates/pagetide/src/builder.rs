@@ -5,10 +5,14 @@ use crate::file::File;
 use crate::group::Group;
 use crate::shared::Shared;
 use crate::store::{DirectFile, Store};
-use crate::{ByteSize, Error, Order, PAGE_BYTES, Policy, cpu};
+use crate::topology::{Topology, config_error};
+use crate::{ByteSize, Error, Order, PAGE_BYTES, Policy, Tuner};
+use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
+use pagetide_core::units::Node;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Frame numbers end below 2^32; a little room is left for per-CPU page caches.
 const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
@@ -30,11 +34,18 @@ impl std::fmt::Debug for Memory {
 }
 
 /// What a memory is built from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a builder builds nothing until `build`"]
 pub struct Builder {
     size: Size,
     policy: Policy,
+    topology: Option<Topology>,
+    tuner: Tuner,
+    movable_percent: u8,
+    node_reclaim: bool,
+    weights: Weights,
+    release_after: Option<Duration>,
+    has_thread: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,14 +75,64 @@ impl Builder {
         self
     }
 
-    /// Reserves the arena and builds the memory. Starts no thread.
+    /// Nodes and CPUs; this machine's by default.
+    pub fn topology(mut self, topology: Topology) -> Builder {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// What sets how many free pages each CPU keeps close.
+    pub fn tuner(mut self, tuner: Tuner) -> Builder {
+        self.tuner = tuner;
+        self
+    }
+
+    /// Share of each node that only pages of files may use, in percent: working memory cannot
+    /// break up its large blocks. 0 by default: working memory may have the whole budget.
+    pub fn movable_percent(mut self, percent: u8) -> Builder {
+        self.movable_percent = percent;
+        self
+    }
+
+    /// Evict on a near node that is short before a far one is used. Off by default.
+    pub fn node_reclaim(mut self, is_on: bool) -> Builder {
+        self.node_reclaim = is_on;
+        self
+    }
+
+    /// Requests in a row that a node serves under [`Mempolicy::WeightedInterleave`]: 1 to 255, 1 by
+    /// default. A node that is not there is left out.
+    pub fn node_weight(mut self, node: u32, weight: u8) -> Builder {
+        if let Some(node) = Node::new(node) {
+            self.weights = self.weights.with(node, weight);
+        }
+        self
+    }
+
+    /// How long a large block is free before its memory goes back to the OS: 10 s by default,
+    /// `None`: only at [`Memory::release`]. At most 64 MiB a second go, and none while a thread may
+    /// run on an isolated CPU, which that would interrupt.
+    pub fn release_after(mut self, idle: Option<Duration>) -> Builder {
+        self.release_after = idle;
+        self
+    }
+
+    /// Starts no thread: the program calls [`Memory::tick`] from its own loop, about once a second.
+    pub fn without_thread(mut self) -> Builder {
+        self.has_thread = false;
+        self
+    }
+
+    /// Reserves the arena, builds the memory, and starts its housekeeping thread.
+    ///
+    /// Memory is bound to nodes where the machine has several. Where the kernel forbids that, as
+    /// in many containers, the memory is built all the same: [`Memory::unbound`] says why.
     ///
     /// # Errors
-    /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`], [`Error::Arena`],
-    /// [`Error::NoMetadata`].
+    /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`], [`Error::Config`], [`Error::Arena`],
+    /// [`Error::NoMetadata`], [`Error::Thread`].
     pub fn build(self) -> Result<Memory, Error> {
-        let nr_cpus = cpu::nr_possible();
-        let policy = self.policy.to_core();
+        let topology = self.topology.unwrap_or_else(Topology::of_machine);
         let pages = match self.size {
             Size::Budget(bytes) => bytes / PAGE_BYTES as u64,
             Size::Resident(nr_pages) => u64::from(nr_pages),
@@ -84,10 +145,14 @@ impl Builder {
             return Err(too_large());
         }
         let pages = u32::try_from(pages).map_err(|_| too_large())?;
-        let config = match self.size {
-            Size::Budget(_) => Config::new(pages, nr_cpus, policy),
-            Size::Resident(_) => Config::for_resident(pages, nr_cpus, policy),
-        };
+        let mut config = Config::on(topology.core().clone(), pages, self.policy.to_core());
+        config.alloc.tuner = self.tuner.to_core();
+        config.alloc.movable_percent = self.movable_percent;
+        config.alloc.node_reclaim = self.node_reclaim;
+        config.alloc.weights = self.weights;
+        if let Size::Resident(_) = self.size {
+            config.fit(pages);
+        }
         let nr_frames = config.nr_frames();
         let core = Core::try_new(config).map_err(|error| match error {
             BuildError::BudgetTooSmall {
@@ -97,18 +162,33 @@ impl Builder {
                 budget_bytes: bytes_of(u64::from(budget_pages)),
                 needed_bytes: bytes_of(u64::from(needed_pages)),
             },
-            BuildError::Config(error) => Error::Config {
-                problem: format!("{error:?}"),
-            },
+            BuildError::Config(error) => config_error(error),
             BuildError::NoMetadata(_) => Error::NoMetadata { what: "frames" },
         })?;
         let bytes = bytes_of(u64::from(nr_frames));
         let arena = Arena::reserve(nr_frames);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
-        Ok(Memory {
-            shared: Arc::new(Shared::new(core, arena)),
-        })
+        let unbound = bind(&arena, &core, &topology).err();
+        let shared = Shared::new(core, arena, self.release_after, topology, unbound);
+        let shared = Arc::new(shared);
+        if self.has_thread {
+            shared
+                .start_worker()
+                .map_err(|source| Error::Thread { source })?;
+        }
+        Ok(Memory { shared })
     }
+}
+
+/// Binds each node's frames to the kernel's node.
+fn bind(arena: &Arena, core: &Core, topology: &Topology) -> std::io::Result<()> {
+    for node in topology.core().nodes() {
+        if let Some(os_node) = topology.os_node(node.index()) {
+            let frames = core.zones().config().node_range(node, core.frames().len());
+            arena.prefer_node(frames, os_node)?;
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn bytes_of(nr_pages: u64) -> u64 {
@@ -129,8 +209,32 @@ pub struct Stats {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
-    /// Times that the zone's lock was taken.
+    /// Times that a zone's lock was taken.
     pub zone_lock_takes: u64,
+    /// Pages allocated and given back.
+    pub pgalloc: u64,
+    /// See `pgalloc`.
+    pub pgfree: u64,
+    /// Bytes of free blocks that went back to the OS.
+    pub released_bytes: u64,
+    /// Times that none went because a thread may run on an isolated CPU.
+    pub releases_deferred: u64,
+}
+
+/// Blocks served by a node, as `numastat` counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeStats {
+    /// Served from this node, which was wanted.
+    pub numa_hit: u64,
+    /// Served from this node though another was wanted.
+    pub numa_miss: u64,
+    /// Served elsewhere though this node was wanted.
+    pub numa_foreign: u64,
+    /// Served from this node to one of its CPUs.
+    pub local_node: u64,
+    /// Served from this node to another node's CPU.
+    pub other_node: u64,
 }
 
 impl Memory {
@@ -139,6 +243,13 @@ impl Memory {
         Builder {
             size: Size::Budget(256 << 20),
             policy: Policy::default(),
+            topology: None,
+            tuner: Tuner::default(),
+            movable_percent: 0,
+            node_reclaim: false,
+            weights: Weights::EQUAL,
+            release_after: Some(Duration::from_secs(10)),
+            has_thread: true,
         }
     }
 
@@ -214,10 +325,59 @@ impl Memory {
         File::open_store(&self.shared, store, name.to_owned(), order, group)
     }
 
-    /// Housekeeping, for programs that call it from their own loop: dropped groups whose last
-    /// pages have gone give up their records. Never needed for progress.
-    pub fn tick(&self) {
-        self.shared.tick();
+    /// Housekeeping, for programs that call it from their own loop: CPUs give back what they do not
+    /// use, idle memory goes back to the OS, dropped groups whose last pages have gone give up
+    /// their records. Returns how long until the next call is of use. Never needed for progress.
+    pub fn tick(&self) -> Duration {
+        self.shared.tick()
+    }
+
+    /// Gives the memory of all large free blocks back to the OS now; returns the bytes.
+    ///
+    /// A system call for each block of 2 or 4 MiB.
+    pub fn release(&self) -> ByteSize {
+        ByteSize(self.shared.release_all())
+    }
+
+    /// Nodes and CPUs.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        self.shared.topology()
+    }
+
+    /// Why the nodes' memory is not bound to them, where the kernel refused that.
+    #[must_use]
+    pub fn unbound(&self) -> Option<&std::io::Error> {
+        self.shared.unbound()
+    }
+
+    /// Counts of a node; zeros for one that is not there.
+    #[must_use]
+    pub fn node_stats(&self, node: u32) -> NodeStats {
+        let Some(node) = Node::new(node) else {
+            return NodeStats::default();
+        };
+        let core = self.shared.core.zones().node_stats(node);
+        NodeStats {
+            numa_hit: core.numa_hit,
+            numa_miss: core.numa_miss,
+            numa_foreign: core.numa_foreign,
+            local_node: core.local_node,
+            other_node: core.other_node,
+        }
+    }
+
+    /// Watermarks, free pages and per-CPU page caches of each zone, in the words of
+    /// `/proc/zoneinfo`.
+    #[must_use]
+    pub fn zoneinfo(&self) -> String {
+        self.shared.core.zones().zoneinfo().to_string()
+    }
+
+    /// Free blocks of each zone by order, in the words of `/proc/buddyinfo`.
+    #[must_use]
+    pub fn buddyinfo(&self) -> String {
+        self.shared.core.zones().buddyinfo().to_string()
     }
 
     /// Counts.
@@ -231,6 +391,10 @@ impl Memory {
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,
             zone_lock_takes: core.zone.lock_takes,
+            pgalloc: core.zone.pgalloc,
+            pgfree: core.zone.pgfree,
+            released_bytes: self.shared.released_bytes(),
+            releases_deferred: self.shared.releases_deferred(),
         }
     }
 }

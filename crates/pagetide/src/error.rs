@@ -37,6 +37,32 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The housekeeping thread was not started.
+    #[error("cannot start the housekeeping thread")]
+    Thread {
+        /// What the OS said.
+        source: io::Error,
+    },
+    /// A node or CPU that is not there.
+    #[error("group {group}: no {what} {number}, but {count}")]
+    NoPlace {
+        /// The group.
+        group: String,
+        /// Node or CPU.
+        what: &'static str,
+        /// Its number.
+        number: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// A thread was not bound to its group's CPUs.
+    #[error("cannot bind this thread to the CPUs of group {group}")]
+    Bind {
+        /// The group.
+        group: String,
+        /// What the OS said.
+        source: io::Error,
+    },
     /// The allocator or the budget has no room for records of pagetide's own.
     #[error("no memory for records of {what}")]
     NoMetadata {

@@ -3,8 +3,10 @@
 use crate::builder::bytes_of;
 use crate::page::Buf;
 use crate::shared::Shared;
-use crate::{ByteSize, Error, Order, PAGE_BYTES, cpu};
-use pagetide_core::group::{ChildError, NO_LIMIT};
+use crate::{ByteSize, Error, Mempolicy, Order, PAGE_BYTES, cpu};
+use pagetide_core::alloc;
+use pagetide_core::group::{ChildError, CpuMask, NO_LIMIT};
+use pagetide_core::units::{self, Cpu, NodeMask, index};
 use std::fmt;
 use std::sync::Arc;
 
@@ -141,6 +143,91 @@ impl Group {
                 group: self.name(),
                 over_pages,
             }),
+        }
+    }
+
+    /// Nodes that the group and those below it may use, of those that its ancestors may; none lifts
+    /// the restriction. Pages that it has already stay where they are.
+    ///
+    /// # Errors
+    /// [`Error::NoPlace`].
+    pub fn set_mems(&self, nodes: &[u32]) -> Result<(), Error> {
+        let nodes = self.mask_of(nodes)?;
+        self.shared().core.groups().set_mems(self.id(), nodes);
+        Ok(())
+    }
+
+    /// CPUs that the group's threads are expected on; none lifts the restriction. A request from
+    /// another CPU is served as if it came from the first of them. See [`Group::bind_thread`].
+    ///
+    /// # Errors
+    /// [`Error::NoPlace`].
+    pub fn set_cpus(&self, cpus: &[u32]) -> Result<(), Error> {
+        let count = self.shared().topology().nr_cpus();
+        self.check_place("CPU", cpus, count)?;
+        let cpus = CpuMask::of(cpus.iter().copied().map(Cpu::new));
+        self.shared().core.groups().set_cpus(self.id(), cpus);
+        Ok(())
+    }
+
+    /// In which order nodes serve the group's requests. Not inherited.
+    ///
+    /// # Errors
+    /// [`Error::NoPlace`].
+    pub fn set_mempolicy(&self, policy: &Mempolicy) -> Result<(), Error> {
+        let policy = match policy {
+            Mempolicy::Local => alloc::Mempolicy::Local,
+            Mempolicy::Bind(nodes) => alloc::Mempolicy::Bind(self.mask_of(nodes)?),
+            Mempolicy::Preferred(node) => {
+                let mask = self.mask_of(&[*node])?;
+                let node = mask.iter().next().expect("a set of one node");
+                alloc::Mempolicy::Preferred(node)
+            }
+            Mempolicy::Interleave(nodes) => alloc::Mempolicy::Interleave(self.mask_of(nodes)?),
+            Mempolicy::WeightedInterleave(nodes) => {
+                alloc::Mempolicy::WeightedInterleave(self.mask_of(nodes)?)
+            }
+        };
+        self.shared().core.set_mempolicy(self.id(), policy);
+        Ok(())
+    }
+
+    /// Binds the calling thread to the group's CPUs, those of [`Group::set_cpus`] here and above.
+    ///
+    /// # Errors
+    /// [`Error::Bind`].
+    pub fn bind_thread(&self) -> Result<(), Error> {
+        let mut set = rustix::thread::CpuSet::new();
+        let topology = self.shared().topology();
+        for cpu in self.shared().core.groups().allowed(self.id()).1.iter() {
+            let cpu = index(cpu.number());
+            if cpu < index(topology.nr_cpus()) && cpu < rustix::thread::CpuSet::MAX_CPU {
+                set.set(cpu);
+            }
+        }
+        let bound = rustix::thread::sched_setaffinity(None, &set);
+        bound.map_err(|source| Error::Bind {
+            group: self.name(),
+            source: source.into(),
+        })
+    }
+
+    fn mask_of(&self, nodes: &[u32]) -> Result<NodeMask, Error> {
+        let count = self.shared().topology().nr_nodes();
+        self.check_place("node", nodes, count)?;
+        let nodes = nodes.iter().copied().filter_map(units::Node::new);
+        Ok(nodes.map(NodeMask::of).fold(NodeMask::NONE, NodeMask::or))
+    }
+
+    fn check_place(&self, what: &'static str, numbers: &[u32], count: u32) -> Result<(), Error> {
+        match numbers.iter().find(|&&number| number >= count) {
+            Some(&number) => Err(Error::NoPlace {
+                group: self.name(),
+                what,
+                number,
+                count,
+            }),
+            None => Ok(()),
         }
     }
 

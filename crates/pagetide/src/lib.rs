@@ -23,7 +23,8 @@
 //! # }
 //! ```
 //!
-//! Linux on 64-bit only. No thread is started: reads are done by the thread that needs them.
+//! Linux on 64-bit only. One thread does the housekeeping of a memory (none with
+//! [`Builder::without_thread`]); reads are done by the thread that needs them.
 
 mod arena;
 mod builder;
@@ -36,17 +37,20 @@ mod policy;
 mod resident;
 mod shared;
 mod store;
+mod topology;
 mod wait;
+mod worker;
 
-pub use builder::{Builder, Memory, Stats};
+pub use builder::{Builder, Memory, NodeStats, Stats};
 pub use bytesize::ByteSize;
 pub use error::Error;
 pub use file::File;
 pub use group::Group;
 pub use page::{Buf, Page};
-pub use policy::{Order, Policy, UnknownPolicy};
+pub use policy::{Mempolicy, Order, Policy, Tuner, UnknownPolicy};
 pub use resident::resident_bytes;
 pub use store::Store;
+pub use topology::{BadTopology, Topology};
 
 /// Bytes of a page of order 0.
 pub const PAGE_BYTES: usize = pagetide_core::units::PAGE_BYTES;

@@ -1,6 +1,6 @@
 //! Names of the policies and orders, without core's own types.
 
-use pagetide_core::{reclaim, units};
+use pagetide_core::{alloc, reclaim, units};
 use std::fmt;
 use std::str::FromStr;
 
@@ -48,6 +48,50 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_core().fmt(f)
     }
+}
+
+/// What sets how many free pages each CPU keeps close.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Tuner {
+    /// A fixed number.
+    Fixed,
+    /// The smaller of alloc and free depth, by periods of a second.
+    Depth,
+    /// Grows at refills, decays by ticks: the form of Linux 6.7.
+    Batch,
+    /// Grows by pages given back and taken again: the default.
+    #[default]
+    Adaptive,
+}
+
+impl Tuner {
+    pub(crate) const fn to_core(self) -> alloc::Tuner {
+        match self {
+            Tuner::Fixed => alloc::Tuner::Fixed,
+            Tuner::Depth => alloc::Tuner::Depth,
+            Tuner::Batch => alloc::Tuner::Batch,
+            Tuner::Adaptive => alloc::Tuner::Adaptive,
+        }
+    }
+}
+
+/// Which nodes serve a group's requests, and in which order. Nodes are numbered as in the
+/// [`Topology`](crate::Topology), from 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mempolicy {
+    /// The caller's node, then the others by distance.
+    #[default]
+    Local,
+    /// These nodes only, nearest first.
+    Bind(Vec<u32>),
+    /// This node, then the others by their distance to it.
+    Preferred(u32),
+    /// These nodes in turn, one request each; then the others.
+    Interleave(Vec<u32>),
+    /// These nodes in turn, each for as many requests as its weight; then the others.
+    WeightedInterleave(Vec<u32>),
 }
 
 /// The size of a block: `4 KiB << order`, 0 (4 KiB) to 10 (4 MiB).

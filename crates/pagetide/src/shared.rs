@@ -4,12 +4,14 @@ use crate::Error;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
+use crate::topology::Topology;
 use crate::wait::Waiters;
-use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
+use crate::worker::{self, Worker};
+use pagetide_core::memory::{AllocError, Effect, Effects, Idle, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Device, inode and page size of an open file.
@@ -28,7 +30,19 @@ pub(crate) struct Shared {
     nr_buffered_reads: AtomicU64,
     /// When the memory was built: core counts time from there.
     start: Instant,
+    /// How long a block is free before its memory goes back to the OS.
+    release_after: Option<Duration>,
+    nr_released_bytes: AtomicU64,
+    nr_releases_deferred: AtomicU64,
+    worker: OnceLock<Worker>,
+    topology: Topology,
+    /// Why the nodes' memory is not bound to them.
+    unbound: Option<std::io::Error>,
 }
+
+/// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
+/// pages from all CPUs' address translation.
+const RELEASE_BYTES_PER_TICK: u64 = 64 << 20;
 
 /// A map that a panicking thread held is whole: its entries are inserted and removed at once.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -36,7 +50,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(core: Core, arena: Arena) -> Shared {
+    pub(crate) fn new(
+        core: Core,
+        arena: Arena,
+        release_after: Option<Duration>,
+        topology: Topology,
+        unbound: Option<std::io::Error>,
+    ) -> Shared {
         let root = core.groups().root();
         Shared {
             core,
@@ -47,7 +67,29 @@ impl Shared {
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             start: Instant::now(),
+            release_after,
+            nr_released_bytes: AtomicU64::new(0),
+            nr_releases_deferred: AtomicU64::new(0),
+            worker: OnceLock::new(),
+            topology,
+            unbound,
         }
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    pub(crate) fn unbound(&self) -> Option<&std::io::Error> {
+        self.unbound.as_ref()
+    }
+
+    /// Starts the thread that ticks.
+    pub(crate) fn start_worker(self: &Arc<Shared>) -> std::io::Result<()> {
+        let worker = Worker::start(self)?;
+        let first = self.worker.set(worker);
+        assert!(first.is_ok(), "one worker is started");
+        Ok(())
     }
 
     /// Nanoseconds since the memory was built.
@@ -59,7 +101,62 @@ impl Shared {
     pub(crate) fn tick(&self) -> Duration {
         let now = self.now();
         let next = self.core.tick(cpu::current(), now);
+        if let Some(after) = self.release_after {
+            let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+            self.release_idle(now.checked_sub(after));
+        }
         Duration::from_nanos(next.saturating_sub(now))
+    }
+
+    /// Gives a bounded part of what is free since `before` back to the OS, if anything is.
+    fn release_idle(&self, before: Option<u64>) {
+        let Some(before) = before else { return };
+        let Some(idle) = self.core.take_idle(before) else {
+            return;
+        };
+        if worker::is_on_isolated_cpus() {
+            self.core.put_idle(idle, false);
+            self.nr_releases_deferred.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let mut released = self.release(idle).unwrap_or(u64::MAX);
+        while released < RELEASE_BYTES_PER_TICK
+            && let Some(idle) = self.core.take_idle(before)
+            && let Some(bytes) = self.release(idle)
+        {
+            released += bytes;
+        }
+    }
+
+    /// Gives all memory of free blocks back to the OS; returns the bytes.
+    pub(crate) fn release_all(&self) -> u64 {
+        self.core.drain();
+        let mut released = 0;
+        while let Some(idle) = self.core.take_idle(u64::MAX)
+            && let Some(bytes) = self.release(idle)
+        {
+            released += bytes;
+        }
+        released
+    }
+
+    fn release(&self, idle: Idle) -> Option<u64> {
+        let bytes = idle.order().bytes() as u64;
+        let is_released = self.arena.release(&idle).is_ok();
+        self.core.put_idle(idle, is_released);
+        if !is_released {
+            return None;
+        }
+        self.nr_released_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    pub(crate) fn released_bytes(&self) -> u64 {
+        self.nr_released_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn releases_deferred(&self) -> u64 {
+        self.nr_releases_deferred.load(Ordering::Relaxed)
     }
 
     pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, (u32, String)>> {

@@ -1,22 +1,44 @@
-//! The promise of the budget, in a process of its own: other tests' memory would be resident too.
+//! The promise of the budget, release to the OS, the housekeeping thread: in a process of its
+//! own, because other tests' memory would be resident too.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
-use pagetide::{ByteSize, Memory, Order, resident_bytes};
-use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+#[path = "it/data.rs"]
+mod data;
 
-fn data_file(nr_pages: u64) -> tempfile::NamedTempFile {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    for page in 0..nr_pages {
-        file.write_all(&page.to_le_bytes().repeat(512)).unwrap();
-    }
-    file
+use data::numbered_file;
+use pagetide::{Buf, ByteSize, Memory, Order, resident_bytes};
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const HUGE: Order = Order::new(9);
+
+/// One test at a time: each looks at the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn nr_threads(name: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|comm| comm.trim() == name).count()
+}
+
+fn quiet() -> pagetide::Builder {
+    Memory::builder()
+        .budget(ByteSize::mib(96))
+        .without_thread()
+        .release_after(None)
 }
 
 #[test]
 fn resident_memory_keeps_the_promise_while_cache_and_working_memory_change() {
-    let data = data_file(16_384);
+    let _alone = alone();
+    let data = numbered_file(16_384);
     let baseline = resident_bytes().unwrap();
     let budget = ByteSize::mib(24);
     let memory = Memory::builder().budget(budget).build().unwrap();
@@ -57,4 +79,63 @@ fn resident_memory_keeps_the_promise_while_cache_and_working_memory_change() {
             "{peak} bytes resident: was the cache filled?"
         );
     });
+}
+
+#[test]
+fn released_memory_is_not_resident_any_more() {
+    let _alone = alone();
+    let memory = quiet().build().unwrap();
+    let group = memory.root().child("work").unwrap();
+    let bufs: Vec<Buf> = (0..16).map(|_| group.alloc(HUGE).unwrap()).collect();
+    let full = resident_bytes().unwrap();
+    drop(bufs);
+    let released = memory.release().as_u64();
+    assert!(released >= 32 << 20, "{released}");
+    let after = resident_bytes().unwrap();
+    assert!(after + (30 << 20) < full, "{after} after {full}");
+    assert_eq!(memory.release().as_u64(), 0, "once");
+    assert_eq!(memory.stats().released_bytes, released);
+    assert!(
+        group
+            .alloc_unzeroed(HUGE)
+            .unwrap()
+            .iter()
+            .all(|&byte| byte == 0)
+    );
+}
+
+#[test]
+fn idle_memory_goes_back_by_itself() {
+    let _alone = alone();
+    let memory = quiet().release_after(Some(Duration::ZERO)).build().unwrap();
+    let group = memory.root().child("work").unwrap();
+    let bufs: Vec<Buf> = (0..16).map(|_| group.alloc(HUGE).unwrap()).collect();
+    memory.tick();
+    let before = memory.stats().released_bytes;
+    drop(bufs);
+    // Three ticks of a second each empty the caches; here the clock has hardly moved.
+    memory.tick();
+    let stats = memory.stats();
+    assert!(
+        stats.released_bytes > before || stats.releases_deferred > 0,
+        "{stats:?}"
+    );
+}
+
+#[test]
+fn one_thread_keeps_house_unless_told_otherwise() {
+    let _alone = alone();
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    // A thread names itself once it runs, and ends soon after the last handle.
+    let soon = |has_thread| {
+        (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            (nr_threads("pagetide") > 0) == has_thread
+        })
+    };
+    assert!(soon(true));
+    drop(memory);
+    assert!(soon(false));
+    let _quiet = quiet().build().unwrap();
+    assert_eq!(nr_threads("pagetide"), 0);
 }

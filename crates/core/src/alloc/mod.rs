@@ -20,7 +20,7 @@ pub use pageblock::{Mobility, NR_MOBILITIES, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 pub use pcp::Pcp;
 pub use pcp_tune::{SCALE_MAX, Shared, Tune, Tuner, View};
 pub use scan::{LookStats, Request, Scan, Shortage, Step};
-pub use topology::{LOCAL_DISTANCE, MAX_CPUS, REMOTE_DISTANCE, Topology, TopologyError};
+pub use topology::{LOCAL_DISTANCE, REMOTE_DISTANCE, Topology, TopologyError};
 pub use view::{Buddyinfo, Zoneinfo};
 pub use watermark::{Mark, PcpSizes, Watermarks};
 pub use zone::{Ask, BulkFree, Drained, Here, Kind, Zone, ZoneConfig, ZoneStats};

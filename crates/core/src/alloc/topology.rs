@@ -1,9 +1,7 @@
 //! Which CPUs and nodes there are, and how far apart.
 
-use crate::units::{Cpu, MAX_NODES, Node, NodeMask, index};
+use crate::units::{Cpu, MAX_CPUS, MAX_NODES, Node, NodeMask, index};
 
-/// CPUs whose node is kept; a larger number is folded into them.
-pub const MAX_CPUS: u32 = if cfg!(any(loom, shuttle)) { 4 } else { 1024 };
 /// Distance of a node to itself.
 pub const LOCAL_DISTANCE: u8 = 10;
 /// Distance to another node where nothing else is known.

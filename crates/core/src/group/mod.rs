@@ -1,11 +1,14 @@
 #![doc = include_str!("README.md")]
 
+mod placement;
 mod stock;
 
+pub use placement::{CpuMask, Place};
 pub use stock::{NR_SLOTS, StockLine, Surplus};
 
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
 use crate::units::Cpu;
+use placement::Placement;
 
 /// Pages that a stock slot is filled with, where the root's `max` allows.
 ///
@@ -61,6 +64,7 @@ pub struct Group {
     events_max: AtomicU64,
     /// Pages of this group that were not resident when asked for.
     misses: AtomicU64,
+    placement: Placement,
 }
 
 impl Group {
@@ -163,6 +167,8 @@ pub struct Tree {
     stocks: PerCpu<StockLine>,
     root: u32,
     nr_cpus: u32,
+    /// 1 once any group has said on which nodes or CPUs it is.
+    is_placed: AtomicU32,
 }
 
 impl Tree {
@@ -187,6 +193,7 @@ impl Tree {
             stocks,
             root,
             nr_cpus: nr_cpus.max(1),
+            is_placed: AtomicU32::new(0),
         };
         tree.set_batches();
         Ok(tree)
@@ -250,6 +257,7 @@ impl Tree {
             group.dead.store(0, Ordering::Relaxed);
             group.lruvec.store(0, Ordering::Relaxed);
             group.nr_children.store(0, Ordering::Relaxed);
+            group.placement.reset();
             for count in [&group.usage, &group.peak, &group.events_max, &group.misses] {
                 count.store(0, Ordering::Relaxed);
             }

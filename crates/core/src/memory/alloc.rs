@@ -11,6 +11,28 @@ const MAX_RETRIES: u32 = 16;
 /// block may not come together however many go.
 const MAX_BLOCK_ROUNDS: u32 = 128;
 
+/// A free block on its way to the OS. Whoever holds it is the only one who may touch its bytes.
+#[derive(Debug)]
+#[must_use = "a block that is not given back is lost"]
+pub struct Idle {
+    frame: Frame,
+    order: Order,
+}
+
+impl Idle {
+    /// Its first frame.
+    #[must_use]
+    pub fn frame(&self) -> Frame {
+        self.frame
+    }
+
+    /// Its order, at least that of a pageblock.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+}
+
 /// A block that was just taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -23,8 +45,7 @@ impl Memory {
     /// A block charged to `group`, reclaimed for where a limit is met.
     ///
     /// Holds no lock and no claim while it reclaims. At most [`MAX_RETRIES`] rounds in a row free
-    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all. `turn` counts for
-    /// policies that interleave.
+    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all.
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
@@ -36,7 +57,7 @@ impl Memory {
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
         self.charge(cpu, group, order.nr_pages())?;
-        let request = Request::new(order, mobility);
+        let (request, is_anywhere) = self.request(cpu, group, order, mobility);
         let (mut retries, mut rounds) = (0, 0);
         loop {
             let (taken, nr_drained) = self.take_frames(cpu, request);
@@ -45,8 +66,12 @@ impl Memory {
                 self.frames.set_group(frame, group);
                 return Ok(Block { frame, was_ours });
             }
-            // Charged, so frames are there, but they may be split.
-            let freed = self.reclaim(cpu, self.groups.root(), order.nr_pages());
+            // Charged, so frames are there, but they may be split, or on nodes that it may not use.
+            let from = match is_anywhere {
+                true => self.groups.root(),
+                false => group,
+            };
+            let freed = self.reclaim(cpu, from, order.nr_pages());
             if nr_drained == 0 && freed == 0 {
                 retries += 1;
             }
@@ -131,6 +156,25 @@ impl Memory {
             .update(frame, buf)
             .expect("an update without a condition");
         Ok((frame, was_ours))
+    }
+
+    /// Takes a free block that the OS holds memory for and that was not used since `before` (ns).
+    /// The caller lets the OS have the memory and gives the block back by [`Memory::put_idle`].
+    pub fn take_idle(&self, before: u64) -> Option<Idle> {
+        let (frame, order) = self.zones.take_idle(&self.frames, before)?;
+        Some(Idle { frame, order })
+    }
+
+    /// Gives back a block of [`Memory::take_idle`]; whether the OS has its memory.
+    pub fn put_idle(&self, idle: Idle, is_released: bool) {
+        let Idle { frame, order } = idle;
+        self.zones
+            .put_idle(&self.frames, (frame, order), is_released);
+    }
+
+    /// Empties the per-CPU page caches, so that what they hold can merge and be released.
+    pub fn drain(&self) -> crate::alloc::Drained {
+        self.zones.drain(&self.frames)
     }
 
     /// Gives working memory back.

@@ -5,7 +5,9 @@ mod effects;
 mod evict;
 mod fault;
 mod file;
+mod place;
 
+pub use alloc::Idle;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 

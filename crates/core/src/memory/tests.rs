@@ -3,9 +3,11 @@
 extern crate std;
 
 use super::*;
+use crate::alloc::Mempolicy;
 use crate::frame::State;
+use crate::group::CpuMask;
 use crate::page_cache::Access;
-use crate::units::Frame;
+use crate::units::{Frame, Node, NodeMask};
 use std::vec::Vec;
 
 const CPU: Cpu = Cpu::new(0);
@@ -226,4 +228,61 @@ fn a_budget_of_a_few_frames_is_refused() {
             ..
         })
     ));
+}
+
+#[test]
+fn groups_go_to_their_nodes() {
+    let topology = Topology::grid(4, 2).unwrap();
+    let memory = Memory::try_new(Config::on(topology, 16_384, Policy::Mglru)).unwrap();
+    let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+    let node_of = |cpu| {
+        let (frame, _) = memory.alloc_buf(Cpu::new(cpu), group, Order::ZERO).unwrap();
+        let zone = memory.zones().iter().find(|zone| zone.holds(frame));
+        let node = zone.unwrap().config().node.number();
+        memory.free_buf(CPU, frame);
+        node
+    };
+    assert_eq!([0, 2, 7].map(node_of), [0, 1, 3]);
+    let nodes = NodeMask::from_bits(0b1010);
+    memory.set_mempolicy(group, Mempolicy::Interleave(nodes));
+    assert_eq!([0, 0, 0].map(node_of), [1, 3, 1]);
+    memory.set_mempolicy(group, Mempolicy::Preferred(Node::new(2).unwrap()));
+    assert_eq!(node_of(0), 2);
+    memory.set_mempolicy(group, Mempolicy::Bind(nodes));
+    assert_eq!(node_of(6), 3);
+    memory.set_mempolicy(group, Mempolicy::Local);
+    // A caller elsewhere is served where the group's CPUs are.
+    memory
+        .groups()
+        .set_cpus(group, CpuMask::of([4, 5].map(Cpu::new)));
+    assert_eq!([0, 4].map(node_of), [2, 2]);
+    memory.groups().set_mems(group, NodeMask::from_bits(0b1000));
+    assert_eq!([0, 4].map(node_of), [3, 3]);
+    memory.check();
+}
+
+#[test]
+fn a_block_that_was_in_its_zone_is_nobodys() {
+    let memory = Memory::try_new(Config::new(4096, 2, Policy::Mglru)).unwrap();
+    let root = memory.groups().root();
+    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
+    let order = Order::new(1).unwrap();
+    let (first, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    assert!(!was_ours);
+    memory.free_buf(CPU, first);
+    let (again, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    assert!(again == first && was_ours);
+    memory.free_buf(CPU, again);
+    // In its zone the block is cut: its second half becomes another group's.
+    memory.drain();
+    let halves: Vec<(Frame, bool)> = (0..4096 / 8)
+        .map(|_| memory.alloc_buf(CPU, batch, Order::ZERO).unwrap())
+        .collect();
+    assert!(halves.iter().all(|&(_, was_ours)| !was_ours));
+    halves
+        .into_iter()
+        .for_each(|(frame, _)| memory.free_buf(CPU, frame));
+    memory.drain();
+    let (_, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    assert!(!was_ours);
 }

@@ -1,19 +1,11 @@
 //! The budget: who is charged, what is refused.
 
+use crate::data::numbered_file;
 use pagetide::{ByteSize, Error, Memory, Order, Page};
-use std::io::Write;
-
-fn data_file(nr_pages: u64) -> tempfile::NamedTempFile {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    for page in 0..nr_pages {
-        file.write_all(&page.to_le_bytes().repeat(512)).unwrap();
-    }
-    file
-}
 
 #[test]
 fn a_group_full_of_pins_refuses_and_names_itself() {
-    let data = data_file(64);
+    let data = numbered_file(64);
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let web = memory
         .root()
@@ -61,7 +53,7 @@ fn working_memory_beyond_a_limit_is_refused() {
 
 #[test]
 fn dropped_groups_give_everything_back_and_names_are_checked() {
-    let data = data_file(100);
+    let data = numbered_file(100);
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let root = memory.root();
     for _ in 0..100 {

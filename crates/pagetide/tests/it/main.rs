@@ -3,4 +3,6 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod budget;
+mod data;
 mod files;
+mod nodes;
