@@ -22,6 +22,32 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Compute miss ratios of policies at several sizes, without I/O.
     Mrc(MrcArgs),
+    /// Measure one mechanism, its variants side by side.
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) name: BenchName,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchName {
+    /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).
+    Tuners(TunersArgs),
+    /// Costs that simulated machines charge, measured here: JSON for `costs.json` (seconds).
+    Costs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TunersArgs {
+    /// Loads, as in w1/56,w3 [default: all].
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) workload: Vec<String>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -4,6 +4,7 @@
 //! `kill -9`) leaves nothing behind: no signal handler is needed.
 
 mod args;
+mod bench;
 mod demo;
 mod failure;
 mod load;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         args::Command::Demo(args) => demo::run(&args),
         args::Command::Replay(args) => replay::run(&args),
         args::Command::Mrc(args) => mrc::run(&args),
+        args::Command::Bench(args) => bench::run(&args),
     };
     match run {
         Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,

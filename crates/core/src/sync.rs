@@ -310,7 +310,7 @@ impl<T> Slots<T> {
     }
 
     /// All records, in the order of their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
+    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         self.0.iter().map(|slot| &slot.0)
     }
 }
@@ -348,12 +348,12 @@ impl<T> PerCpu<T> {
     }
 
     /// All slots, in the order of their CPUs.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
+    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         self.0.iter()
     }
 
     /// All slots with their CPUs.
-    pub fn iter_by_cpu(&self) -> impl Iterator<Item = (crate::units::Cpu, &T)> {
+    pub fn iter_by_cpu(&self) -> impl Iterator<Item = (crate::units::Cpu, &T)> + Clone {
         (0..).map(crate::units::Cpu::new).zip(self.iter())
     }
 }

@@ -3,14 +3,21 @@
 //! - [`trace`] reads recorded traces.
 //! - [`core_run`] replays one through the real core: miss ratios of the policies that the runtime
 //!   has.
+//! - [`hog`] is the memory hog of the zonelist cache on such a machine.
+//! - [`machine`] runs core's zones on many virtual CPUs, with a queue before each zone's lock.
+//! - [`pcp`] has loads for such machines, to compare tuners with.
 //! - [`policy`] has policies over page numbers, for comparison only.
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
 
 mod core_run;
+pub mod hog;
+pub mod machine;
+pub mod pcp;
 pub mod policy;
 pub mod sizes;
 pub mod trace;
 
 pub use core_run::{RunError, core_run};
+pub use pagetide_core::alloc::Tuner as CoreTuner;
 pub use pagetide_core::reclaim::Policy as CorePolicy;
 pub use policy::{Counts, replay};

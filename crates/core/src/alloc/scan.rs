@@ -81,6 +81,7 @@ pub struct Scan {
 
 #[derive(Debug, Default)]
 struct Looks {
+    served: u64,
     positions: u64,
     zones: u64,
     skips: u64,
@@ -92,6 +93,8 @@ struct Looks {
 /// What scans beyond the first zone looked at, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookStats {
+    /// Scans that were served; all other requests were by the first zone, at one look.
+    pub served: u64,
     /// List positions looked at.
     pub positions: u64,
     /// Zone records touched.
@@ -108,11 +111,12 @@ pub struct LookStats {
 
 /// The counters behind [`LookStats`], one set a CPU.
 #[derive(Debug, Default)]
-pub(super) struct LookCounters([AtomicU64; 6]);
+pub(super) struct LookCounters([AtomicU64; 7]);
 
 impl LookCounters {
     fn add(&self, looks: &Looks) {
         let more = [
+            looks.served,
             looks.positions,
             looks.zones,
             looks.skips,
@@ -128,10 +132,11 @@ impl LookCounters {
     }
 
     pub(super) fn add_to(&self, stats: &mut LookStats) {
-        let [positions, zones, skips, zaps, marks, second_passes] = self
+        let [served, positions, zones, skips, zaps, marks, second_passes] = self
             .0
             .each_ref()
             .map(|counter| counter.load(Ordering::Relaxed));
+        stats.served += served;
         stats.positions += positions;
         stats.zones += zones;
         stats.zlc_skip += skips;
@@ -192,6 +197,7 @@ impl Zones {
                     return Ok(frame);
                 }
                 scan.has_failed = true;
+                scan.looks.zones += 1;
             }
         }
         self.finish(frames, cpu, scan)
@@ -252,6 +258,7 @@ impl Zones {
                         let zone = self.zone(number).expect("lists have zones that are there");
                         let ask = ask(&request, wanted, local, node);
                         if let Some(frame) = zone.alloc(frames, here, ask) {
+                            scan.looks.served += 1;
                             if wanted != node {
                                 self.count_foreign(wanted);
                             }

@@ -463,7 +463,7 @@ fn the_seed_zaps_its_hints_every_second() {
         )
     };
     // The first zone is tried by every request; bits are looked at behind it.
-    assert_eq!(looks(), (2, 1));
+    assert_eq!(looks(), (2, 2));
     let zaps = zones.look_stats().zlc_zap;
     zones.tick(&frames, 3 * SECOND / 2);
     looks();

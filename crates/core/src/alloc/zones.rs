@@ -3,6 +3,7 @@
 use super::config::{Config, Plan};
 use super::pageblock;
 use super::pcp::Pcp;
+use super::pcp_tune::Tuner;
 use super::scan::{LookCounters, LookStats};
 use super::zone::{Drained, Here, Kind, Zone, ZoneStats};
 use super::zonelist::{self, NR_CLASSES, Zonelist};
@@ -47,6 +48,8 @@ pub struct NodeStats {
 
 /// Time between two ticks of the per-CPU page caches. Source: kernel `vm.stat_interval`.
 const TICK: u64 = SECOND;
+/// Time between two steps of the clock for the tuner that tells one second from two.
+const FINE_TICK: u64 = SECOND / 8;
 
 impl Zones {
     /// Bytes that [`Zones::try_new`] takes beside itself, for `nr_frames` frames.
@@ -195,9 +198,19 @@ impl Zones {
 
     /// Empties all per-CPU page caches. See [`Zone::drain`].
     pub fn drain(&self, frames: &FrameTable) -> Drained {
+        self.drain_some(frames, u32::MAX)
+    }
+
+    /// Empties per-CPU page caches until at least `nr_pages` pages have come back: fewer only where
+    /// no cache was left, or none that could be reached.
+    pub fn drain_some(&self, frames: &FrameTable, nr_pages: u32) -> Drained {
         let mut drained = Drained::default();
         for (number, zone) in self.iter().enumerate() {
-            drained += zone.drain(frames, self.now());
+            let left = nr_pages.saturating_sub(drained.nr_pages);
+            if left == 0 {
+                break;
+            }
+            drained += zone.drain_some(frames, self.now(), left);
             self.after_free(number, zone);
         }
         drained
@@ -207,9 +220,10 @@ impl Zones {
     /// whose time has come are forgotten. Returns when the next tick is due.
     pub fn tick(&self, frames: &FrameTable, now: u64) -> u64 {
         self.clock.fetch_max(now, Ordering::Relaxed);
-        let mut next = now + TICK;
         let last = self.last_tick.load(Ordering::Relaxed);
-        if now >= last + TICK {
+        let mut next = last + TICK;
+        if now >= next {
+            next = now + TICK;
             self.last_tick.store(now, Ordering::Relaxed);
             let topology = &self.config.topology;
             for (number, zone) in self.iter().enumerate() {
@@ -217,8 +231,9 @@ impl Zones {
                 zone.tick(frames, now, |cpu| topology.node_of(cpu) == node);
                 self.after_free(number, zone);
             }
-        } else {
-            next = last + TICK;
+        }
+        if self.config.tuner == Tuner::Depth {
+            next = next.min(now + FINE_TICK);
         }
         if self.config.zonelist_cache == ZonelistCache::Classed {
             let (nr_expired, due) = self.classed.expire(now);

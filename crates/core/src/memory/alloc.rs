@@ -33,6 +33,9 @@ impl Idle {
     }
 }
 
+/// Pages that one request takes out of other CPUs' caches: what those move at once at most.
+const DRAIN_PAGES: u32 = 2016;
+
 /// A block that was just taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -95,7 +98,12 @@ impl Memory {
                 return (Some(frame), 0);
             }
         }
-        let nr_drained = self.zones.drain(&self.frames).nr_pages;
+        // A single page is there as soon as some come back; a block, perhaps with the last of them.
+        let enough = match request.order {
+            Order::ZERO => DRAIN_PAGES,
+            _ => u32::MAX,
+        };
+        let nr_drained = self.zones.drain_some(&self.frames, enough).nr_pages;
         let taken = self.zones.alloc(&self.frames, cpu, &request);
         (taken.ok(), nr_drained)
     }

@@ -102,8 +102,21 @@ impl Zone {
     ///
     /// Both locks are dropped between batches.
     pub fn drain(&self, frames: &FrameTable, now: u64) -> Drained {
+        self.drain_some(frames, now, u32::MAX)
+    }
+
+    /// Empties caches, those of other CPUs than the last time first, until at least `nr_pages` pages
+    /// have come back. See [`Zone::drain`].
+    pub fn drain_some(&self, frames: &FrameTable, now: u64, nr_pages: u32) -> Drained {
         let mut drained = Drained::default();
-        for (cpu, slot) in self.pcps.iter_by_cpu() {
+        let first = crate::units::index(self.drain_hand.load(Ordering::Relaxed));
+        let nr_cpus = self.pcps.iter().count();
+        let slots = self.pcps.iter_by_cpu().cycle().skip(first % nr_cpus);
+        for (cpu, slot) in slots.take(nr_cpus) {
+            if drained.nr_pages >= nr_pages {
+                self.drain_hand.store(cpu.number(), Ordering::Relaxed);
+                break;
+            }
             match slot.try_lock() {
                 Some(pcp) if pcp.count() == 0 => {}
                 Some(pcp) => {

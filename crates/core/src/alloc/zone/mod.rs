@@ -119,6 +119,8 @@ pub struct Zone {
     /// that can be served again.
     short: AtomicU32,
     crossed: AtomicU32,
+    /// The CPU whose cache is drained next.
+    drain_hand: AtomicU32,
     shared: Shared,
     counters: Counters,
     buddy: SpinLock<Buddy, { rank::ZONE }>,
@@ -159,6 +161,7 @@ impl Zone {
             reclaim_active: AtomicU32::new(0),
             short: AtomicU32::new(0),
             crossed: AtomicU32::new(0),
+            drain_hand: AtomicU32::new(0),
             shared: Shared::new(end - start, nr_cpus, &config.sizes),
             counters: Counters::default(),
             buddy: SpinLock::new(buddy),
@@ -327,9 +330,16 @@ impl Zone {
         is_contended: bool,
     ) -> (Option<Frame>, u32) {
         let order = ask.order;
-        let Some(room) = self.room(buddy.nr_free(), ask) else {
+        let nr_free = buddy.nr_free();
+        if self.room(nr_free, ask).is_none() {
             return (None, 0);
+        }
+        // What is taken along may go below the request's own mark, but not below `min`.
+        let least = Ask {
+            mark: ask.mark.min(Mark::Min),
+            ..ask
         };
+        let room = self.room(nr_free, least).unwrap_or(0);
         self.after_alloc(buddy);
         let count = pcp.count();
         let wanted = pcp

@@ -1,0 +1,15 @@
+//! `pagetide bench`: what the mechanisms do, counted and timed, variants in one run.
+
+mod costs;
+mod tuners;
+
+use crate::args::BenchArgs;
+use crate::args::BenchName;
+use crate::failure::Failure;
+
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    match &args.name {
+        BenchName::Costs => costs::run(),
+        BenchName::Tuners(tuners) => tuners::run(tuners),
+    }
+}

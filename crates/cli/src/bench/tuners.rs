@@ -1,0 +1,114 @@
+//! `bench tuners`: all loads of `docs/pcp-tuners.md` on simulated machines, every tuner.
+
+use crate::args::TunersArgs;
+use crate::failure::Failure;
+use crate::{load, output};
+use pagetide_sim::CoreTuner;
+use pagetide_sim::machine::Costs;
+use pagetide_sim::pcp::{Outcome, WORKLOADS, Workload};
+use serde::Serialize;
+
+/// One load under one tuner: a stable interface.
+#[derive(Debug, Serialize)]
+struct Row {
+    workload: &'static str,
+    tuner: &'static str,
+    cpus: u32,
+    lock_takes_per_1000: f64,
+    lock_takes_per_1000_whole: f64,
+    wait_share: f64,
+    wait_share_whole: f64,
+    held_pages_mean: f64,
+    held_pages_after: u64,
+    shortages: u64,
+    high_max: u32,
+    pages_per_s: f64,
+}
+
+impl Row {
+    fn new(load: &Workload, tuner: &'static str, outcome: &Outcome) -> Row {
+        let Outcome { steady, whole, .. } = outcome;
+        Row {
+            workload: load.name,
+            tuner,
+            cpus: load.nr_cpus,
+            lock_takes_per_1000: output::rounded(steady.takes_per_1000()),
+            lock_takes_per_1000_whole: output::rounded(whole.takes_per_1000()),
+            wait_share: output::rounded(steady.wait_share()),
+            wait_share_whole: output::rounded(whole.wait_share()),
+            held_pages_mean: output::rounded(steady.held_mean),
+            held_pages_after: outcome.held_after,
+            shortages: whole.shortages,
+            high_max: outcome.high_max,
+            pages_per_s: steady.pages_per_s().round(),
+        }
+    }
+}
+
+pub(super) fn run(args: &TunersArgs) -> Result<(), Failure> {
+    let loads: Vec<Workload> = if args.workload.is_empty() {
+        WORKLOADS.to_vec()
+    } else {
+        let by_name = |name: &String| {
+            let names = || {
+                WORKLOADS
+                    .iter()
+                    .map(|load| load.name)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            Workload::by_name(name)
+                .ok_or_else(|| Failure::Usage(format!("unknown load '{name}': one of {}", names())))
+        };
+        args.workload
+            .iter()
+            .map(by_name)
+            .collect::<Result<_, _>>()?
+    };
+    let tuners = CoreTuner::ALL;
+    let bar = load::progress("simulating", (loads.len() * tuners.len()) as u64);
+    let mut rows = Vec::new();
+    for load in &loads {
+        for (name, tuner) in tuners {
+            let outcome = load.run(tuner, Costs::measured());
+            let outcome = outcome.map_err(|error| Failure::of(load.name, &error))?;
+            rows.push(Row::new(load, name, &outcome));
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    if args.json {
+        return rows.iter().try_for_each(output::json);
+    }
+    output::text(&table(&rows))
+}
+
+fn table(rows: &[Row]) -> String {
+    let header = [
+        "load",
+        "tuner",
+        "CPUs",
+        "takes/1000",
+        "whole run",
+        "waiting",
+        "held",
+        "5 s after",
+        "shortages",
+        "largest high",
+    ];
+    let cells = |row: &Row| {
+        vec![
+            row.workload.to_owned(),
+            row.tuner.to_owned(),
+            row.cpus.to_string(),
+            format!("{:.3}", row.lock_takes_per_1000),
+            format!("{:.3}", row.lock_takes_per_1000_whole),
+            output::percent(row.wait_share),
+            format!("{:.0}", row.held_pages_mean),
+            row.held_pages_after.to_string(),
+            row.shortages.to_string(),
+            row.high_max.to_string(),
+        ]
+    };
+    output::table(&header, 2, rows.iter().map(cells).collect())
+}
