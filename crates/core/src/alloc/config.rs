@@ -141,7 +141,9 @@ impl Config {
             let len = range.end - range.start;
             let share = u64::from(len) * u64::from(self.movable_percent) / 100;
             let share = u32::try_from(share).expect("at most the whole of it");
-            let middle = range.end - share / PAGEBLOCK_PAGES * PAGEBLOCK_PAGES;
+            // No pageblock lies in two zones: its word has room for one.
+            let middle = (range.end - share).next_multiple_of(PAGEBLOCK_PAGES);
+            let middle = middle.min(range.end);
             let parts = [
                 (Kind::Normal, range.start, middle),
                 (Kind::Movable, middle, range.end),
@@ -187,5 +189,29 @@ impl Config {
             cached_orders: self.cached_orders,
             keeps_batch: self.keeps_batch,
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn zones_begin_with_a_pageblock() {
+        // A pageblock has one word, with the number of the zone that it lies in.
+        let mut config = Config::new(Topology::uniform(1));
+        let mut ranges = |movable_percent| -> Vec<_> {
+            config.movable_percent = movable_percent;
+            let plans = config.plans(5000);
+            plans.map(|plan| (plan.start, plan.end)).collect()
+        };
+        assert_eq!(ranges(50), [(0, 2560), (2560, 5000)]);
+        assert_eq!(ranges(9), [(0, 4608), (4608, 5000)]);
+        assert_eq!(ranges(7), [(0, 5000)]);
+        assert_eq!(ranges(100), [(0, 5000)]);
     }
 }
