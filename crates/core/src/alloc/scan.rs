@@ -194,6 +194,9 @@ impl Zones {
                     now: self.now(),
                 };
                 if let Some(frame) = zone.alloc(frames, here, ask) {
+                    if ask.is_miss {
+                        self.count_foreign(local);
+                    }
                     return Ok(frame);
                 }
                 scan.has_failed = true;
@@ -239,6 +242,7 @@ impl Zones {
         let wanted = request
             .policy
             .first(local, request.turn, request.mems, weights);
+        let wanted = self.folded(wanted);
         let list = self.list(wanted, request.mobility);
         let allowed = request.mems.and(request.policy.allowed());
         let first = list.first_of(allowed);
@@ -380,5 +384,54 @@ fn ask(request: &Request, wanted: Node, local: Node, node: Node) -> Ask {
         mark: request.mark,
         is_miss: node != wanted,
         is_other: node != local,
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+    use crate::alloc::{Config, PAGEBLOCK_PAGES, Topology};
+
+    const CPU: Cpu = Cpu::new(0);
+
+    fn node(number: u32) -> Node {
+        Node::new(number).unwrap()
+    }
+
+    fn zones(nr_frames: u32, config: Config) -> (FrameTable, Zones) {
+        let frames = FrameTable::try_new(nr_frames).unwrap();
+        let zones = Zones::try_new(config, &frames).unwrap();
+        (frames, zones)
+    }
+
+    /// Misses of all nodes, and requests that all nodes lost to others.
+    fn misses(zones: &Zones) -> (u64, u64) {
+        let nodes = zones.config().topology.nodes();
+        nodes.fold((0, 0), |(misses, foreign), node| {
+            let stats = zones.node_stats(node);
+            (misses + stats.numa_miss, foreign + stats.numa_foreign)
+        })
+    }
+
+    #[test]
+    fn what_one_node_serves_for_another_both_count() {
+        // Node 1 has a CPU and no memory; node 2 has none either and is not wanted.
+        let topology = Topology::grid(3, 1).unwrap();
+        let (frames, zones) = zones(PAGEBLOCK_PAGES, Config::new(topology));
+        let request = Request::new(Order::ZERO, Mobility::Movable);
+        zones.alloc(&frames, Cpu::new(1), &request).unwrap();
+        assert_eq!(misses(&zones), (1, 1));
+        assert_eq!(zones.node_stats(node(1)).numa_foreign, 1);
+        let wanted = [
+            Mempolicy::Preferred(node(63)),
+            Mempolicy::Preferred(node(1)),
+        ];
+        for policy in wanted {
+            let request = Request { policy, ..request };
+            zones.alloc(&frames, CPU, &request).unwrap();
+        }
+        // Node 63 stands for node 0, which has the frame.
+        assert_eq!(misses(&zones), (2, 2));
     }
 }

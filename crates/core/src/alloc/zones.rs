@@ -131,10 +131,14 @@ impl Zones {
         self.clock.load(Ordering::Relaxed)
     }
 
+    /// The node that one stands for which a policy names though it may not be there.
+    pub(super) fn folded(&self, node: Node) -> Node {
+        let number = u32::from(node.number()) % self.config.topology.nr_nodes();
+        Node::new(number).expect("a node that is there")
+    }
+
     pub(super) fn list_of(&self, node: Node, class: usize) -> &Zonelist {
-        // A policy may name a node that is not there: its requests begin at the first one.
-        let node = index(u32::from(node.number()) % self.config.topology.nr_nodes());
-        &self.lists[node * NR_CLASSES + class]
+        &self.lists[node.index() * NR_CLASSES + class]
     }
 
     pub(super) fn classed(&self) -> &Classed {
