@@ -70,6 +70,8 @@ pub struct Scan {
     position: usize,
     /// The zone at `position` was tried already and failed.
     has_failed: bool,
+    /// A position was passed over because of a hint.
+    has_skipped: bool,
     /// Hints are not asked any more.
     is_second_pass: bool,
     /// The seed's cache was set up: from then on it is asked.
@@ -153,6 +155,7 @@ impl Scan {
             request,
             position: 0,
             has_failed: false,
+            has_skipped: false,
             is_second_pass: false,
             is_set_up: false,
             reclaimed: NodeMask::NONE,
@@ -253,6 +256,7 @@ impl Zones {
                 scan.looks.positions += 1;
                 if !scan.has_failed && self.is_skipped(scan, list, first) {
                     scan.looks.skips += 1;
+                    scan.has_skipped = true;
                     scan.position += 1;
                     continue;
                 }
@@ -278,7 +282,7 @@ impl Zones {
                 self.set_up(scan, list, here.now);
                 scan.position += 1;
             }
-            if scan.is_second_pass || scan.looks.skips == 0 {
+            if scan.is_second_pass || !scan.has_skipped {
                 let Request { order, mark, .. } = request;
                 return Step::Short(Shortage { order, mark });
             }
@@ -390,8 +394,12 @@ fn ask(request: &Request, wanted: Node, local: Node, node: Node) -> Ask {
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]
 mod tests {
+    extern crate std;
+
     use super::*;
     use crate::alloc::{Config, PAGEBLOCK_PAGES, Topology};
+    use crate::units::SECOND;
+    use std::vec::Vec;
 
     const CPU: Cpu = Cpu::new(0);
 
@@ -433,5 +441,37 @@ mod tests {
         }
         // Node 63 stands for node 0, which has the frame.
         assert_eq!(misses(&zones), (2, 2));
+    }
+
+    #[test]
+    fn a_zone_skipped_before_a_reclaim_is_tried_in_the_end() {
+        for zonelist_cache in [ZonelistCache::Classed, ZonelistCache::Seed] {
+            let mut config = Config::new(Topology::grid(3, 1).unwrap());
+            config.zonelist_cache = zonelist_cache;
+            config.node_reclaim = true;
+            let (frames, zones) = zones(3 * 2048, config);
+            let request = Request {
+                mark: Mark::Min,
+                ..Request::new(Order::ZERO, Mobility::Movable)
+            };
+            let taken: Vec<Frame> =
+                core::iter::from_fn(|| zones.alloc(&frames, CPU, &request).ok()).collect();
+            zones.tick(&frames, 10 * SECOND);
+            let of_node_1 = |frame: &&Frame| (2048..4096).contains(&frame.number());
+            for &frame in taken.iter().filter(of_node_1) {
+                zones.free(&frames, CPU, frame, Order::ZERO);
+            }
+            zones.drain(&frames);
+            // Node 1 has pages, and is passed over on the way to node 2, which is short.
+            if zonelist_cache == ZonelistCache::Seed {
+                zones.alloc(&frames, CPU, &request).unwrap();
+            }
+            // For the seed's list, and for the second class.
+            zones.corrupt_hints(0b010 | 0b010_u64.rotate_right(7));
+            assert!(
+                zones.alloc(&frames, CPU, &request).is_ok(),
+                "{zonelist_cache:?}"
+            );
+        }
     }
 }
