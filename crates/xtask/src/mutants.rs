@@ -27,6 +27,8 @@ enum Tests {
     Plain(&'static str),
     Loom,
     Shuttle,
+    /// Real threads.
+    Stress,
 }
 
 const MUTANTS: &[Mutant] = &[
@@ -99,6 +101,63 @@ const MUTANTS: &[Mutant] = &[
         find: "while order.get() < MAX_ORDER {",
         replace: "while order.get() > MAX_ORDER {",
         tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "a pageblock is joined to one of another type and keeps its own",
+        file: "alloc/buddy.rs",
+        find: "if other != kind {",
+        replace: "if false {",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "a flush gives everything back in one hold",
+        file: "alloc/zone/flush.rs",
+        find: "let want = (nr_pages - freed).min(self.config.sizes.batch);",
+        replace: "let want = nr_pages - freed;",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "zones that were passed over are not tried in the end",
+        file: "alloc/scan.rs",
+        find: "if scan.is_second_pass || !scan.has_skipped {",
+        replace: "if true {",
+        tests: Tests::Plain("zones"),
+    },
+    Mutant {
+        name: "the seed never forgets its hints",
+        file: "alloc/zonelist_cache.rs",
+        find: "let is_due = now.saturating_sub(last) > ZAP_INTERVAL;",
+        replace: "let is_due = false;",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "`adaptive` grows by pages that were never given back",
+        file: "alloc/pcp_tune/adaptive.rs",
+        find: "let grown = view.shared.grow(taken.min(self.out));",
+        replace: "let grown = view.shared.grow(taken); self.out += grown;",
+        tests: Tests::Plain("pcp_tune"),
+    },
+    Mutant {
+        name: "`depth` follows the larger of both depths",
+        file: "alloc/pcp_tune/depth.rs",
+        find: "self.avg_alloc_depth.min(self.avg_free_depth)",
+        replace: "self.avg_alloc_depth.max(self.avg_free_depth)",
+        tests: Tests::Plain("pcp_tune"),
+    },
+    Mutant {
+        name: "a block keeps its group's name in the zone",
+        file: "frame/mod.rs",
+        find: "Place::Zone => 0,",
+        replace: "Place::Zone => low(owner.load(Ordering::Relaxed)),",
+        tests: Tests::Plain("memory"),
+    },
+    Mutant {
+        name: "a try-lock takes what another thread holds",
+        file: "sync.rs",
+        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed)",
+        replace: ".fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| \
+                  (state & POISONED == 0).then_some(HELD))",
+        tests: Tests::Stress,
     },
 ];
 
@@ -177,9 +236,13 @@ impl Copy {
             .args(["test", "--quiet", "-p", "pagetide-core"])
             .env("RUSTFLAGS", "-Awarnings");
         let checker = match tests {
-            Tests::Plain(_) => {
-                command.args(["--lib", "--test", "it", "--target-dir"]);
-                command.arg(&self.target);
+            Tests::Plain(_) | Tests::Stress => {
+                let binaries: &[&str] = match tests {
+                    Tests::Stress => &["--test", "stress"],
+                    _ => &["--lib", "--test", "it"],
+                };
+                command.args(binaries);
+                command.arg("--target-dir").arg(&self.target);
                 return command;
             }
             Tests::Loom => "loom",

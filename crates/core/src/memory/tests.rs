@@ -286,3 +286,33 @@ fn a_block_that_was_in_its_zone_is_nobodys() {
     let (_, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
     assert!(!was_ours);
 }
+
+#[test]
+fn bytes_of_a_block_that_was_joined_are_nobodys() {
+    let (memory, ours, _) = memory(4096, Policy::Fifo);
+    let theirs = memory.new_group(CPU, memory.groups().root()).unwrap();
+    let order = Order::new(1).unwrap();
+    // Pages of both groups in turn, so that a pair of frames has bytes of both.
+    let pages: Vec<Frame> = [ours, theirs]
+        .into_iter()
+        .cycle()
+        .take(64)
+        .map(|group| memory.alloc_buf(CPU, group, Order::ZERO).unwrap().0)
+        .collect();
+    let is_mixed = |pair: &&[Frame]| {
+        let [first, second] = [pair[0], pair[1]].map(Frame::number);
+        first % 2 == 0 && second == first + 1
+    };
+    assert!(pages.chunks(2).filter(is_mixed).count() > 8, "{pages:?}");
+    pages
+        .into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    memory.zones.drain(&memory.frames);
+    let take = || memory.alloc_buf(CPU, ours, order).unwrap();
+    let blocks: Vec<(Frame, bool)> = (0..64).map(|_| take()).collect();
+    assert!(blocks.iter().all(|(_, was_ours)| !was_ours));
+    // What only passed through the CPU's cache is as the group left it.
+    let last = blocks.last().unwrap().0;
+    memory.free_buf(CPU, last);
+    assert_eq!(take(), (last, true));
+}
