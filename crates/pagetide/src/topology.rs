@@ -128,6 +128,7 @@ pub(crate) fn config_error(error: alloc::ConfigError) -> Error {
             format!("{percent} percent for movable pages, at most 100")
         }
         ConfigError::CachedOrders(bits) => format!("orders {bits:#b}, the largest is 10"),
+        ConfigError::PcpSizes(sizes) => format!("per-CPU page caches of {sizes:?}"),
         ConfigError::TooManyZones(zones) => format!("{zones} zones, at most {}", alloc::MAX_ZONES),
     };
     Error::Config { problem }

@@ -20,7 +20,7 @@ struct Row {
     wait_share_whole: f64,
     held_pages_mean: f64,
     held_pages_after: u64,
-    shortages: u64,
+    drains: u64,
     high_max: u32,
     pages_per_s: f64,
 }
@@ -38,7 +38,7 @@ impl Row {
             wait_share_whole: output::rounded(whole.wait_share()),
             held_pages_mean: output::rounded(steady.held_mean),
             held_pages_after: outcome.held_after,
-            shortages: whole.shortages,
+            drains: whole.drains,
             high_max: outcome.high_max,
             pages_per_s: steady.pages_per_s().round(),
         }
@@ -93,7 +93,7 @@ fn table(rows: &[Row]) -> String {
         "waiting",
         "held",
         "5 s after",
-        "shortages",
+        "drains",
         "largest high",
     ];
     let cells = |row: &Row| {
@@ -106,7 +106,7 @@ fn table(rows: &[Row]) -> String {
             output::percent(row.wait_share),
             format!("{:.0}", row.held_pages_mean),
             row.held_pages_after.to_string(),
-            row.shortages.to_string(),
+            row.drains.to_string(),
             row.high_max.to_string(),
         ]
     };

@@ -48,6 +48,8 @@ pub enum ConfigError {
     MovablePercent(u8),
     /// An order above the largest one is to be kept by per-CPU page caches: their bits.
     CachedOrders(u32),
+    /// Sizes of per-CPU page caches without a batch, or whose least is above their most.
+    PcpSizes(PcpSizes),
     /// More than [`MAX_ZONES`] zones.
     TooManyZones(u32),
 }
@@ -90,6 +92,11 @@ impl Config {
         }
         if self.cached_orders >> NR_ORDERS != 0 {
             return Err(ConfigError::CachedOrders(self.cached_orders));
+        }
+        if let Some(sizes) = self.pcp_sizes
+            && (sizes.batch == 0 || sizes.high_min > sizes.high_max)
+        {
+            return Err(ConfigError::PcpSizes(sizes));
         }
         let per_node = if self.movable_percent > 0 { 2 } else { 1 };
         let nr_zones = self.topology.nr_nodes() * per_node;

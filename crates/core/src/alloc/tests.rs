@@ -209,8 +209,9 @@ fn a_watermark_keeps_its_pages_from_those_who_keep_it() {
         zone.drain(&frames, 0);
         nr
     };
-    assert_eq!(most(Mark::Low, Mobility::Unmovable), 800);
-    assert_eq!(most(Mark::Low, Mobility::Movable), 750);
+    // The last batch may go below the mark of who asked, not below `min`.
+    assert!((800..807).contains(&most(Mark::Low, Mobility::Unmovable)));
+    assert!((750..757).contains(&most(Mark::Low, Mobility::Movable)));
     assert_eq!(most(Mark::Min, Mobility::Unmovable), 900);
     assert_eq!(most(Mark::None, Mobility::Movable), 1000);
 }
@@ -529,6 +530,16 @@ fn topologies_that_do_not_add_up_are_refused() {
     config.movable_percent = 0;
     config.cached_orders = 1 << 11;
     assert_eq!(config.check(), Err(ConfigError::CachedOrders(1 << 11)));
+    config.cached_orders = 1;
+    for (batch, high_min, high_max) in [(0, 4, 8), (3, 9, 8)] {
+        let sizes = PcpSizes {
+            batch,
+            high_min,
+            high_max,
+        };
+        config.pcp_sizes = Some(sizes);
+        assert_eq!(config.check(), Err(ConfigError::PcpSizes(sizes)));
+    }
 }
 
 #[test]

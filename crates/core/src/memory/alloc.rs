@@ -88,11 +88,12 @@ impl Memory {
     }
 
     /// What is charged has a right to a frame: above the low watermark, else above `min`, else the
-    /// last one of any zone or of any CPU's cache. Returns the pages drained for it, too.
+    /// last one of any zone, else one of any CPU's cache. Returns the pages drained for it, too.
     ///
-    /// Source: the order of the kernel's slow path.
+    /// Source: the order of the kernel's slow path. Changed: `min` is kept from requests that can
+    /// be refused only, so that caches are not drained for each page while free memory is below it.
     fn take_frames(&self, cpu: Cpu, request: Request) -> (Option<Frame>, u32) {
-        for mark in [Mark::Low, Mark::Min] {
+        for mark in [Mark::Low, Mark::Min, Mark::None] {
             let request = Request { mark, ..request };
             if let Ok(frame) = self.zones.alloc(&self.frames, cpu, &request) {
                 return (Some(frame), 0);

@@ -347,3 +347,36 @@ impl Workload {
         workers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cycle_that_repeats_needs_fifty_times_fewer_locks() {
+        let run = |tuner| fault_on(2).run(tuner, Costs::measured()).expect("memory");
+        let fixed = run(Tuner::Fixed);
+        for tuner in [Tuner::Depth, Tuner::Adaptive] {
+            let tuned = run(tuner);
+            let (takes, fixed_takes) =
+                (tuned.steady.takes_per_1000(), fixed.steady.takes_per_1000());
+            assert!(
+                takes * 50.0 <= fixed_takes,
+                "{tuner:?}: {takes} of {fixed_takes}"
+            );
+            let held = (tuned.held_after, fixed.held_after);
+            assert!(tuner == Tuner::Depth || held.0 <= held.1, "{held:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_load_gives_the_same_counts() {
+        let load = Workload::by_name("w4").expect("a load");
+        let runs = [(); 2].map(|()| {
+            load.run(Tuner::Adaptive, Costs::measured())
+                .expect("memory")
+        });
+        assert_eq!(runs[0].whole.lock_takes, runs[1].whole.lock_takes);
+        assert_eq!(runs[0].whole.busy_ns, runs[1].whole.busy_ns);
+    }
+}

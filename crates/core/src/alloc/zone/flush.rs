@@ -105,8 +105,8 @@ impl Zone {
         self.drain_some(frames, now, u32::MAX)
     }
 
-    /// Empties caches, those of other CPUs than the last time first, until at least `nr_pages` pages
-    /// have come back. See [`Zone::drain`].
+    /// Empties caches, those of other CPUs than the last time first, until at least `nr_pages`
+    /// pages have come back. See [`Zone::drain`].
     pub fn drain_some(&self, frames: &FrameTable, now: u64, nr_pages: u32) -> Drained {
         let mut drained = Drained::default();
         let first = crate::units::index(self.drain_hand.load(Ordering::Relaxed));
