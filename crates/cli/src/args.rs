@@ -34,10 +34,71 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchName {
+    /// Workers allocate 128 MiB page by page, touch each, free all, repeat: tuners side by side.
+    PageFault(PageFaultArgs),
+    /// Threads touch a part of a simulated machine's memory: zonelist caches side by side.
+    MemoryHog(MemoryHogArgs),
     /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).
     Tuners(TunersArgs),
     /// Costs that simulated machines charge, measured here: JSON for `costs.json` (seconds).
     Costs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PageFaultArgs {
+    /// Numbers of threads on this machine.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,2,8",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) workers: Vec<u32>,
+    /// Numbers of CPUs of simulated machines, a worker each: about 10 s for 56.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "56",
+          value_parser = clap::value_parser!(u32).range(1..=320))]
+    pub(crate) simulate: Vec<u32>,
+    /// Simulate again with each cost halved and doubled.
+    #[arg(long)]
+    pub(crate) sensitivity: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MemoryHogArgs {
+    /// Nodes and CPUs of each.
+    #[arg(long, value_name = "NxM", default_value = "28x2")]
+    pub(crate) topology: Grid,
+    /// Numbers of threads.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,19,37,55",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Vec<u32>,
+    /// Pages of each node.
+    #[arg(long, value_name = "N", default_value = "8192",
+          value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
+    pub(crate) node_pages: u32,
+    /// Simulate again with each cost halved and doubled.
+    #[arg(long)]
+    pub(crate) sensitivity: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `28x2`: nodes times CPUs of each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) nodes: u32,
+    pub(crate) cpus: u32,
+}
+
+impl std::str::FromStr for Grid {
+    type Err = pagetide::BadTopology;
+
+    fn from_str(text: &str) -> Result<Grid, pagetide::BadTopology> {
+        let topology: pagetide::Topology = text.parse()?;
+        let nodes = topology.nr_nodes();
+        let cpus = topology.nr_cpus() / nodes;
+        Ok(Grid { nodes, cpus })
+    }
 }
 
 #[derive(Debug, ClapArgs)]

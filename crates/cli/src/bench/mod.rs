@@ -1,6 +1,9 @@
 //! `pagetide bench`: what the mechanisms do, counted and timed, variants in one run.
 
 mod costs;
+mod hog;
+mod page_fault;
+mod real;
 mod tuners;
 
 use crate::args::BenchArgs;
@@ -9,6 +12,8 @@ use crate::failure::Failure;
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.name {
+        BenchName::PageFault(args) => page_fault::run(args),
+        BenchName::MemoryHog(args) => hog::run(args),
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }

@@ -1,0 +1,123 @@
+//! `bench memory-hog`: threads touch a part of a large machine's memory, with and without hints.
+
+use crate::args::MemoryHogArgs;
+use crate::failure::Failure;
+use crate::{load, output};
+use pagetide_core::alloc::{Topology, ZonelistCache};
+use pagetide_sim::hog::Hog;
+use pagetide_sim::machine::Costs;
+use serde::Serialize;
+
+/// Thousandths of the memory that are touched.
+const TOUCHED: [u32; 4] = [125, 400, 670, 940];
+
+/// One run: a stable interface.
+#[derive(Debug, Serialize)]
+struct Row {
+    touched_percent: f64,
+    threads: u32,
+    cache: &'static str,
+    costs: String,
+    blocks: u64,
+    positions_per_block: f64,
+    zones_per_block: f64,
+    fewer_zones_than_none: f64,
+    ns_per_block: f64,
+    time_to_none: f64,
+    failures: u64,
+}
+
+pub(super) fn run(args: &MemoryHogArgs) -> Result<(), Failure> {
+    let topology = args.topology;
+    let topology = Topology::grid(topology.nodes, topology.cpus);
+    let topology = topology.map_err(|error| Failure::Usage(format!("--topology: {error:?}")))?;
+    let measured = Costs::measured();
+    let mut costs = vec![("measured".to_owned(), measured)];
+    if args.sensitivity {
+        costs.extend(measured.variants());
+    }
+    let threads: Vec<u32> = args.threads.clone();
+    let nr_runs = costs.len() * TOUCHED.len() * threads.len() * ZonelistCache::ALL.len();
+    let bar = load::progress("simulating", nr_runs as u64);
+    let mut rows: Vec<Row> = Vec::new();
+    for (what, costs) in &costs {
+        for touched in TOUCHED {
+            for &nr_threads in &threads {
+                for (name, cache) in ZonelistCache::ALL {
+                    let hog = Hog {
+                        topology: topology.clone(),
+                        node_frames: args.node_pages,
+                        nr_threads,
+                        touched,
+                        cache,
+                    };
+                    rows.push(row(&hog, name, what, *costs)?);
+                    let nr_rows = rows.len();
+                    // `none` is the first of its three.
+                    let first = nr_rows - 1 - (nr_rows - 1) % ZonelistCache::ALL.len();
+                    let (none, last) = (&rows[first], &rows[nr_rows - 1]);
+                    let fewer = none.zones_per_block / last.zones_per_block;
+                    let time = last.ns_per_block / none.ns_per_block;
+                    let last = &mut rows[nr_rows - 1];
+                    last.fewer_zones_than_none = output::rounded(fewer);
+                    last.time_to_none = output::rounded(time);
+                    bar.inc(1);
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    if args.json {
+        return rows.iter().try_for_each(output::json);
+    }
+    output::text(&table(&rows))
+}
+
+fn row(hog: &Hog, cache: &'static str, what: &str, costs: Costs) -> Result<Row, Failure> {
+    let measured = hog.run(costs);
+    let measured = measured.map_err(|error| Failure::of("cannot simulate", &error))?;
+    let per_block = |count: u64| output::rounded(count as f64 / measured.blocks.max(1) as f64);
+    Ok(Row {
+        touched_percent: f64::from(hog.touched) / 10.0,
+        threads: hog.nr_threads,
+        cache,
+        costs: what.to_owned(),
+        blocks: measured.blocks,
+        positions_per_block: per_block(measured.positions),
+        zones_per_block: per_block(measured.zones),
+        fewer_zones_than_none: 1.0,
+        ns_per_block: per_block(measured.busy_ns),
+        time_to_none: 1.0,
+        failures: measured.failures,
+    })
+}
+
+fn table(rows: &[Row]) -> String {
+    let header = [
+        "costs",
+        "cache",
+        "touched",
+        "threads",
+        "positions/block",
+        "zones/block",
+        "fewer",
+        "ns/block",
+        "time",
+        "failures",
+    ];
+    let cells = |row: &Row| {
+        vec![
+            row.costs.clone(),
+            row.cache.to_owned(),
+            format!("{} %", row.touched_percent),
+            row.threads.to_string(),
+            format!("{:.2}", row.positions_per_block),
+            format!("{:.2}", row.zones_per_block),
+            format!("x{:.1}", row.fewer_zones_than_none),
+            format!("{:.0}", row.ns_per_block),
+            format!("x{:.2}", row.time_to_none),
+            row.failures.to_string(),
+        ]
+    };
+    output::table(&header, 2, rows.iter().map(cells).collect())
+}
