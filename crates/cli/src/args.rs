@@ -36,6 +36,12 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchName {
     /// Workers allocate 128 MiB page by page, touch each, free all, repeat: tuners side by side.
     PageFault(PageFaultArgs),
+    /// Tasks grow and exit on simulated CPUs, many at first, then few: what is held falls again.
+    Build(JsonArgs),
+    /// One thread allocates, another frees: delays of both, tuners side by side (a minute).
+    Stream(JsonArgs),
+    /// Drop the last handle of a fully cached file: single pass against two passes.
+    Truncate(TruncateArgs),
     /// Threads touch a part of a simulated machine's memory: zonelist caches side by side.
     MemoryHog(MemoryHogArgs),
     /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).
@@ -57,6 +63,30 @@ pub(crate) struct PageFaultArgs {
     /// Simulate again with each cost halved and doubled.
     #[arg(long)]
     pub(crate) sensitivity: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct JsonArgs {
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TruncateArgs {
+    /// Pages of the file.
+    #[arg(long, value_name = "N", default_value = "262144",
+          value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
+    pub(crate) pages: u32,
+    /// Run one variant once, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) count: Option<usize>,
+    /// With `--count`: fill the cache, drop nothing.
+    #[arg(long, hide = true)]
+    pub(crate) fill_only: bool,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

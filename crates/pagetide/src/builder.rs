@@ -153,7 +153,6 @@ impl Builder {
         if let Size::Resident(_) = self.size {
             config.fit(pages);
         }
-        let nr_frames = config.nr_frames();
         let core = Core::try_new(config).map_err(|error| match error {
             BuildError::BudgetTooSmall {
                 budget_pages,
@@ -165,6 +164,7 @@ impl Builder {
             BuildError::Config(error) => config_error(error),
             BuildError::NoMetadata(_) => Error::NoMetadata { what: "frames" },
         })?;
+        let nr_frames = core.frames().len();
         let bytes = bytes_of(u64::from(nr_frames));
         let arena = Arena::reserve(nr_frames);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;

@@ -1,6 +1,6 @@
-//! `bench page-fault`: each worker allocates 128 MiB page by page, touches each, frees all, repeats.
+//! `bench page-fault`: workers allocate 128 MiB page by page, touch each, free all, repeat.
 
-use super::real::{Bed, SECOND_OF_TUNERS};
+use super::real::{self, Bed, SECOND_OF_TUNERS};
 use crate::args::PageFaultArgs;
 use crate::failure::Failure;
 use crate::{load, output};
@@ -11,10 +11,11 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Workers that share one arena have eight times what they use.
-const ARENA: u32 = 8;
+/// The arena has this many times what workers use, and at least what a worker on each CPU would: a
+/// CPU's cache may then hold a whole cycle under every tuner.
+const ARENA: u32 = 16;
 /// Seconds of the tuners before what is measured, and measured.
-const WARM_UP: u32 = 8;
+const WARM_UP: u32 = 12;
 const STEADY: u32 = 4;
 
 /// One tuner with one number of workers: a stable interface.
@@ -80,13 +81,22 @@ fn push(rows: &mut Vec<Row>, mut row: Row) {
 
 /// Real threads on this machine's CPUs.
 fn real(workers: u32, name: &'static str, tuner: CoreTuner) -> Result<Row, Failure> {
-    let bed = Bed::new(tuner, ARENA * workers * FAULT_PAGES)?;
+    let nr_cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let users = workers.max(u32::try_from(nr_cpus).unwrap_or(1));
+    let bed = Bed::new(tuner, ARENA * users * FAULT_PAGES)?;
     let (stop, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let nr_pages = AtomicU64::new(0);
     let (pages, elapsed, takes, contended, held) = std::thread::scope(|scope| {
         scope.spawn(|| bed.keep_time(&is_over));
         let threads: Vec<_> = (0..workers)
-            .map(|_| scope.spawn(|| work(&bed, &stop, &nr_pages)))
+            .map(|worker| (worker as usize) % nr_cpus)
+            .map(|cpu| {
+                let (bed, stop, nr_pages) = (&bed, &stop, &nr_pages);
+                scope.spawn(move || {
+                    real::bind(cpu);
+                    work(bed, stop, nr_pages);
+                })
+            })
             .collect();
         std::thread::sleep(SECOND_OF_TUNERS * WARM_UP);
         let look = || (nr_pages.load(Ordering::Relaxed), bed.zones().stats());

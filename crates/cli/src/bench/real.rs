@@ -1,4 +1,4 @@
-//! Real threads over real zones and memory, with a clock that runs faster than the wall's.
+//! Real threads over real zones and memory.
 
 use crate::failure::Failure;
 use pagetide_core::alloc::{Config, Mark, Mobility, Request, Topology, Zones};
@@ -8,8 +8,9 @@ use pagetide_sim::CoreTuner;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a second of the tuners takes.
-pub(super) const SECOND_OF_TUNERS: Duration = Duration::from_millis(250);
+/// How long a second of the tuners takes: a faster clock would make caches idle that are used in
+/// turns by threads that share a CPU.
+pub(super) const SECOND_OF_TUNERS: Duration = Duration::from_secs(1);
 /// Steps of the clock in such a second.
 const STEPS: u32 = 8;
 
@@ -98,6 +99,14 @@ impl Bed {
             "every frame came back"
         );
     }
+}
+
+/// Binds this thread to one CPU, where there is more than one.
+pub(super) fn bind(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    // Best effort: on one CPU, or where it is forbidden, it runs all the same.
+    let _bound = rustix::thread::sched_setaffinity(None, &set);
 }
 
 fn cpu() -> Cpu {

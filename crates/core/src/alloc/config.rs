@@ -146,7 +146,7 @@ impl Config {
         let of_node = move |node: Node| {
             let range = self.node_range(node, nr_frames);
             let len = range.end - range.start;
-            let share = u64::from(len) * u64::from(self.movable_percent) / 100;
+            let share = u64::from(len) * u64::from(self.movable_percent.min(100)) / 100;
             let share = u32::try_from(share).expect("at most the whole of it");
             // No pageblock lies in two zones: its word has room for one.
             let middle = (range.end - share).next_multiple_of(PAGEBLOCK_PAGES);

@@ -99,7 +99,7 @@ impl Adaptive {
     }
 
     pub(super) fn gave_back(&mut self, nr_pages: u32, count: u32, view: &View<'_>) {
-        self.out = (self.out + nr_pages).min(view.shared.cap);
+        self.out = (self.out + nr_pages).min(view.shared.cap());
         self.low_water = self.low_water.min(count);
     }
 

@@ -49,46 +49,54 @@ impl Tuner {
 /// What the caches of one zone share, whatever the form.
 #[derive(Debug)]
 pub struct Shared {
-    /// The sum of all `high`, kept by `adaptive`.
-    sum_high: AtomicU32,
-    /// Bound of `sum_high`: an eighth of the zone.
+    /// What all `high` are above `high_min`, together; kept by `adaptive`.
+    grown: AtomicU32,
+    /// Bound of `grown`: with `high_min` for each CPU, an eighth of the zone.
     cap: u32,
+    /// `high_min` for each CPU.
+    least: u32,
 }
 
 impl Shared {
-    /// For `nr_cpus` caches of a zone of `managed` pages.
+    /// For `nr_cpus` CPUs and a zone of `managed` pages.
     #[must_use]
     pub fn new(managed: u32, nr_cpus: u32, sizes: &PcpSizes) -> Shared {
         let least = nr_cpus.saturating_mul(sizes.high_min);
         Shared {
-            sum_high: AtomicU32::new(least),
-            cap: (managed / 8).max(least),
+            grown: AtomicU32::new(0),
+            cap: (managed / 8).saturating_sub(least),
+            least,
         }
     }
 
-    /// The sum of all caches' `high`, under `adaptive`.
+    /// The sum of all CPUs' `high`, under `adaptive`: spare caches count for what they grew.
     #[must_use]
     pub fn sum_high(&self) -> u32 {
-        self.sum_high.load(Ordering::Relaxed)
+        self.least + self.grown.load(Ordering::Relaxed)
+    }
+
+    /// Pages that all `high` may be above `high_min`.
+    fn cap(&self) -> u32 {
+        self.cap
     }
 
     /// Takes up to `nr_pages` of what is left below the cap.
     fn grow(&self, nr_pages: u32) -> u32 {
         let mut taken = 0;
-        let grow = |sum: u32| {
-            taken = nr_pages.min(self.cap - sum);
-            (taken > 0).then(|| sum + taken)
+        let grow = |grown: u32| {
+            taken = nr_pages.min(self.cap - grown);
+            (taken > 0).then(|| grown + taken)
         };
         let grown = self
-            .sum_high
+            .grown
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow);
         if grown.is_ok() { taken } else { 0 }
     }
 
     fn shrink(&self, nr_pages: u32) {
         if nr_pages > 0 {
-            let before = self.sum_high.fetch_sub(nr_pages, Ordering::Relaxed);
-            assert!(before >= nr_pages, "the sum of `high` fell below zero");
+            let before = self.grown.fetch_sub(nr_pages, Ordering::Relaxed);
+            assert!(before >= nr_pages, "the sum of `high` fell below its least");
         }
     }
 }

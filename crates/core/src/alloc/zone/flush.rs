@@ -30,9 +30,9 @@ impl core::ops::AddAssign for Drained {
 }
 
 impl Zone {
-    /// Gives `nr_pages` pages back, or all there are, beginning at list `first`; returns how many
-    /// and whether that is all. Both locks are dropped between batches, and another thread that
-    /// takes the cache meanwhile ends it.
+    /// Gives `nr_pages` pages of cache `here.cpu` back, or all there are, beginning at list
+    /// `first`; returns how many and whether that is all. Both locks are dropped between batches,
+    /// and another thread that takes the cache meanwhile ends it.
     pub(super) fn flush<'a>(
         &'a self,
         frames: &FrameTable,
@@ -110,14 +110,14 @@ impl Zone {
     pub fn drain_some(&self, frames: &FrameTable, now: u64, nr_pages: u32) -> Drained {
         let mut drained = Drained::default();
         let first = crate::units::index(self.drain_hand.load(Ordering::Relaxed));
-        let nr_cpus = self.pcps.iter().count();
-        let slots = self.pcps.iter_by_cpu().cycle().skip(first % nr_cpus);
-        for (cpu, slot) in slots.take(nr_cpus) {
+        let nr_caches = self.pcps.iter().count();
+        let caches = self.pcps.iter_by_cpu().cycle().skip(first % nr_caches);
+        for (cpu, cache) in caches.take(nr_caches) {
             if drained.nr_pages >= nr_pages {
                 self.drain_hand.store(cpu.number(), Ordering::Relaxed);
                 break;
             }
-            match slot.try_lock() {
+            match cache.try_lock() {
                 Some(pcp) if pcp.count() == 0 => {}
                 Some(pcp) => {
                     let here = Here { cpu, now };
@@ -139,14 +139,14 @@ impl Zone {
         let boost = self.boost.load(Ordering::Relaxed);
         self.boost.store(boost / 2, Ordering::Relaxed);
         let mut drained = Drained::default();
-        for (cpu, slot) in self.pcps.iter_by_cpu() {
-            let Some(mut pcp) = slot.try_lock() else {
+        for (cpu, cache) in self.pcps.iter_by_cpu() {
+            let Some(mut pcp) = cache.try_lock() else {
                 drained.not_reached += 1;
                 continue;
             };
             let count = pcp.count();
             let mut keeps = pcp.tune.tick(count, &self.view(now));
-            if !is_local(cpu) && pcp.is_expired(EXPIRE_TICKS) {
+            if !is_local(self.cpu_of(cpu)) && pcp.is_expired(EXPIRE_TICKS) {
                 keeps = keeps.min(count.saturating_sub(self.config.sizes.batch));
             }
             if count > keeps {

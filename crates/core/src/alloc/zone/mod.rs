@@ -101,6 +101,17 @@ impl Ask {
     }
 }
 
+/// Caches of each CPU: threads that outnumber CPUs are preempted while they hold one, which is
+/// rarer where there are more CPUs. A checker explores every one there is.
+const fn caches_per_cpu(nr_cpus: u32) -> u32 {
+    match nr_cpus {
+        _ if cfg!(any(loom, shuttle)) => 1,
+        0..=16 => 8,
+        17..=32 => 4,
+        _ => 2,
+    }
+}
+
 /// A range of frames with its own lock, and the per-CPU page caches before it.
 #[derive(Debug)]
 pub struct Zone {
@@ -124,7 +135,9 @@ pub struct Zone {
     shared: Shared,
     counters: Counters,
     buddy: SpinLock<Buddy, { rank::ZONE }>,
+    /// Each CPU's own cache, then its spare ones: cache `n` is one of CPU `n % nr_cpus`.
     pcps: PerCpu<SpinLock<Pcp, { rank::PCP }>>,
+    nr_cpus: u32,
 }
 
 type PcpGuard<'a> = Guard<'a, Pcp, { rank::PCP }>;
@@ -133,7 +146,7 @@ impl Zone {
     /// Bytes that [`Zone::try_new`] takes beside the zone itself.
     #[must_use]
     pub const fn bytes(nr_cpus: u32) -> usize {
-        PerCpu::<SpinLock<Pcp, { rank::PCP }>>::bytes(nr_cpus)
+        PerCpu::<SpinLock<Pcp, { rank::PCP }>>::bytes(nr_cpus * caches_per_cpu(nr_cpus))
     }
 
     /// A zone of frames `start..end`, all free, used by CPUs `0..nr_cpus`.
@@ -165,7 +178,8 @@ impl Zone {
             shared: Shared::new(end - start, nr_cpus, &config.sizes),
             counters: Counters::default(),
             buddy: SpinLock::new(buddy),
-            pcps: PerCpu::try_new(nr_cpus, pcp)?,
+            pcps: PerCpu::try_new(nr_cpus * caches_per_cpu(nr_cpus), pcp)?,
+            nr_cpus,
         })
     }
 
@@ -221,6 +235,24 @@ impl Zone {
             keeps_batch: self.config.keeps_batch,
             now,
         }
+    }
+
+    /// Locks a cache of a CPU: its own one, else a spare one: a thread that holds the own one and
+    /// was preempted there keeps it for a whole time slice.
+    fn lock_cache(&self, cpu: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {
+        let own = match cpu.number() {
+            own if own < self.nr_cpus => own,
+            stray => stray % self.nr_cpus,
+        };
+        (0..caches_per_cpu(self.nr_cpus)).find_map(|spare| {
+            let number = Cpu::new(own + spare * self.nr_cpus);
+            Some((number, self.pcps.of(number).try_lock()?))
+        })
+    }
+
+    /// The CPU of a cache's number.
+    fn cpu_of(&self, number: Cpu) -> Cpu {
+        Cpu::new(number.number() % self.nr_cpus)
     }
 
     /// Runs `work` under the zone's lock; `work` returns the pages that it moved.
@@ -280,7 +312,7 @@ impl Zone {
         let order = ask.order;
         let mut taken = None;
         if self.caches(order)
-            && let Some(mut pcp) = self.pcps.of(here.cpu).try_lock()
+            && let Some((_, mut pcp)) = self.lock_cache(here.cpu)
         {
             taken = pcp.pop(frames, order, kind);
             if taken.is_none() && self.may_have(ask) {
@@ -426,13 +458,17 @@ impl Zone {
     /// Where the block is free already.
     pub fn free(&self, frames: &FrameTable, here: Here, frame: Frame, order: Order) {
         if self.caches(order)
-            && let Some(mut pcp) = self.pcps.of(here.cpu).try_lock()
+            && let Some((number, mut pcp)) = self.lock_cache(here.cpu)
         {
             let kind = pageblock::mobility(frames, frame);
             pcp.push(frames, frame, order, kind);
             pcp.counts.pgfree += u64::from(order.nr_pages());
             let count = pcp.count();
             if let Some(nr_pages) = pcp.tune.freed(order, count, &self.view(here.now)) {
+                let here = Here {
+                    cpu: number,
+                    ..here
+                };
                 self.flush(frames, here, pcp, list_of(order, kind), nr_pages);
             }
             return;

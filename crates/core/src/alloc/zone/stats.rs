@@ -79,11 +79,15 @@ impl Zone {
         cached + self.buddy.lock().nr_free()
     }
 
-    /// Pages in a CPU's cache, and its `high`.
+    /// Pages in a CPU's caches, and the largest `high` of them.
     #[must_use]
     pub fn pageset(&self, cpu: Cpu) -> (u32, u32) {
-        let pcp = self.pcps.of(cpu).lock();
-        (pcp.count(), pcp.tune.high())
+        let caches = self.pcps.iter_by_cpu();
+        let of_cpu = caches.filter(|&(number, _)| self.cpu_of(number) == self.cpu_of(cpu));
+        of_cpu.fold((0, 0), |(count, high), (_, cache)| {
+            let pcp = cache.lock();
+            (count + pcp.count(), high.max(pcp.tune.high()))
+        })
     }
 
     /// Free blocks of each order, without those in per-CPU page caches.
@@ -159,13 +163,13 @@ impl Zone {
     pub fn check(&self, frames: &FrameTable) {
         self.buddy.lock().check(frames);
         let sizes = &self.config.sizes;
-        let mut sum_high = 0;
+        let mut sum_high = self.nr_cpus * sizes.high_min;
         for slot in self.pcps.iter() {
             let pcp = slot.lock();
             pcp.check(frames);
             let high = pcp.tune.high();
             assert!(sizes.high_min <= high, "high {high} of {sizes:?}");
-            sum_high += high;
+            sum_high += high - sizes.high_min;
         }
         if self.config.tuner == Tuner::Adaptive {
             assert_eq!(sum_high, self.sum_high(), "the sum of `high`");
