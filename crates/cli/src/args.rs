@@ -101,6 +101,12 @@ pub(crate) struct MemoryHogArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,19,37,55",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Vec<u32>,
+    /// Run allocations of one variant that the first zone serves, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) count: Option<usize>,
+    /// With `--count`: how many.
+    #[arg(long, hide = true, default_value = "0")]
+    pub(crate) pairs: u32,
     /// Pages of each node.
     #[arg(long, value_name = "N", default_value = "8192",
           value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]

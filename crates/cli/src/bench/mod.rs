@@ -2,6 +2,7 @@
 
 mod build;
 mod costs;
+mod counted;
 mod hog;
 mod page_fault;
 mod real;

@@ -1,5 +1,6 @@
 //! `bench truncate`: the last handle of a large, fully cached file is dropped.
 
+use super::counted::cachegrind;
 use crate::args::TruncateArgs;
 use crate::failure::Failure;
 use crate::{load, output};
@@ -9,7 +10,6 @@ use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Order};
 use serde::Serialize;
-use std::process::Command;
 use std::time::Instant;
 
 const RUNS: usize = 7;
@@ -145,54 +145,15 @@ fn truncate(bulk_free: BulkFree, orders: u32, nr_pages: u32, drops: bool) -> Res
 /// Instructions and last-level misses of a page, by cachegrind: a run that fills and drops, less
 /// one that only fills. `None` where there is no valgrind.
 fn counted(variant: usize) -> Result<Option<(f64, f64)>, Failure> {
-    let (Some(both), Some(fill)) = (cachegrind(variant, false)?, cachegrind(variant, true)?) else {
+    let variant = variant.to_string();
+    let run = ["bench", "truncate", "--count", &variant];
+    let fill = ["bench", "truncate", "--fill-only", "--count", &variant];
+    let (Some(both), Some(fill)) = (cachegrind(&run)?, cachegrind(&fill)?) else {
         return Ok(None);
     };
     let per_page =
         |at: usize| output::rounded((both[at] - fill[at]) as f64 / f64::from(COUNTED_PAGES));
     Ok(Some((per_page(0), per_page(1))))
-}
-
-/// Instructions, and misses of the last level, of a run of this program.
-fn cachegrind(variant: usize, fill_only: bool) -> Result<Option<[i64; 2]>, Failure> {
-    let failed = |error: &dyn std::error::Error| Failure::of("cannot count instructions", error);
-    let out = tempfile::NamedTempFile::new().map_err(|error| failed(&error))?;
-    let program = std::env::current_exe().map_err(|error| failed(&error))?;
-    let mut command = Command::new("valgrind");
-    command
-        .args(["--tool=cachegrind", "--cache-sim=yes", "--quiet"])
-        // Smaller than the records of the file's frames, as a large file's are larger than a cache.
-        .arg("--LL=1048576,16,64")
-        .arg(format!("--cachegrind-out-file={}", out.path().display()))
-        .arg(program)
-        .args(["bench", "truncate", "--count", &variant.to_string()]);
-    if fill_only {
-        command.arg("--fill-only");
-    }
-    match command.output() {
-        Ok(done) if done.status.success() => {}
-        _ => return Ok(None),
-    }
-    let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
-    Ok(summary(&text))
-}
-
-/// `events: Ir I1mr ILmr ...` names the columns of `summary: ...`.
-fn summary(text: &str) -> Option<[i64; 2]> {
-    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
-    let names: Vec<&str> = line("events:")?.split_whitespace().collect();
-    let counts = line("summary:")?.split_whitespace();
-    let counts: Vec<i64> = counts
-        .map(|count| count.parse().ok())
-        .collect::<Option<_>>()?;
-    let of = |wanted: &[&str]| {
-        let pairs = names.iter().zip(&counts);
-        pairs
-            .filter(|(name, _)| wanted.contains(name))
-            .map(|(_, count)| count)
-            .sum()
-    };
-    Some([of(&["Ir"]), of(&["ILmr", "DLmr", "DLmw"])])
 }
 
 fn table(rows: &[Row]) -> String {
@@ -222,16 +183,4 @@ fn table(rows: &[Row]) -> String {
         ]
     };
     output::table(&header, 1, rows.iter().map(cells).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_summary_of_cachegrind() {
-        let text = "events: Ir I1mr ILmr Dr D1mr DLmr Dw D1mw DLmw\nsummary: 9 8 1 6 5 2 3 2 4\n";
-        assert_eq!(summary(text), Some([9, 7]));
-        assert_eq!(summary("summary: 1"), None);
-    }
 }
