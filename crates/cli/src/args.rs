@@ -60,6 +60,10 @@ pub(crate) struct PageFaultArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "56",
           value_parser = clap::value_parser!(u32).range(1..=320))]
     pub(crate) simulate: Vec<u32>,
+    /// Nodes of simulated machines.
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) nodes: u32,
     /// Simulate again with each cost halved and doubled.
     #[arg(long)]
     pub(crate) sensitivity: bool,

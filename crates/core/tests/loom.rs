@@ -325,6 +325,7 @@ fn one_zone(nr_frames: u32) -> Arc<(FrameTable, Zone)> {
         kind: Kind::Normal,
         watermarks: Watermarks::default(),
         lowmem_reserve: 0,
+        nr_local_cpus: 1,
         sizes: PcpSizes {
             batch: 1,
             high_min: 2,

@@ -54,7 +54,8 @@ pub(super) fn run(args: &PageFaultArgs) -> Result<(), Failure> {
     for &workers in &args.simulate {
         for (what, costs) in &costs {
             for (name, tuner) in CoreTuner::ALL {
-                push(&mut rows, simulated(workers, name, tuner, what, *costs)?);
+                let machine = (workers, args.nodes);
+                push(&mut rows, simulated(machine, name, tuner, what, *costs)?);
                 bar.inc(1);
             }
         }
@@ -157,15 +158,19 @@ fn work(bed: &Bed, stop: &AtomicBool, nr_pages: &AtomicU64) {
     }
 }
 
-/// As many virtual CPUs as workers.
+/// As many virtual CPUs as workers, on some nodes.
 fn simulated(
-    workers: u32,
+    (workers, nr_nodes): (u32, u32),
     name: &'static str,
     tuner: CoreTuner,
     what: &str,
     costs: Costs,
 ) -> Result<Row, Failure> {
-    let outcome = fault_on(workers).run(tuner, costs);
+    if !workers.is_multiple_of(nr_nodes) {
+        let problem = format!("--nodes: {workers} CPUs do not fit {nr_nodes} nodes");
+        return Err(Failure::Usage(problem));
+    }
+    let outcome = fault_on(workers).on_nodes(nr_nodes).run(tuner, costs);
     let outcome = outcome.map_err(|error| Failure::of("cannot simulate", &error))?;
     let pages_per_s = outcome.steady.pages_per_s().round();
     Ok(Row {

@@ -190,6 +190,7 @@ impl Config {
                 Kind::Normal => nr_movable / RESERVE_RATIO,
                 Kind::Movable => 0,
             },
+            nr_local_cpus: nr_cpus,
             sizes: self.pcp_sizes.unwrap_or_else(sizes),
             tuner: self.tuner,
             bulk_free: self.bulk_free,

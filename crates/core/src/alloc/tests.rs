@@ -29,6 +29,7 @@ fn zone_with(frames: &FrameTable, high: u32, change: impl FnOnce(&mut ZoneConfig
         kind: Kind::Normal,
         watermarks: Watermarks::default(),
         lowmem_reserve: 0,
+        nr_local_cpus: 2,
         sizes: PcpSizes {
             batch: 7,
             high_min: high,

@@ -209,6 +209,7 @@ proptest! {
             kind: Kind::Normal,
             watermarks: Watermarks { min: 5, low: 10, high: 20 },
             lowmem_reserve: 0,
+            nr_local_cpus: 2,
             sizes: PcpSizes { batch, high_min, high_max: 8 * high_min },
             tuner: Tuner::ALL[tuner].1,
             bulk_free: if is_single_pass { BulkFree::SinglePass } else { BulkFree::TwoPass },

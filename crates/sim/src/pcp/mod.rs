@@ -5,7 +5,7 @@ mod workers;
 pub use workers::{Fault, Lane, Pair, Task, pair};
 
 use crate::machine::{Costs, Machine, MachineError, Measured, Worker};
-use pagetide_core::alloc::{Config, Topology, Tuner};
+use pagetide_core::alloc::{Config, ConfigError, Topology, Tuner};
 use workers::{Burst, Cache, Churn, Hand, Hoard, Reclaimer, Slow, Walk};
 
 /// Pages of 128 MiB: what a worker of the page-fault load uses.
@@ -24,7 +24,9 @@ pub struct Workload {
     pub about: &'static str,
     /// CPUs of the machine.
     pub nr_cpus: u32,
-    /// Frames of its one zone.
+    /// Nodes that they and the frames are dealt out to.
+    pub nr_nodes: u32,
+    /// Frames.
     pub nr_frames: u32,
     /// Seconds of the tuners that it runs for.
     pub seconds: u64,
@@ -54,6 +56,7 @@ const fn fault(name: &'static str, nr_cpus: u32, arena: u32) -> Workload {
         name,
         about: "each CPU allocates 128 MiB, touches it, frees it, again and again",
         nr_cpus,
+        nr_nodes: 1,
         nr_frames: arena * nr_cpus * FAULT_PAGES,
         seconds: 12,
         warm_up: 8,
@@ -67,6 +70,7 @@ const fn stream(name: &'static str, about: &'static str, gap_ns: u64) -> Workloa
         name,
         about,
         nr_cpus: 128,
+        nr_nodes: 1,
         nr_frames: 1 << 22,
         seconds: 6,
         warm_up: 2,
@@ -94,6 +98,7 @@ const fn of_56(
         name,
         about,
         nr_cpus: 56,
+        nr_nodes: 1,
         nr_frames: 1 << 23,
         seconds,
         warm_up,
@@ -232,6 +237,12 @@ impl Workload {
         WORKLOADS.iter().copied().find(|load| load.name == name)
     }
 
+    /// The same on several nodes, among which CPUs and frames are dealt out.
+    #[must_use]
+    pub const fn on_nodes(self, nr_nodes: u32) -> Workload {
+        Workload { nr_nodes, ..self }
+    }
+
     /// Runs the load; asserts that no frame was lost.
     ///
     /// # Errors
@@ -240,7 +251,12 @@ impl Workload {
     /// # Panics
     /// Where the allocator lost or doubled a frame.
     pub fn run(&self, tuner: Tuner, costs: Costs) -> Result<Outcome, MachineError> {
-        let mut config = Config::new(Topology::uniform(self.nr_cpus));
+        let topology = match self.nr_nodes {
+            1 => Topology::uniform(self.nr_cpus),
+            nodes => Topology::grid(nodes, (self.nr_cpus / nodes).max(1))
+                .map_err(|error| MachineError::Config(ConfigError::Topology(error)))?,
+        };
+        let mut config = Config::new(topology);
         config.tuner = tuner;
         let mut machine = Machine::new(config, self.nr_frames, costs, self.second_ns)?;
         let lane = Lane::default();

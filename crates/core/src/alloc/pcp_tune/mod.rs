@@ -58,7 +58,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For `nr_cpus` CPUs and a zone of `managed` pages.
+    /// For a zone of `managed` pages that `nr_cpus` CPUs share.
     #[must_use]
     pub fn new(managed: u32, nr_cpus: u32, sizes: &PcpSizes) -> Shared {
         let least = nr_cpus.saturating_mul(sizes.high_min);

@@ -47,6 +47,8 @@ pub struct ZoneConfig {
     pub watermarks: Watermarks,
     /// Pages kept from requests that may also use a [`Kind::Movable`] zone.
     pub lowmem_reserve: u32,
+    /// CPUs of the zone's node, or all where it has none: who shares its pages.
+    pub nr_local_cpus: u32,
     /// Sizes of the per-CPU page caches.
     pub sizes: PcpSizes,
     /// What sets their `high`.
@@ -175,7 +177,7 @@ impl Zone {
             short: AtomicU32::new(0),
             crossed: AtomicU32::new(0),
             drain_hand: AtomicU32::new(0),
-            shared: Shared::new(end - start, nr_cpus, &config.sizes),
+            shared: Shared::new(end - start, config.nr_local_cpus, &config.sizes),
             counters: Counters::default(),
             buddy: SpinLock::new(buddy),
             pcps: PerCpu::try_new(nr_cpus * caches_per_cpu(nr_cpus), pcp)?,

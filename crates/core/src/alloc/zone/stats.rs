@@ -163,7 +163,7 @@ impl Zone {
     pub fn check(&self, frames: &FrameTable) {
         self.buddy.lock().check(frames);
         let sizes = &self.config.sizes;
-        let mut sum_high = self.nr_cpus * sizes.high_min;
+        let mut sum_high = self.config.nr_local_cpus * sizes.high_min;
         for slot in self.pcps.iter() {
             let pcp = slot.lock();
             pcp.check(frames);
