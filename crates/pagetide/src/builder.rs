@@ -94,7 +94,8 @@ impl Builder {
         self
     }
 
-    /// Evict on a near node that is short before a far one is used. Off by default.
+    /// Evict the asking group's coldest pages while its node is short, before a far node is used.
+    /// Off by default, as in the kernel.
     pub fn node_reclaim(mut self, is_on: bool) -> Builder {
         self.node_reclaim = is_on;
         self

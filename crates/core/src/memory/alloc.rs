@@ -1,7 +1,7 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::{AllocError, Memory};
-use crate::alloc::{Mark, Mobility, Request};
+use crate::alloc::{Mark, Mobility, Request, Scan, Step};
 use crate::frame::State;
 use crate::units::{Cpu, Frame, Order};
 
@@ -63,7 +63,7 @@ impl Memory {
         let (request, is_anywhere) = self.request(cpu, group, order, mobility);
         let (mut retries, mut rounds) = (0, 0);
         loop {
-            let (taken, nr_drained) = self.take_frames(cpu, request);
+            let (taken, nr_drained) = self.take_frames(cpu, group, request);
             if let Some(frame) = taken {
                 let was_ours = self.frames.group(frame) == group;
                 self.frames.set_group(frame, group);
@@ -92,11 +92,15 @@ impl Memory {
     ///
     /// Source: the order of the kernel's slow path. Changed: `min` is kept from requests that can
     /// be refused only, so that caches are not drained for each page while free memory is below it.
-    fn take_frames(&self, cpu: Cpu, request: Request) -> (Option<Frame>, u32) {
+    fn take_frames(&self, cpu: Cpu, group: u32, request: Request) -> (Option<Frame>, u32) {
         for mark in [Mark::Low, Mark::Min, Mark::None] {
             let request = Request { mark, ..request };
-            if let Ok(frame) = self.zones.alloc(&self.frames, cpu, &request) {
-                return (Some(frame), 0);
+            let taken = match self.config.alloc.node_reclaim {
+                false => self.zones.alloc(&self.frames, cpu, &request).ok(),
+                true => self.take_near(cpu, group, request),
+            };
+            if taken.is_some() {
+                return (taken, 0);
             }
         }
         // A single page is there as soon as some come back; a block, perhaps with the last of them.
@@ -107,6 +111,25 @@ impl Memory {
         let nr_drained = self.zones.drain_some(&self.frames, enough).nr_pages;
         let taken = self.zones.alloc(&self.frames, cpu, &request);
         (taken.ok(), nr_drained)
+    }
+
+    /// Takes a block where near nodes that are short are reclaimed on before far ones are used.
+    ///
+    /// What is evicted are the coldest pages of the group that asks, on whatever node they are:
+    /// its lists do not tell nodes apart.
+    fn take_near(&self, cpu: Cpu, group: u32, request: Request) -> Option<Frame> {
+        let mut scan = Scan::new(request);
+        loop {
+            match self.zones.step(&self.frames, cpu, &mut scan) {
+                Step::Done(frame) => return Some(frame),
+                Step::Short(_) => return None,
+                Step::ReclaimNode(node) => {
+                    let freed = self.reclaim(cpu, group, request.order.nr_pages());
+                    self.zones.end_reclaim(node);
+                    scan.reclaimed(freed > 0);
+                }
+            }
+        }
     }
 
     fn charge(&self, cpu: Cpu, group: u32, nr_pages: u32) -> Result<(), AllocError> {

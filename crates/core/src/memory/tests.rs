@@ -316,3 +316,20 @@ fn bytes_of_a_block_that_was_joined_are_nobodys() {
     memory.free_buf(CPU, last);
     assert_eq!(take(), (last, true));
 }
+
+#[test]
+fn node_reclaim_keeps_a_group_near() {
+    let far_blocks = |node_reclaim| {
+        let topology = Topology::grid(2, 1).unwrap();
+        let mut config = Config::on(topology, 8192, Policy::Fifo);
+        config.alloc.node_reclaim = node_reclaim;
+        let memory = Memory::try_new(config).unwrap();
+        let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+        let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+        (0..6000).for_each(|page| _ = touch(&memory, group, key(file, page)));
+        memory.check();
+        memory.zones().node_stats(Node::new(1).unwrap()).numa_miss
+    };
+    assert!(far_blocks(false) > 1000, "half of the frames are near");
+    assert_eq!(far_blocks(true), 0);
+}
