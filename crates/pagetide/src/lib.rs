@@ -47,7 +47,7 @@ pub use error::Error;
 pub use file::File;
 pub use group::Group;
 pub use page::{Buf, Page};
-pub use policy::{Mempolicy, Order, Policy, Tuner, UnknownPolicy};
+pub use policy::{BadOrder, Mempolicy, Order, Policy, Tuner, UnknownPolicy};
 pub use resident::resident_bytes;
 pub use store::Store;
 pub use topology::{BadTopology, Topology};

@@ -99,7 +99,7 @@ pub enum Mempolicy {
 pub struct Order(units::Order);
 
 impl Order {
-    /// The order of this number.
+    /// The order of this number. [`Order::try_from`] is for numbers from outside.
     ///
     /// # Panics
     /// Above 10.
@@ -116,5 +116,33 @@ impl Order {
 
     pub(crate) const fn to_core(self) -> units::Order {
         self.0
+    }
+}
+
+/// No block has this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no order {0}: a block has an order of 0 to 10, 4 KiB to 4 MiB")]
+pub struct BadOrder(u8);
+
+impl TryFrom<u8> for Order {
+    type Error = BadOrder;
+
+    fn try_from(order: u8) -> Result<Order, BadOrder> {
+        units::Order::new(order).map(Order).ok_or(BadOrder(order))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_from_outside() {
+        assert_eq!(Order::try_from(10).unwrap().bytes(), 4 << 20);
+        let refused = Order::try_from(11).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "no order 11: a block has an order of 0 to 10, 4 KiB to 4 MiB"
+        );
     }
 }

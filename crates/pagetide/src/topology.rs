@@ -194,6 +194,20 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_the_kernel_refuses_are_said_and_not_bound() {
+        let topology = Topology {
+            core: alloc::Topology::grid(2, 1).unwrap(),
+            // No machine that runs tests has these.
+            os_nodes: Some(vec![61, 62]),
+        };
+        let memory = crate::Memory::builder().topology(topology).build().unwrap();
+        let refused = memory.unbound().expect("nodes that are not there");
+        assert!(refused.raw_os_error().is_some(), "{refused}");
+        let group = memory.root().child("web").unwrap();
+        assert!(group.alloc(crate::Order::new(3)).is_ok());
+    }
+
+    #[test]
     fn topologies_as_people_write_them() {
         let topology: Topology = "28x2".parse().unwrap();
         assert_eq!((topology.nr_nodes(), topology.nr_cpus()), (28, 56));
