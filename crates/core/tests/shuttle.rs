@@ -1,6 +1,8 @@
 //! Random interleavings of whole memories, by shuttle: longer than loom can go.
 #![cfg(shuttle)]
 
+use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
+use pagetide_core::frame::FrameTable;
 use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -310,4 +312,84 @@ fn operations_given_up_and_files_closed_under_mglru() {
 #[test]
 fn operations_given_up_and_files_closed_under_fifo() {
     check(|| run_all(Policy::Fifo));
+}
+
+/// Threads that take and give back blocks of zones on two nodes, whatever CPU they say they run on,
+/// while one drains and ticks: no block is handed out twice, none is lost.
+#[test]
+fn zones_lose_and_double_no_frame() {
+    check(|| {
+        let frames = FrameTable::try_new(1024).expect("memory");
+        let config = ZonesConfig::new(Topology::grid(2, 2).expect("two nodes"));
+        let zones = Zones::try_new(config, &frames).expect("memory");
+        let first = zones.buddyinfo().to_string();
+        let taken = Mutex::new(HashMap::new());
+        let shared = Arc::new((frames, zones, taken));
+        let workers: Vec<_> = (0..4_u32)
+            .map(|worker| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || work_on_zones(&shared, worker))
+            })
+            .collect();
+        for worker in workers {
+            worker.join().expect("no panic");
+        }
+        let (frames, zones, taken) = &*shared;
+        assert!(taken.lock().expect("no panic").is_empty());
+        zones.drain(frames);
+        zones.check(frames);
+        assert_eq!(zones.nr_free(), 1024);
+        assert_eq!(zones.buddyinfo().to_string(), first);
+    });
+}
+
+fn work_on_zones(shared: &(FrameTable, Zones, Mutex<HashMap<u32, u32>>), worker: u32) {
+    let (frames, zones, taken) = shared;
+    let mut held = Vec::new();
+    for step in 0..6_u32 {
+        let order = Order::new(u8::try_from(step % 2).expect("small")).expect("an order");
+        let request = Request {
+            mark: Mark::Min,
+            ..Request::new(order, Mobility::ALL[(worker % 3) as usize])
+        };
+        // A number that is wrong as often as not.
+        let cpu = Cpu::new((worker + step) % 4);
+        if let Ok(frame) = zones.alloc(frames, cpu, &request) {
+            for page in 0..order.nr_pages() {
+                let before = taken
+                    .lock()
+                    .expect("no panic")
+                    .insert(frame.number() + page, worker);
+                assert_eq!(before, None, "{frame:?} is handed out twice");
+            }
+            held.push((frame, order));
+        }
+        if worker == 0 {
+            zones.drain(frames);
+            zones.tick(frames, u64::from(step) * 1_000_000_000);
+        } else if step % 3 == 2
+            && let Some((frame, order)) = held.pop()
+        {
+            give_back(shared, worker, frame, order);
+        }
+    }
+    for (frame, order) in held {
+        give_back(shared, worker, frame, order);
+    }
+}
+
+fn give_back(
+    (frames, zones, taken): &(FrameTable, Zones, Mutex<HashMap<u32, u32>>),
+    worker: u32,
+    frame: Frame,
+    order: Order,
+) {
+    for page in 0..order.nr_pages() {
+        let owner = taken
+            .lock()
+            .expect("no panic")
+            .remove(&(frame.number() + page));
+        assert_eq!(owner, Some(worker));
+    }
+    zones.free(frames, Cpu::new(worker), frame, order);
 }
