@@ -5,7 +5,7 @@ use crate::file::File;
 use crate::group::Group;
 use crate::shared::Shared;
 use crate::store::{DirectFile, Store};
-use crate::topology::{Topology, config_error};
+use crate::topology::{Topology, cache_share, config_error};
 use crate::{ByteSize, Error, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
@@ -151,6 +151,8 @@ impl Builder {
         config.alloc.movable_percent = self.movable_percent;
         config.alloc.node_reclaim = self.node_reclaim;
         config.alloc.weights = self.weights;
+        // Three of the largest batches. Source: kernel 6.7, keeping a batch of high-order pages.
+        config.alloc.keeps_batch = cache_share() > 3 * 63 * PAGE_BYTES as u64;
         if let Size::Resident(_) = self.size {
             config.fit(pages);
         }

@@ -149,6 +149,24 @@ impl FromStr for Topology {
     }
 }
 
+/// Bytes of the last-level cache that are each CPU's share, as CPU 0 sees it; 0 where the kernel
+/// does not say.
+pub(crate) fn cache_share() -> u64 {
+    share_of(Path::new("/sys/devices/system/cpu/cpu0/cache"))
+}
+
+fn share_of(caches: &Path) -> u64 {
+    let last = (0..8)
+        .map(|index| caches.join(format!("index{index}")))
+        .take_while(|cache| cache.is_dir())
+        .last();
+    let read = |name: &str| fs::read_to_string(last.as_ref()?.join(name)).ok();
+    let kib = || read("size")?.trim().strip_suffix('K')?.parse::<u64>().ok();
+    let cpus = || list_of(&read("shared_cpu_list")?);
+    let nr_cpus = cpus().map_or(1, |cpus| cpus.len() as u64).max(1);
+    kib().map_or(0, |kib| kib * 1024 / nr_cpus)
+}
+
 /// The numbers of a list like `0-3,8-11`.
 pub(crate) fn list_of(list: &str) -> Option<Vec<u32>> {
     let ranges = list.trim().split(',').filter(|range| !range.is_empty());
@@ -205,6 +223,19 @@ mod tests {
         assert!(refused.raw_os_error().is_some(), "{refused}");
         let group = memory.root().child("web").unwrap();
         assert!(group.alloc(crate::Order::new(3)).is_ok());
+    }
+
+    #[test]
+    fn the_last_caches_share() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(share_of(dir.path()), 0);
+        for (index, size, cpus) in [(0, "32K\n", "0\n"), (1, "32768K\n", "0-7\n")] {
+            let cache = dir.path().join(format!("index{index}"));
+            fs::create_dir(&cache).unwrap();
+            fs::write(cache.join("size"), size).unwrap();
+            fs::write(cache.join("shared_cpu_list"), cpus).unwrap();
+        }
+        assert_eq!(share_of(dir.path()), 4 << 20);
     }
 
     #[test]
