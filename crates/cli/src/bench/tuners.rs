@@ -77,10 +77,82 @@ pub(super) fn run(args: &TunersArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
+    let verdicts: Vec<Verdict> = rows.chunks(tuners.len()).map(Verdict::of).collect();
     if args.json {
-        return rows.iter().try_for_each(output::json);
+        rows.iter().try_for_each(output::json)?;
+        return verdicts.iter().try_for_each(output::json);
     }
-    output::text(&table(&rows))
+    output::text(&table(&rows))?;
+    output::text(&format!("\n{}", verdict_table(&verdicts)))
+}
+
+/// How `adaptive` compares under one load: a stable interface.
+#[derive(Debug, Serialize)]
+struct Verdict {
+    workload: &'static str,
+    /// Lock takes over those of the better of `depth` and `batch`.
+    takes_to_better: f64,
+    /// What that may be: 1.1, under pressure (`w6`) 1.2.
+    takes_bound: f64,
+    /// Pages held 5 s after the load, and those that `fixed` holds then.
+    held_after: u64,
+    held_after_fixed: u64,
+    ok: bool,
+}
+
+impl Verdict {
+    /// From the rows of one load, one for each tuner.
+    fn of(rows: &[Row]) -> Verdict {
+        let of = |tuner: &str| {
+            rows.iter()
+                .find(|row| row.tuner == tuner)
+                .expect("every tuner ran")
+        };
+        let takes = |tuner: &str| of(tuner).lock_takes_per_1000;
+        let better = takes("depth").min(takes("batch"));
+        // Where nobody takes a lock, nobody is worse.
+        let takes_to_better = if takes("adaptive") <= better {
+            takes("adaptive") / better.max(1e-6)
+        } else {
+            takes("adaptive") / better.max(1e-3)
+        };
+        let workload = rows[0].workload;
+        let takes_bound = if workload == "w6" { 1.2 } else { 1.1 };
+        let (held_after, held_after_fixed) = (
+            of("adaptive").held_pages_after,
+            of("fixed").held_pages_after,
+        );
+        Verdict {
+            workload,
+            takes_to_better: output::rounded(takes_to_better),
+            takes_bound,
+            held_after,
+            held_after_fixed,
+            ok: takes_to_better <= takes_bound && held_after <= held_after_fixed,
+        }
+    }
+}
+
+fn verdict_table(verdicts: &[Verdict]) -> String {
+    let header = [
+        "load",
+        "adaptive to the better of depth and batch",
+        "bound",
+        "held 5 s after",
+        "by fixed",
+        "verdict",
+    ];
+    let cells = |verdict: &Verdict| {
+        vec![
+            verdict.workload.to_owned(),
+            format!("x{:.2}", verdict.takes_to_better),
+            format!("x{:.1}", verdict.takes_bound),
+            verdict.held_after.to_string(),
+            verdict.held_after_fixed.to_string(),
+            if verdict.ok { "holds" } else { "DOES NOT HOLD" }.to_owned(),
+        ]
+    };
+    output::table(&header, 1, verdicts.iter().map(cells).collect())
 }
 
 fn table(rows: &[Row]) -> String {
