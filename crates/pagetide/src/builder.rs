@@ -224,6 +224,16 @@ pub struct Stats {
     pub releases_deferred: u64,
 }
 
+/// What [`Memory::drain`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drained {
+    /// Pages that went back to their zones.
+    pub pages: u64,
+    /// Caches that another thread was using.
+    pub caches_not_reached: u32,
+}
+
 /// Blocks served by a node, as `numastat` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -340,6 +350,18 @@ impl Memory {
     /// A system call for each block of 2 or 4 MiB.
     pub fn release(&self) -> ByteSize {
         ByteSize(self.shared.release_all())
+    }
+
+    /// Empties the free pages that CPUs keep close, those of all CPUs, into their zones: from any
+    /// thread, interrupting nobody.
+    ///
+    /// Never needed: it happens by itself before memory is refused.
+    pub fn drain(&self) -> Drained {
+        let drained = self.shared.core.drain();
+        Drained {
+            pages: u64::from(drained.nr_pages),
+            caches_not_reached: drained.not_reached,
+        }
     }
 
     /// Nodes and CPUs.

@@ -41,7 +41,7 @@ mod topology;
 mod wait;
 mod worker;
 
-pub use builder::{Builder, Memory, NodeStats, Stats};
+pub use builder::{Builder, Drained, Memory, NodeStats, Stats};
 pub use bytesize::ByteSize;
 pub use error::Error;
 pub use file::File;

@@ -118,6 +118,19 @@ fn a_group_on_one_node_evicts_its_own_pages_there() {
 }
 
 #[test]
+fn a_drain_says_what_it_did() {
+    let memory = builder().build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    drop(group.alloc(Order::new(0)).unwrap());
+    let drained = memory.drain();
+    assert!(
+        drained.pages > 0 && drained.caches_not_reached == 0,
+        "{drained:?}"
+    );
+    assert_eq!(memory.drain().pages, 0);
+}
+
+#[test]
 fn a_configuration_that_does_not_add_up_is_refused() {
     let refused = builder().movable_percent(101).build();
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
