@@ -343,8 +343,14 @@ impl<T> PerCpu<T> {
 
     /// The slot of `cpu`; a number beyond the possible CPUs is folded into them.
     #[must_use]
+    #[inline]
     pub fn of(&self, cpu: crate::units::Cpu) -> &T {
-        &self.0[crate::units::index(cpu.number()) % self.0.len()]
+        let number = crate::units::index(cpu.number());
+        match self.0.get(number) {
+            Some(slot) => slot,
+            // A division costs as much as a lock: only those that are beyond pay for one.
+            None => &self.0[number % self.0.len()],
+        }
     }
 
     /// All slots, in the order of their CPUs.

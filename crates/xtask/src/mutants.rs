@@ -148,7 +148,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a block keeps its group's name in the zone",
         file: "frame/mod.rs",
         find: "Place::Zone => 0,",
-        replace: "Place::Zone => low(owner.load(Ordering::Relaxed)),",
+        replace: "Place::Zone => low(before),",
         tests: Tests::Plain("memory"),
     },
     Mutant {

@@ -1,7 +1,7 @@
 //! The buddy allocator of one zone: free lists by order and mobility, merging in O(1).
 
 use super::pageblock::{self, Mobility, NR_MOBILITIES, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
-use crate::frame::{Chain, FrameTable, List, Place, State};
+use crate::frame::{FrameTable, List, Place, State};
 use crate::units::{Frame, MAX_ORDER, NR_ORDERS, Order, index};
 
 /// The free blocks of frames `start..end`. Guarded by its zone's lock.
@@ -36,7 +36,7 @@ impl Buddy {
     #[must_use]
     pub fn new(frames: &FrameTable, start: u32, end: u32) -> Buddy {
         let mut buddy = Buddy {
-            lists: [const { [const { List::new(Chain::Main) }; NR_MOBILITIES] }; NR_ORDERS],
+            lists: [const { [const { List::new() }; NR_MOBILITIES] }; NR_ORDERS],
             start,
             end,
             nr_free: 0,

@@ -2,7 +2,7 @@
 
 use super::pageblock::{Mobility, NR_MOBILITIES};
 use super::pcp_tune::Tune;
-use crate::frame::{Chain, FrameTable, List, Place};
+use crate::frame::{FrameTable, List, Place};
 use crate::units::{Frame, NR_ORDERS, Order};
 
 /// Lists of a cache: order by order, the mobilities of each side by side.
@@ -42,7 +42,7 @@ impl Pcp {
     #[must_use]
     pub fn new(tune: Tune) -> Pcp {
         Pcp {
-            lists: [const { List::new(Chain::Main) }; NR_LISTS],
+            lists: [const { List::new() }; NR_LISTS],
             count: 0,
             tune,
             counts: PcpCounts::default(),
@@ -56,6 +56,7 @@ impl Pcp {
     }
 
     /// Takes the block of a list that was freed last.
+    #[inline]
     pub fn pop(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {
         let frame = self.lists[list_of(order, kind)].pop_head(frames)?;
         frames.set_block(frame, order, Place::Out);
@@ -64,6 +65,7 @@ impl Pcp {
     }
 
     /// Keeps a block that was just freed: it is handed out next.
+    #[inline]
     pub fn push(&mut self, frames: &FrameTable, frame: Frame, order: Order, kind: Mobility) {
         self.keep(frames, frame, order);
         self.lists[list_of(order, kind)].push_head(frames, frame);
@@ -75,12 +77,10 @@ impl Pcp {
         self.lists[list_of(order, kind)].push_tail(frames, frame);
     }
 
+    #[inline]
     fn keep(&mut self, frames: &FrameTable, frame: Frame, order: Order) {
-        assert!(
-            frames.block(frame).1 == Place::Out,
-            "{frame:?} is freed twice"
-        );
-        frames.set_block(frame, order, Place::Pcp);
+        let before = frames.set_block(frame, order, Place::Pcp);
+        assert!(before == Place::Out, "{frame:?} is freed twice");
         self.count += order.nr_pages();
     }
 

@@ -186,7 +186,7 @@ impl Zones {
         request: &Request,
     ) -> Result<Frame, Shortage> {
         let is_plain = request.policy == Mempolicy::Local && request.mems == NodeMask::ALL;
-        let mut scan = Scan::new(*request);
+        let mut has_failed = false;
         if is_plain && !self.config().node_reclaim {
             let local = self.config().topology.node_of(cpu);
             let list = self.list(local, request.mobility);
@@ -202,15 +202,25 @@ impl Zones {
                     }
                     return Ok(frame);
                 }
-                scan.has_failed = true;
-                scan.looks.zones += 1;
+                has_failed = true;
             }
         }
-        self.finish(frames, cpu, scan)
+        self.finish(frames, cpu, request, has_failed)
     }
 
+    /// The way through the whole list; whether its first zone has failed already.
     #[cold]
-    fn finish(&self, frames: &FrameTable, cpu: Cpu, mut scan: Scan) -> Result<Frame, Shortage> {
+    #[inline(never)]
+    fn finish(
+        &self,
+        frames: &FrameTable,
+        cpu: Cpu,
+        request: &Request,
+        has_failed: bool,
+    ) -> Result<Frame, Shortage> {
+        let mut scan = Scan::new(*request);
+        scan.has_failed = has_failed;
+        scan.looks.zones += u64::from(has_failed);
         loop {
             match self.step(frames, cpu, &mut scan) {
                 Step::Done(frame) => return Ok(frame),

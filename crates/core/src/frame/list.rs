@@ -5,21 +5,25 @@ use crate::units::Frame;
 
 /// A list of frames over one pair of links. Whoever owns it holds the lock that guards it.
 ///
-/// Every operation is O(1) and touches at most three frame records.
-#[derive(Debug)]
-pub struct List {
-    chain: Chain,
+/// Which links is part of the type, so that no operation has to ask. Every one is O(1) and touches
+/// at most three frame records.
+#[derive(Debug, Default)]
+pub struct List<const IS_FILE: bool = false> {
     head: Option<Frame>,
     tail: Option<Frame>,
     len: u32,
 }
 
-impl List {
-    /// An empty list over `chain`.
+/// A list of the frames of one mapping.
+pub type FileList = List<true>;
+
+impl<const IS_FILE: bool> List<IS_FILE> {
+    const CHAIN: Chain = if IS_FILE { Chain::File } else { Chain::Main };
+
+    /// An empty list.
     #[must_use]
-    pub const fn new(chain: Chain) -> List {
+    pub const fn new() -> Self {
         List {
-            chain,
             head: None,
             tail: None,
             len: 0,
@@ -51,10 +55,11 @@ impl List {
     }
 
     /// Puts `frame` first. It must be on no list of this chain.
+    #[inline]
     pub fn push_head(&mut self, frames: &FrameTable, frame: Frame) {
-        frames.set_links(self.chain, frame, None, self.head);
+        frames.set_links(Self::CHAIN, frame, None, self.head);
         match self.head {
-            Some(head) => frames.set_prev(self.chain, head, Some(frame)),
+            Some(head) => frames.set_prev(Self::CHAIN, head, Some(frame)),
             None => self.tail = Some(frame),
         }
         self.head = Some(frame);
@@ -63,9 +68,9 @@ impl List {
 
     /// Puts `frame` last. It must be on no list of this chain.
     pub fn push_tail(&mut self, frames: &FrameTable, frame: Frame) {
-        frames.set_links(self.chain, frame, self.tail, None);
+        frames.set_links(Self::CHAIN, frame, self.tail, None);
         match self.tail {
-            Some(tail) => frames.set_next(self.chain, tail, Some(frame)),
+            Some(tail) => frames.set_next(Self::CHAIN, tail, Some(frame)),
             None => self.head = Some(frame),
         }
         self.tail = Some(frame);
@@ -77,29 +82,38 @@ impl List {
     /// # Panics
     /// Where its neighbours show that it is not.
     pub fn remove(&mut self, frames: &FrameTable, frame: Frame) {
-        let (prev, next) = frames.links(self.chain, frame);
+        let (prev, next) = frames.links(Self::CHAIN, frame);
         match prev {
-            Some(prev) => frames.set_next(self.chain, prev, next),
+            Some(prev) => frames.set_next(Self::CHAIN, prev, next),
             None => {
                 assert!(self.head == Some(frame), "{frame:?} is not on this list");
                 self.head = next;
             }
         }
         match next {
-            Some(next) => frames.set_prev(self.chain, next, prev),
+            Some(next) => frames.set_prev(Self::CHAIN, next, prev),
             None => {
                 assert!(self.tail == Some(frame), "{frame:?} is not on this list");
                 self.tail = prev;
             }
         }
-        frames.set_links(self.chain, frame, None, None);
+        frames.set_links(Self::CHAIN, frame, None, None);
         self.len -= 1;
     }
 
     /// Takes the first frame off.
+    #[inline]
     pub fn pop_head(&mut self, frames: &FrameTable) -> Option<Frame> {
         let head = self.head?;
-        self.remove(frames, head);
+        let (prev, next) = frames.links(Self::CHAIN, head);
+        assert!(prev.is_none(), "{head:?} is not the first of its list");
+        match next {
+            Some(next) => frames.set_prev(Self::CHAIN, next, None),
+            None => self.tail = None,
+        }
+        self.head = next;
+        frames.set_links(Self::CHAIN, head, None, None);
+        self.len -= 1;
         Some(head)
     }
 
@@ -111,14 +125,18 @@ impl List {
     }
 
     /// The frames from head to tail. O(n), for checks.
-    pub fn iter<'a>(&self, frames: &'a FrameTable) -> impl Iterator<Item = Frame> + use<'a> {
-        let chain = self.chain;
-        core::iter::successors(self.head, move |&frame| frames.links(chain, frame).1)
+    pub fn iter<'a>(
+        &self,
+        frames: &'a FrameTable,
+    ) -> impl Iterator<Item = Frame> + use<'a, IS_FILE> {
+        core::iter::successors(self.head, |&frame| frames.links(Self::CHAIN, frame).1)
     }
 
     /// The frames from tail to head.
-    pub fn iter_back<'a>(&self, frames: &'a FrameTable) -> impl Iterator<Item = Frame> + use<'a> {
-        let chain = self.chain;
-        core::iter::successors(self.tail, move |&frame| frames.links(chain, frame).0)
+    pub fn iter_back<'a>(
+        &self,
+        frames: &'a FrameTable,
+    ) -> impl Iterator<Item = Frame> + use<'a, IS_FILE> {
+        core::iter::successors(self.tail, |&frame| frames.links(Self::CHAIN, frame).0)
     }
 }

@@ -3,7 +3,7 @@
 mod list;
 mod word;
 
-pub use list::List;
+pub use list::{FileList, List};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
 use crate::sync::{NoMetadata, Ordering, Words};
@@ -37,6 +37,17 @@ pub enum Place {
     Zone,
     /// In a per-CPU page cache.
     Pcp,
+}
+
+impl Place {
+    /// From the upper half of a record's last word.
+    const fn of(block: u32) -> Place {
+        match block >> 4 {
+            0 => Place::Out,
+            1 => Place::Zone,
+            _ => Place::Pcp,
+        }
+    }
 }
 
 /// Frames of a pageblock, as an order: what mobility types and release to the OS are kept for.
@@ -88,12 +99,14 @@ impl FrameTable {
         self.nr_frames == 0
     }
 
+    #[inline]
     fn field(&self, frame: Frame, field: usize) -> &crate::sync::AtomicU64 {
         &self.records[frame.index() * WORDS_PER_RECORD + field]
     }
 
     /// The state word.
     #[must_use]
+    #[inline]
     pub fn word(&self, frame: Frame) -> Word {
         // Acquire pairs with the Release half of `replace`: who sees a state sees what led to it.
         Word::from_bits(self.field(frame, STATE).load(Ordering::Acquire))
@@ -150,6 +163,7 @@ impl FrameTable {
     }
 
     /// Names the page in the frame. Published by the state word's next change.
+    #[inline]
     pub fn set_key(&self, frame: Frame, key: Option<PageKey>) {
         self.field(frame, KEY)
             .store(key.map_or(0, PageKey::bits), Ordering::Relaxed);
@@ -158,11 +172,13 @@ impl FrameTable {
     /// The group that the frame's block is charged to; of a block that was just allocated, the one
     /// that it was charged to before, or 0 where that is not known of all its frames.
     #[must_use]
+    #[inline]
     pub fn group(&self, frame: Frame) -> u32 {
         low(self.field(frame, OWNER).load(Ordering::Relaxed))
     }
 
     /// Names the group that the frame's block is charged to. The caller owns the frame.
+    #[inline]
     pub fn set_group(&self, frame: Frame, group: u32) {
         let owner = self.field(frame, OWNER);
         owner.store(
@@ -173,32 +189,34 @@ impl FrameTable {
 
     /// The order of the block that this frame heads, and where the block is.
     #[must_use]
+    #[inline]
     pub fn block(&self, frame: Frame) -> (Order, Place) {
         let block = high(self.field(frame, OWNER).load(Ordering::Relaxed));
         let order = Order::new((block & 0xF) as u8).expect("only orders are stored");
-        let place = match block >> 4 {
-            0 => Place::Out,
-            1 => Place::Zone,
-            _ => Place::Pcp,
-        };
-        (order, place)
+        (order, Place::of(block))
     }
 
     /// Says what block this frame heads and where it is. Under the lock of the old and new place.
     ///
     /// A block on a free list of its zone forgets its group: it may be cut or joined there, so that
     /// whoever gets it next does not know whose bytes are in it.
-    pub fn set_block(&self, frame: Frame, order: Order, place: Place) {
+    ///
+    /// Returns where the block that it headed before was.
+    #[inline]
+    pub fn set_block(&self, frame: Frame, order: Order, place: Place) -> Place {
         let owner = self.field(frame, OWNER);
+        let before = owner.load(Ordering::Relaxed);
         let block = u32::from(order.get()) | (place as u32) << 4;
         let group = match place {
             Place::Zone => 0,
-            Place::Out | Place::Pcp => low(owner.load(Ordering::Relaxed)),
+            Place::Out | Place::Pcp => low(before),
         };
         owner.store(pack(block, group), Ordering::Relaxed);
+        Place::of(high(before))
     }
 
     /// The allocator's word of the pageblock that the frame lies in.
+    #[inline]
     pub(crate) fn pageblock(&self, frame: Frame) -> &crate::sync::AtomicU64 {
         &self.pageblocks[frame.index() >> PAGEBLOCK_ORDER]
     }
@@ -215,6 +233,7 @@ impl FrameTable {
         self.field(frame, LINKS).load(Ordering::Relaxed)
     }
 
+    #[inline]
     fn chain(&self, chain: Chain, frame: Frame) -> &crate::sync::AtomicU64 {
         match chain {
             Chain::Main => self.field(frame, LINKS),
@@ -224,21 +243,25 @@ impl FrameTable {
 
     /// The neighbours (towards head, towards tail) of a listed frame.
     #[must_use]
+    #[inline]
     pub fn links(&self, chain: Chain, frame: Frame) -> (Option<Frame>, Option<Frame>) {
         let links = self.chain(chain, frame).load(Ordering::Relaxed);
         (Frame::unpack(high(links)), Frame::unpack(low(links)))
     }
 
+    #[inline]
     fn set_links(&self, chain: Chain, frame: Frame, prev: Option<Frame>, next: Option<Frame>) {
         let links = pack(Frame::pack(prev), Frame::pack(next));
         self.chain(chain, frame).store(links, Ordering::Relaxed);
     }
 
+    #[inline]
     fn set_prev(&self, chain: Chain, frame: Frame, prev: Option<Frame>) {
         let (_, next) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);
     }
 
+    #[inline]
     fn set_next(&self, chain: Chain, frame: Frame, next: Option<Frame>) {
         let (prev, _) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);

@@ -9,7 +9,7 @@ use std::vec::Vec;
 fn lists_link_and_unlink() {
     let frames = FrameTable::try_new(8).unwrap();
     let [a, b, c] = [Frame::new(1), Frame::new(5), Frame::new(7)];
-    let mut list = List::new(Chain::Main);
+    let mut list = <List>::new();
     list.push_head(&frames, b);
     list.push_head(&frames, a);
     list.push_tail(&frames, c);
@@ -27,7 +27,7 @@ fn lists_link_and_unlink() {
 #[should_panic(expected = "is not on this list")]
 fn removing_a_stranger_panics() {
     let frames = FrameTable::try_new(4).unwrap();
-    let mut list = List::new(Chain::Main);
+    let mut list = <List>::new();
     list.push_head(&frames, Frame::new(1));
     list.remove(&frames, Frame::new(2));
 }

@@ -4,7 +4,7 @@ mod index;
 
 pub use index::{Index, Locked};
 
-use crate::frame::{Chain, FrameTable, List, State, Word, flag};
+use crate::frame::{FileList, FrameTable, State, Word, flag};
 use crate::sync::{AtomicU32, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Frame, Order, PageKey};
 
@@ -34,12 +34,12 @@ pub enum Found {
 #[derive(Debug)]
 pub struct Mapping {
     order: AtomicU32,
-    resident: SpinLock<List, { rank::MAPPING }>,
+    resident: SpinLock<FileList, { rank::MAPPING }>,
 }
 
 impl Default for Mapping {
     fn default() -> Self {
-        let resident = SpinLock::new(List::new(Chain::File));
+        let resident = SpinLock::new(FileList::new());
         Mapping {
             order: AtomicU32::new(0),
             resident,

@@ -1,7 +1,7 @@
 //! First in, first out: the yardstick of every other policy.
 
 use super::{Batch, Rules, Token, Victim};
-use crate::frame::{Chain, FrameTable, List};
+use crate::frame::{FrameTable, List};
 use crate::units::Frame;
 
 /// Pages in the order of their arrival. A refused page counts as arrived again.
@@ -13,9 +13,7 @@ pub(super) struct Fifo {
 impl Fifo {
     /// A list without pages.
     pub(super) const fn new() -> Fifo {
-        Fifo {
-            pages: List::new(Chain::Main),
-        }
+        Fifo { pages: List::new() }
     }
 }
 

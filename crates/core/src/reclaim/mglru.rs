@@ -2,7 +2,7 @@
 
 use super::controller::{self, NR_TIERS, Position};
 use super::{Batch, Rules, Token, Victim};
-use crate::frame::{Chain, FrameTable, List, Word, flag};
+use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::Frame;
 
 const MIN_NR_GENS: u64 = 2;
@@ -33,7 +33,7 @@ impl Mglru {
             total: 0,
         };
         Mglru {
-            generations: [const { List::new(Chain::Main) }; NR_LISTS],
+            generations: [const { List::new() }; NR_LISTS],
             max_seq: MIN_NR_GENS + 1,
             min_seq: 0,
             counted: [NONE; NR_TIERS],

@@ -34,6 +34,7 @@ pub(super) struct Adaptive {
 }
 
 impl Adaptive {
+    #[inline]
     pub(super) fn allocated(&mut self, count: u32) {
         self.low_water = self.low_water.min(count);
         self.free_factor >>= 1;
@@ -72,11 +73,13 @@ impl Adaptive {
         nr_blocks(nr_pages)
     }
 
+    #[inline]
     pub(super) fn freed(&mut self, high: &mut u32, view: &View<'_>) {
         self.alloc_factor >>= 1;
         self.yield_to_pressure(high, view);
     }
 
+    #[inline]
     fn yield_to_pressure(&mut self, high: &mut u32, view: &View<'_>) {
         if view.is_below_high && *high > view.sizes.high_min {
             view.shared.shrink(*high - view.sizes.high_min);

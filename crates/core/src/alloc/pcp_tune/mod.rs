@@ -161,6 +161,7 @@ impl Tune {
     }
 
     /// A block was taken from the cache, which now holds `count` pages.
+    #[inline]
     pub fn allocated(&mut self, order: Order, count: u32) {
         self.free_count >>= 1;
         match &mut self.form {
@@ -193,12 +194,25 @@ impl Tune {
 
     /// A block was put into the cache, which now holds `count` pages: how many pages to give back
     /// to the zone, if any.
+    #[inline]
     pub fn freed(&mut self, order: Order, count: u32, view: &View<'_>) -> Option<u32> {
-        let batch = view.sizes.batch;
         let is_stream = self.is_stream(order, count, view);
-        if self.free_count < batch << SCALE_MAX {
+        if self.free_count < view.sizes.batch << SCALE_MAX {
             self.free_count += order.nr_pages();
         }
+        let has_room = !is_stream && !view.is_below_high && count < self.high;
+        if has_room && let Form::Adaptive(form) = &mut self.form {
+            form.freed(&mut self.high, view);
+            return None;
+        }
+        // A copy, so that nothing but this call wants the view in memory.
+        self.decide(order, count, is_stream, *view)
+    }
+
+    /// What goes of a cache that is full, or whose zone is short, and all that other forms do.
+    #[inline(never)]
+    fn decide(&mut self, order: Order, count: u32, is_stream: bool, view: View<'_>) -> Option<u32> {
+        let (view, batch) = (&view, view.sizes.batch);
         match &mut self.form {
             Form::Fixed => self.high = view.sizes.high_min,
             Form::Depth(form) => form.freed(&mut self.high, order.nr_pages(), view),
@@ -232,6 +246,7 @@ impl Tune {
     /// everybody.
     ///
     /// Source: kernel 6.7 `PCPF_PREV_FREE_HIGH_ORDER`, with the threshold of 2025.
+    #[inline]
     fn is_stream(&mut self, order: Order, count: u32, view: &View<'_>) -> bool {
         let is_high_order = (1..=COSTLY_ORDER).contains(&order.get());
         let batch = view.sizes.batch;

@@ -4,7 +4,7 @@ use super::{BulkFree, Here, PcpGuard, Zone};
 use crate::alloc::buddy;
 use crate::alloc::pageblock;
 use crate::alloc::pcp::Pcp;
-use crate::frame::{Chain, FrameTable, List};
+use crate::frame::{FrameTable, List};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, Order};
 
@@ -33,6 +33,8 @@ impl Zone {
     /// Gives `nr_pages` pages of cache `here.cpu` back, or all there are, beginning at list
     /// `first`; returns how many and whether that is all. Both locks are dropped between batches,
     /// and another thread that takes the cache meanwhile ends it.
+    #[cold]
+    #[inline(never)]
     pub(super) fn flush<'a>(
         &'a self,
         frames: &FrameTable,
@@ -71,7 +73,7 @@ impl Zone {
         nr_pages: u32,
         now: u64,
     ) -> u32 {
-        let mut picked = List::new(Chain::Main);
+        let mut picked = <List>::new();
         let mut freed = 0;
         if self.config.bulk_free == BulkFree::TwoPass {
             while freed < nr_pages

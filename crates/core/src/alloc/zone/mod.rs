@@ -223,11 +223,13 @@ impl Zone {
             .store(u32::from(is_active), Ordering::Relaxed);
     }
 
+    #[inline]
     fn caches(&self, order: Order) -> bool {
         let orders = self.cached_orders.load(Ordering::Relaxed);
         orders >> order.get() & 1 != 0 && self.config.sizes.high_min > 0
     }
 
+    #[inline]
     fn view(&self, now: u64) -> View<'_> {
         View {
             sizes: &self.config.sizes,
@@ -241,13 +243,24 @@ impl Zone {
 
     /// Locks a cache of a CPU: its own one, else a spare one: a thread that holds the own one and
     /// was preempted there keeps it for a whole time slice.
+    #[inline]
     fn lock_cache(&self, cpu: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {
+        // A division costs as much as a lock: only CPUs that were not there pay for one.
         let own = match cpu.number() {
-            own if own < self.nr_cpus => own,
-            stray => stray % self.nr_cpus,
+            own if own < self.nr_cpus => cpu,
+            _ => self.cpu_of(cpu),
         };
-        (0..caches_per_cpu(self.nr_cpus)).find_map(|spare| {
-            let number = Cpu::new(own + spare * self.nr_cpus);
+        match self.pcps.of(own).try_lock() {
+            Some(pcp) => Some((own, pcp)),
+            None => self.lock_spare(own),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_spare(&self, own: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {
+        (1..caches_per_cpu(self.nr_cpus)).find_map(|spare| {
+            let number = Cpu::new(own.number() + spare * self.nr_cpus);
             Some((number, self.pcps.of(number).try_lock()?))
         })
     }
@@ -305,37 +318,63 @@ impl Zone {
     ///
     /// One try-lock where the cache has a block; else one hold of the zone's lock as well, which
     /// refills as many as the tuner wants. A CPU whose cache is locked goes to the zone directly.
+    #[inline]
     pub fn alloc(&self, frames: &FrameTable, here: Here, ask: Ask) -> Option<Frame> {
         let kind = if self.has_mobility {
             ask.mobility
         } else {
             Mobility::Movable
         };
-        let order = ask.order;
-        let mut taken = None;
-        if self.caches(order)
+        if self.caches(ask.order)
             && let Some((_, mut pcp)) = self.lock_cache(here.cpu)
         {
-            taken = pcp.pop(frames, order, kind);
-            if taken.is_none() && self.may_have(ask) {
-                self.hold(|buddy, is_contended| {
-                    let (first, moved) =
-                        self.refill(frames, here, ask, kind, buddy, &mut pcp, is_contended);
-                    taken = first;
-                    moved
-                });
+            let mut taken = pcp.pop(frames, ask.order, kind);
+            if taken.is_none() {
+                taken = self.alloc_and_refill(frames, here, ask, kind, &mut pcp);
             }
             if taken.is_some() {
                 let count = pcp.count();
-                pcp.tune.allocated(order, count);
+                pcp.tune.allocated(ask.order, count);
                 pcp.counts.served[ask.class()] += 1;
-                pcp.counts.pgalloc += u64::from(order.nr_pages());
+                pcp.counts.pgalloc += u64::from(ask.order.nr_pages());
             }
             return taken;
         }
+        self.alloc_direct(frames, ask, kind)
+    }
+
+    /// Takes a block past a cache that has none of its order, which is filled up on the way.
+    #[cold]
+    #[inline(never)]
+    fn alloc_and_refill(
+        &self,
+        frames: &FrameTable,
+        here: Here,
+        ask: Ask,
+        kind: Mobility,
+        pcp: &mut Pcp,
+    ) -> Option<Frame> {
         if !self.may_have(ask) {
             return None;
         }
+        let mut taken = None;
+        self.hold(|buddy, is_contended| {
+            let (first, moved) = self.refill(frames, here, ask, kind, buddy, pcp, is_contended);
+            taken = first;
+            moved
+        });
+        taken
+    }
+
+    /// Takes a block from the zone itself.
+    #[cold]
+    #[inline(never)]
+    fn alloc_direct(&self, frames: &FrameTable, ask: Ask, kind: Mobility) -> Option<Frame> {
+        if !self.may_have(ask) {
+            return None;
+        }
+        let order = ask.order;
+        let mut taken = None;
         self.hold(|buddy, _| {
             if self.room(buddy.nr_free(), ask).is_some() {
                 taken = buddy.alloc(frames, order, kind, &mut Found::default());
@@ -458,6 +497,7 @@ impl Zone {
     ///
     /// # Panics
     /// Where the block is free already.
+    #[inline]
     pub fn free(&self, frames: &FrameTable, here: Here, frame: Frame, order: Order) {
         if self.caches(order)
             && let Some((number, mut pcp)) = self.lock_cache(here.cpu)
@@ -475,6 +515,13 @@ impl Zone {
             }
             return;
         }
+        self.free_direct(frames, here, frame, order);
+    }
+
+    /// Gives a block back to the zone itself.
+    #[cold]
+    #[inline(never)]
+    fn free_direct(&self, frames: &FrameTable, here: Here, frame: Frame, order: Order) {
         self.hold(|buddy, _| {
             buddy.free(frames, frame, order, here.now);
             self.after_free(buddy, order.nr_pages());
