@@ -122,6 +122,7 @@ mod spin {
         ///
         /// # Panics
         /// As [`SpinLock::lock`].
+        #[inline]
         pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
             // Acquire pairs with the Release in `Guard::drop`.
             match self
@@ -146,6 +147,7 @@ mod spin {
 
     impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
         type Target = T;
+        #[inline]
         fn deref(&self) -> &T {
             // SAFETY: this guard holds the lock, so no `&mut` of the data lives elsewhere.
             unsafe { &*self.lock.data.get() }
@@ -153,6 +155,7 @@ mod spin {
     }
 
     impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
+        #[inline]
         fn deref_mut(&mut self) -> &mut T {
             // SAFETY: this guard holds the lock and is borrowed mutably: the only reference.
             unsafe { &mut *self.lock.data.get() }
@@ -160,6 +163,7 @@ mod spin {
     }
 
     impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
+        #[inline]
         fn drop(&mut self) {
             held::pop(RANK);
             let is_torn = std::thread::panicking() && !self.was_panicking;
@@ -299,6 +303,7 @@ impl<T> Slots<T> {
 
     /// The record of a number, `None` beyond them.
     #[must_use]
+    #[inline]
     pub fn get(&self, index: usize) -> Option<&T> {
         self.0.get(index).map(|slot| &slot.0)
     }
@@ -317,6 +322,7 @@ impl<T> Slots<T> {
 
 impl<T> Index<usize> for Slots<T> {
     type Output = T;
+    #[inline]
     fn index(&self, index: usize) -> &T {
         &self.0[index].0
     }
@@ -454,6 +460,7 @@ fn zeroed(nr_words: usize) -> Result<Box<[AtomicU64]>, NoMetadata> {
 
 impl Index<usize> for Words {
     type Output = AtomicU64;
+    #[inline]
     fn index(&self, index: usize) -> &AtomicU64 {
         &self.words[index + self.skew]
     }

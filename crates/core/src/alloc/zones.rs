@@ -9,7 +9,7 @@ use super::zone::{Drained, Here, Kind, Zone, ZoneStats};
 use super::zonelist::{self, NR_CLASSES, Zonelist};
 use super::zonelist_cache::{Classed, ZonelistCache};
 use crate::frame::FrameTable;
-use crate::sync::{AtomicU64, NoMetadata, Ordering, PerCpu, Slots, SpinLock, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots, SpinLock, rank};
 use crate::units::{Cpu, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
 
 /// The zones of an arena.
@@ -26,6 +26,8 @@ pub struct Zones {
     last_tick: AtomicU64,
     /// A bit for each node that somebody reclaims on.
     reclaiming: AtomicU64,
+    /// A bit for each order that all zones were told to cache.
+    cached_orders: AtomicU32,
     /// By node: requests that wanted it and were served elsewhere.
     foreign: [AtomicU64; MAX_NODES],
     looks: PerCpu<LookCounters>,
@@ -102,6 +104,7 @@ impl Zones {
             clock: AtomicU64::new(0),
             last_tick: AtomicU64::new(0),
             reclaiming: AtomicU64::new(0),
+            cached_orders: AtomicU32::new(0),
             foreign: core::array::from_fn(|_| AtomicU64::new(0)),
             looks,
             config,
@@ -196,8 +199,19 @@ impl Zones {
     }
 
     /// The per-CPU page caches of all zones keep blocks of `order` from now on.
+    #[inline]
     pub fn cache_order(&self, order: Order) {
+        let bit = 1 << order.get();
+        if self.cached_orders.load(Ordering::Relaxed) & bit == 0 {
+            self.cache_new_order(order);
+        }
+    }
+
+    #[cold]
+    fn cache_new_order(&self, order: Order) {
         self.iter().for_each(|zone| zone.cache_order(order));
+        self.cached_orders
+            .fetch_or(1 << order.get(), Ordering::Relaxed);
     }
 
     /// Empties all per-CPU page caches. See [`Zone::drain`].

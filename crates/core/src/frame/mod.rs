@@ -145,6 +145,23 @@ impl FrameTable {
         }
     }
 
+    /// Changes the state word of a frame that the caller owns; returns the word that was replaced.
+    /// No read-modify-write.
+    ///
+    /// An owner took the frame from the allocator and has not published it, or won the exchange
+    /// that ended its page (to `Evicting`), or has it as working memory. Nobody else writes the word
+    /// then: pins are taken by exchange from words seen `Live` or `Reading`, and such a word is not
+    /// seen again, because the version has moved on since.
+    #[inline]
+    pub fn change_owned(&self, frame: Frame, change: impl FnOnce(Word) -> Word) -> Word {
+        let word = self.field(frame, STATE);
+        // Relaxed: the owner's own store, or one that led to its ownership, was the last.
+        let old = Word::from_bits(word.load(Ordering::Relaxed));
+        // Release pairs with the Acquire in `word`, as that of `replace` does.
+        word.store(change(old).bits(), Ordering::Release);
+        old
+    }
+
     /// Drops one pin; returns the word with the pin still in it. One read-modify-write.
     ///
     /// # Panics

@@ -212,6 +212,7 @@ impl Tree {
     }
 
     /// The group of an id that cannot be stale, because something is charged to it.
+    #[inline]
     fn live(&self, id: u32) -> &Group {
         self.groups
             .get(id)
@@ -350,21 +351,30 @@ impl Tree {
     ///
     /// # Errors
     /// [`OverLimit`] with the level that refused; every counter is as it was.
+    #[inline]
     pub fn charge(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Result<(), OverLimit> {
-        let group = self.live(id);
-        let stock = self.stocks.of(cpu);
-        let batch = group.batch.load(Ordering::Relaxed);
-        if nr_pages < batch {
-            if stock.consume(id, nr_pages) {
-                return Ok(());
+        let batch = self.live(id).batch.load(Ordering::Relaxed);
+        if nr_pages < batch && self.stocks.of(cpu).consume(id, nr_pages) {
+            return Ok(());
+        }
+        self.charge_past_stock(cpu, id, nr_pages, batch)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn charge_past_stock(
+        &self,
+        cpu: Cpu,
+        id: u32,
+        nr_pages: u32,
+        batch: u32,
+    ) -> Result<(), OverLimit> {
+        if nr_pages < batch && self.charge_counters(id, batch).is_ok() {
+            if let Some(surplus) = self.stocks.of(cpu).refill(id, batch - nr_pages, batch) {
+                self.uncharge_counters(surplus.group, surplus.nr_pages);
             }
-            if self.charge_counters(id, batch).is_ok() {
-                if let Some(surplus) = stock.refill(id, batch - nr_pages, batch) {
-                    self.uncharge_counters(surplus.group, surplus.nr_pages);
-                }
-                self.drain_if_exact(id);
-                return Ok(());
-            }
+            self.drain_if_exact(self.live(id), id);
+            return Ok(());
         }
         // Each level that refuses is drained once: an outer one may refuse for its own stocks.
         let mut drained = None;
@@ -386,24 +396,42 @@ impl Tree {
     }
 
     /// Gives back what [`Tree::charge`] took, into the CPU's stock as far as that keeps it.
+    #[inline]
     pub fn uncharge(&self, cpu: Cpu, id: u32, nr_pages: u32) {
-        let batch = self.live(id).batch.load(Ordering::Relaxed);
+        let group = self.live(id);
+        let batch = group.batch.load(Ordering::Relaxed);
         // What a group over its limit gives back must not serve a new charge from the stock.
-        let is_over = || self.path(id).any(|(_, group)| group.usage() > group.max());
+        let is_over = || self.is_over(group);
         if nr_pages > batch || is_over() {
             return self.uncharge_counters(id, nr_pages);
         }
         if let Some(surplus) = self.stocks.of(cpu).refill(id, nr_pages, batch) {
             self.uncharge_counters(surplus.group, surplus.nr_pages);
         }
-        self.drain_if_exact(id);
+        self.drain_if_exact(group, id);
+    }
+
+    /// Whether the group or one of its ancestors is over its limit.
+    #[inline]
+    fn is_over(&self, group: &Group) -> bool {
+        let mut level = group;
+        while level.usage() <= level.max() {
+            match self.get(level.parent()) {
+                Some(above) => level = above,
+                None => return false,
+            }
+        }
+        true
     }
 
     /// After a refill: a limit that shrank meanwhile, or a dead group, keeps nothing in a stock.
-    fn drain_if_exact(&self, id: u32) {
+    ///
+    /// The record is the group's as long as the stock has what was refilled; afterwards there is
+    /// nothing to drain, whatever the record says.
+    #[inline]
+    fn drain_if_exact(&self, group: &Group, id: u32) {
         // Ordered by `StockLine::publish`: this sees the batch of 0, or the drain the refill.
-        let is_exact = |group: &Group| group.batch.load(Ordering::Relaxed) == 0;
-        if self.get(id).is_some_and(is_exact) {
+        if group.batch.load(Ordering::Relaxed) == 0 {
             self.drain(id);
         }
     }

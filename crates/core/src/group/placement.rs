@@ -116,12 +116,19 @@ impl Tree {
     }
 
     /// Where the next request of a group goes; `None`, after one load, where no group ever said.
+    #[inline]
     #[must_use]
     pub fn place(&self, id: u32) -> Option<Place> {
         // Acquire pairs with the Release in `change_placement`.
         if self.is_placed.load(Ordering::Acquire) == 0 {
             return None;
         }
+        self.place_of(id)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn place_of(&self, id: u32) -> Option<Place> {
         let own = &self.get(id)?.placement;
         let (mems, cpus) = self.allowed(id);
         let nodes = NodeMask::from_bits(own.nodes.load(Ordering::Relaxed));

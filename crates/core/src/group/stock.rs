@@ -52,6 +52,7 @@ impl Default for StockLine {
 
 impl StockLine {
     /// Takes `nr_pages` of `group` out of the line. One read-modify-write where it succeeds.
+    #[inline]
     pub fn consume(&self, group: u32, nr_pages: u32) -> bool {
         for slot in &self.slots {
             let word = slot.load(Ordering::Relaxed);
@@ -75,6 +76,7 @@ impl StockLine {
     /// uncharged instead: the excess over `batch`, or what the victim held.
     ///
     /// AcqRel where it puts pages in pairs with itself in [`StockLine::publish`].
+    #[inline]
     pub fn refill(&self, group: u32, nr_pages: u32, batch: u32) -> Option<Surplus> {
         let mut empty = None;
         for slot in &self.slots {

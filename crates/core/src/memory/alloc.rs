@@ -52,6 +52,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
+    #[inline]
     pub(super) fn take_block(
         &self,
         cpu: Cpu,
@@ -59,15 +60,42 @@ impl Memory {
         order: Order,
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
-        self.charge(cpu, group, order.nr_pages())?;
+        let nr_pages = order.nr_pages();
+        if self.groups.charge(cpu, group, nr_pages).is_err() {
+            self.charge(cpu, group, nr_pages)?;
+        }
         let (request, is_anywhere) = self.request(cpu, group, order, mobility);
+        let low = Request {
+            mark: Mark::Low,
+            ..request
+        };
+        let frame = match self.zones.alloc(&self.frames, cpu, &low) {
+            Ok(frame) => frame,
+            Err(_) => self.take_short(cpu, group, request, is_anywhere)?,
+        };
+        let was_ours = self.frames.group(frame) == group;
+        if !was_ours {
+            self.frames.set_group(frame, group);
+        }
+        Ok(Block { frame, was_ours })
+    }
+
+    /// A block for what was charged, where no zone has one above its low watermark.
+    #[cold]
+    #[inline(never)]
+    fn take_short(
+        &self,
+        cpu: Cpu,
+        group: u32,
+        request: Request,
+        is_anywhere: bool,
+    ) -> Result<Frame, AllocError> {
+        let order = request.order;
         let (mut retries, mut rounds) = (0, 0);
         loop {
-            let (taken, nr_drained) = self.take_frames(cpu, group, request);
+            let (taken, nr_drained) = self.take_frames(cpu, group, &request, rounds == 0);
             if let Some(frame) = taken {
-                let was_ours = self.frames.group(frame) == group;
-                self.frames.set_group(frame, group);
-                return Ok(Block { frame, was_ours });
+                return Ok(frame);
             }
             // Charged, so frames are there, but they may be split, or on nodes that it may not use.
             let from = match is_anywhere {
@@ -89,13 +117,22 @@ impl Memory {
 
     /// What is charged has a right to a frame: above the low watermark, else above `min`, else the
     /// last one of any zone, else one of any CPU's cache. Returns the pages drained for it, too.
+    /// `is_low_tried`: nothing was found above the low watermark just now.
     ///
     /// Source: the order of the kernel's slow path. Changed: `min` is kept from requests that can
     /// be refused only, so that caches are not drained for each page while free memory is below it.
-    fn take_frames(&self, cpu: Cpu, group: u32, request: Request) -> (Option<Frame>, u32) {
-        for mark in [Mark::Low, Mark::Min, Mark::None] {
-            let request = Request { mark, ..request };
-            let taken = match self.config.alloc.node_reclaim {
+    fn take_frames(
+        &self,
+        cpu: Cpu,
+        group: u32,
+        request: &Request,
+        is_low_tried: bool,
+    ) -> (Option<Frame>, u32) {
+        let node_reclaim = self.config.alloc.node_reclaim;
+        let marks = [Mark::Low, Mark::Min, Mark::None];
+        for mark in marks.into_iter().skip(usize::from(is_low_tried && !node_reclaim)) {
+            let request = Request { mark, ..*request };
+            let taken = match node_reclaim {
                 false => self.zones.alloc(&self.frames, cpu, &request).ok(),
                 true => self.take_near(cpu, group, request),
             };
@@ -109,7 +146,7 @@ impl Memory {
             _ => u32::MAX,
         };
         let nr_drained = self.zones.drain_some(&self.frames, enough).nr_pages;
-        let taken = self.zones.alloc(&self.frames, cpu, &request);
+        let taken = self.zones.alloc(&self.frames, cpu, request);
         (taken.ok(), nr_drained)
     }
 
@@ -132,6 +169,9 @@ impl Memory {
         }
     }
 
+    /// Charges what was refused at first, reclaiming in between.
+    #[cold]
+    #[inline(never)]
     fn charge(&self, cpu: Cpu, group: u32, nr_pages: u32) -> Result<(), AllocError> {
         let mut retries = 0;
         loop {
@@ -155,16 +195,14 @@ impl Memory {
     }
 
     /// Gives back a frame that the caller owns: not indexed, not listed, not pinned.
+    #[inline]
     pub(super) fn put_block(&self, cpu: Cpu, frame: Frame) {
         let (order, _) = self.frames.block(frame);
         let group = self.frames.group(frame);
         self.frames.set_key(frame, None);
-        let free =
-            |word: crate::frame::Word| Some(word.bare().with_state(State::Free).next_version());
-        let before = self
-            .frames
-            .update(frame, free)
-            .expect("an update without a condition");
+        let before = self.frames.change_owned(frame, |word| {
+            word.bare().with_state(State::Free).next_version()
+        });
         assert!(before.pins() == 0, "{frame:?} is freed while pinned");
         self.zones.free(&self.frames, cpu, frame, order);
         self.groups.uncharge(cpu, group, order.nr_pages());
@@ -183,10 +221,8 @@ impl Memory {
     ) -> Result<(Frame, bool), AllocError> {
         self.zones.cache_order(order);
         let Block { frame, was_ours } = self.take_block(cpu, group, order, Mobility::Unmovable)?;
-        let buf = |word: crate::frame::Word| Some(word.with_state(State::Buf).next_version());
         self.frames
-            .update(frame, buf)
-            .expect("an update without a condition");
+            .change_owned(frame, |word| word.with_state(State::Buf).next_version());
         Ok((frame, was_ours))
     }
 

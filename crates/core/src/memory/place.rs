@@ -25,6 +25,7 @@ impl Memory {
     }
 
     /// A request of a group from `cpu`, down to the last frame; and whether it may go anywhere.
+    #[inline]
     pub(super) fn request(
         &self,
         cpu: Cpu,
@@ -33,10 +34,16 @@ impl Memory {
         mobility: Mobility,
     ) -> (Request, bool) {
         let request = Request::new(order, mobility);
-        let Some(place) = self.groups.place(group) else {
-            return (request, true);
-        };
-        let policy = self.mempolicy(cpu, &place);
+        match self.groups.place(group) {
+            Some(place) => self.placed(cpu, request, &place),
+            None => (request, true),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn placed(&self, cpu: Cpu, request: Request, place: &Place) -> (Request, bool) {
+        let policy = self.mempolicy(cpu, place);
         // With all nodes that there are, a request is as good as unrestricted.
         let all = self.config.alloc.topology.node_mask();
         let is_everywhere = all.and(place.mems) == all;

@@ -40,6 +40,7 @@ const SLOT_BITS: u32 = 20;
 const NR_STAMPS: u32 = 1 << (32 - SLOT_BITS);
 
 /// The chunk and the place in it of slot `number` (from 0).
+#[inline]
 pub(super) fn chunk_of(number: u32) -> (usize, usize) {
     let chunk = (number / FIRST_CHUNK + 1).ilog2();
     let start = FIRST_CHUNK * ((1 << chunk) - 1);
@@ -140,6 +141,7 @@ impl<T: Default> Table<T> {
         id >> SLOT_BITS == NR_STAMPS - 1
     }
 
+    #[inline]
     fn slot(&self, number: u32) -> Option<&Slot<T>> {
         let (chunk, place) = chunk_of(number.checked_sub(1)?);
         self.chunks.get(chunk)?.get()?.get(place)
@@ -147,6 +149,7 @@ impl<T: Default> Table<T> {
 
     /// The record of `id`, or `None` where it is stale. Takes no lock.
     #[must_use]
+    #[inline]
     pub fn get(&self, id: u32) -> Option<&T> {
         let slot = self.slot(id & ((1 << SLOT_BITS) - 1))?;
         // Acquire pairs with the Release in `insert`.
