@@ -152,6 +152,20 @@ const MUTANTS: &[Mutant] = &[
         tests: Tests::Plain("memory"),
     },
     Mutant {
+        name: "a pageblock that was cut keeps its group's name",
+        file: "alloc/buddy.rs",
+        find: "frames.set_last_group(first, 0);",
+        replace: "let _ = first;",
+        tests: Tests::Plain("memory"),
+    },
+    Mutant {
+        name: "a group's number comes back while blocks remember it",
+        file: "memory/mod.rs",
+        find: "&& !self.zones.forget_groups(&self.frames)",
+        replace: "&& false",
+        tests: Tests::Plain("memory"),
+    },
+    Mutant {
         name: "a try-lock takes what another thread holds",
         file: "sync.rs",
         find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed)",

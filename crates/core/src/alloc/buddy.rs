@@ -17,6 +17,8 @@ pub struct Buddy {
     nr_steals: u32,
     /// A part of a pageblock was claimed since this was last asked.
     was_claimed: bool,
+    /// How many want that no block is remembered as a group's, whether it comes or goes.
+    nr_forgetting: u32,
 }
 
 /// Where the last block of a batch came from: the next one is looked for there.
@@ -45,6 +47,7 @@ impl Buddy {
             nr_claims: 0,
             nr_steals: 0,
             was_claimed: false,
+            nr_forgetting: 0,
         };
         let mut at = start;
         while at < end {
@@ -176,6 +179,25 @@ impl Buddy {
         if was_whole {
             for_pageblocks(frame, order, |block| pageblock::touch(frames, block));
         }
+        if order.get() >= PAGEBLOCK_ORDER && self.nr_forgetting == 0 {
+            frames.set_group(frame, last_group(frames, frame, order));
+        }
+    }
+
+    /// Whole pageblocks come and go without a group's name until [`Buddy::end_forgetting`].
+    pub(super) fn begin_forgetting(&mut self) {
+        self.nr_forgetting += 1;
+    }
+
+    /// No free block is remembered as a group's any more. O(free blocks of whole pageblocks).
+    pub(super) fn end_forgetting(&mut self, frames: &FrameTable) {
+        self.nr_forgetting -= 1;
+        for have in usize::from(PAGEBLOCK_ORDER)..NR_ORDERS {
+            let order = order_of(crate::units::count(have));
+            for frame in self.lists[have].iter().flat_map(|list| list.iter(frames)) {
+                for_pageblocks(frame, order, |block| frames.set_last_group(block, 0));
+            }
+        }
     }
 
     /// Makes a pageblock of another type one of `kind`, largest free blocks first, and takes a
@@ -292,6 +314,11 @@ impl Buddy {
         let kind = pageblock::mobility(frames, frame);
         let was_whole = order.get() >= PAGEBLOCK_ORDER;
         let freed = (frame, order);
+        let group = if self.nr_forgetting == 0 {
+            frames.group(frame)
+        } else {
+            0
+        };
         let mut at = frame.number();
         let mut order = order;
         while order.get() < MAX_ORDER {
@@ -315,9 +342,13 @@ impl Buddy {
         if was_whole {
             for_pageblocks(freed.0, freed.1, |block| {
                 pageblock::stamp(frames, block, now);
+                frames.set_last_group(block, group);
             });
         } else if order.get() >= PAGEBLOCK_ORDER {
             pageblock::stamp(frames, freed.0, now);
+            // Joined of pieces that were anybody's.
+            let first = Frame::new(freed.0.number() & !(PAGEBLOCK_PAGES - 1));
+            frames.set_last_group(first, 0);
         }
         self.list(Frame::new(at), order, kind, frames, End::Head);
     }
@@ -379,6 +410,16 @@ impl Buddy {
         }
         assert_eq!(nr_free, self.nr_free, "the count of free frames");
     }
+}
+
+/// The group that all pageblocks of a free block were last charged to, or 0.
+fn last_group(frames: &FrameTable, frame: Frame, order: Order) -> u32 {
+    let group = frames.last_group(frame);
+    let mut is_one = true;
+    for_pageblocks(frame, order, |block| {
+        is_one &= frames.last_group(block) == group;
+    });
+    if is_one { group } else { 0 }
 }
 
 /// Whether all pageblocks of a free block may go, and one has memory to give.

@@ -234,6 +234,19 @@ impl Zones {
         drained
     }
 
+    /// No free block is remembered as a group's afterwards, of those that were free before. Returns
+    /// whether all caches were reached: if not, it has to be asked again.
+    ///
+    /// What is in the zones cannot pass into a cache that is emptied already, nor what is in a
+    /// cache into a zone, and keep a name.
+    #[must_use]
+    pub fn forget_groups(&self, frames: &FrameTable) -> bool {
+        self.iter().for_each(Zone::begin_forgetting);
+        let drained = self.drain(frames);
+        self.iter().for_each(|zone| zone.end_forgetting(frames));
+        drained.not_reached == 0
+    }
+
     /// The clock goes on to `now` (ns; it never goes back): caches are ticked once a second, hints
     /// whose time has come are forgotten. Returns when the next tick is due.
     pub fn tick(&self, frames: &FrameTable, now: u64) -> u64 {

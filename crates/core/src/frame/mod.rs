@@ -149,9 +149,9 @@ impl FrameTable {
     /// No read-modify-write.
     ///
     /// An owner took the frame from the allocator and has not published it, or won the exchange
-    /// that ended its page (to `Evicting`), or has it as working memory. Nobody else writes the word
-    /// then: pins are taken by exchange from words seen `Live` or `Reading`, and such a word is not
-    /// seen again, because the version has moved on since.
+    /// that ended its page (to `Evicting`), or has it as working memory. Nobody else writes the
+    /// word then: pins are taken by exchange from words seen `Live` or `Reading`, and such a word
+    /// is not there again, because the version has moved on since.
     #[inline]
     pub fn change_owned(&self, frame: Frame, change: impl FnOnce(Word) -> Word) -> Word {
         let word = self.field(frame, STATE);
@@ -216,7 +216,8 @@ impl FrameTable {
     /// Says what block this frame heads and where it is. Under the lock of the old and new place.
     ///
     /// A block on a free list of its zone forgets its group: it may be cut or joined there, so that
-    /// whoever gets it next does not know whose bytes are in it.
+    /// whoever gets it next does not know whose bytes are in it. Its pageblocks may remember:
+    /// [`FrameTable::last_group`].
     ///
     /// Returns where the block that it headed before was.
     #[inline]
@@ -230,6 +231,19 @@ impl FrameTable {
         };
         owner.store(pack(block, group), Ordering::Relaxed);
         Place::of(high(before))
+    }
+
+    /// The group that a free pageblock was last charged to as a whole, 0 where that is not known.
+    /// `first` is its first frame. Under its zone's lock, while it is on a free list as a whole.
+    ///
+    /// Kept in the record of its second frame, which then heads no block and is on the same line.
+    pub(crate) fn last_group(&self, first: Frame) -> u32 {
+        self.group(Frame::new(first.number() + 1))
+    }
+
+    /// Names the group of [`FrameTable::last_group`].
+    pub(crate) fn set_last_group(&self, first: Frame, group: u32) {
+        self.set_group(Frame::new(first.number() + 1), group);
     }
 
     /// The allocator's word of the pageblock that the frame lies in.

@@ -282,14 +282,19 @@ impl Tree {
         self.drain(id);
     }
 
+    /// Whether [`Tree::bury`] would free the record of a group.
+    #[must_use]
+    pub fn is_empty(&self, id: u32) -> bool {
+        self.get(id).is_some_and(|group| {
+            let is_used = group.usage() > 0 || group.nr_children.load(Ordering::Relaxed) > 0;
+            group.is_dead() && !is_used && id != self.root
+        })
+    }
+
     /// Frees the record of a dead group to which nothing is charged and which has no children.
     /// Returns the id of its lruvec (0 for none) if it did. One caller at a time.
     pub fn bury(&self, id: u32) -> Option<u32> {
-        let group = self.get(id)?;
-        let empty = group.usage() == 0 && group.nr_children.load(Ordering::Relaxed) == 0;
-        if !group.is_dead() || !empty || id == self.root {
-            return None;
-        }
+        let group = self.get(id).filter(|_| self.is_empty(id))?;
         let lruvec = group.lruvec();
         if let Some(parent) = self.get(group.parent()) {
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);

@@ -298,16 +298,19 @@ impl Memory {
         while self.groups.get(group).is_some_and(|dead| dead.usage() > 0)
             && self.reclaim(cpu, group, 1) > 0
         {}
-        let Some(lruvec) = self.groups.bury(group) else {
+        // Before a number comes back, no free block remembers it: its bytes are its own. What is
+        // empty stays so, because the group is dead; a cache that is in use waits for a later call.
+        if crate::group::is_last_of_its_slot(group)
+            && self.groups.is_empty(group)
+            && !self.zones.forget_groups(&self.frames)
+        {
             return;
-        };
-        if lruvec != 0 {
+        }
+        if let Some(lruvec) = self.groups.bury(group)
+            && lruvec != 0
+        {
             self.lruvecs.remove(lruvec);
         }
-        // Before a number comes back, no cached block remembers it: its bytes are its own.
-        while crate::group::is_last_of_its_slot(group)
-            && self.zones.drain(&self.frames).not_reached > 0
-        {}
     }
 
     /// Housekeeping: the clock goes on to `now` (ns), per-CPU page caches give back what they do

@@ -332,4 +332,61 @@ fn node_reclaim_keeps_a_group_near() {
     };
     assert!(far_blocks(false) > 1000, "half of the frames are near");
     assert_eq!(far_blocks(true), 0);
+
+fn a_whole_pageblock_is_its_groups_until_it_is_cut() {
+    let memory = Memory::try_new(Config::new(8192, 2, Policy::Mglru)).unwrap();
+    let root = memory.groups().root();
+    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
+    let [order, larger] = [9, 10].map(|order| Order::new(order).unwrap());
+    let cycle = |group, order| {
+        let (frame, was_ours) = memory.alloc_buf(CPU, group, order).unwrap();
+        memory.free_buf(CPU, frame);
+        memory.drain();
+        memory.check();
+        (frame, was_ours)
+    };
+    let (first, was_ours) = cycle(web, order);
+    assert!(!was_ours);
+    assert_eq!(cycle(web, order), (first, true));
+    // Another group gets it as nobody's, and then it is that one's.
+    assert_eq!(cycle(batch, order), (first, false));
+    assert_eq!(cycle(batch, order), (first, true));
+    // Two pageblocks are a group's where both are.
+    let (wide, was_ours) = cycle(batch, larger);
+    assert!(!was_ours && wide.number() <= first.number());
+    assert_eq!(cycle(batch, larger), (wide, true));
+    let (half, was_ours) = cycle(web, order);
+    assert!(half == wide && !was_ours);
+    assert_eq!(cycle(web, larger), (wide, false));
+    // Cut and joined again: whoever had a piece of it may have left bytes there.
+    assert_eq!(cycle(web, order), (wide, true));
+    assert_eq!(cycle(batch, Order::new(1).unwrap()), (wide, false));
+    assert_eq!(cycle(web, order), (wide, false));
+}
+
+#[test]
+fn a_group_whose_number_comes_back_finds_nothing_of_its_own() {
+    let memory = Memory::try_new(Config::new(4096, 2, Policy::Mglru)).unwrap();
+    let root = memory.groups().root();
+    let order = Order::new(9).unwrap();
+    let first = memory.new_group(CPU, root).unwrap();
+    let leave = |group| {
+        let (frame, was_ours) = memory.alloc_buf(CPU, group, order).unwrap();
+        memory.free_buf(CPU, frame);
+        was_ours
+    };
+    leave(first);
+    memory.drain();
+    memory.drop_group(CPU, first);
+    let mut nr_between = 0;
+    let again = loop {
+        let group = memory.new_group(CPU, root).unwrap();
+        if group == first {
+            break group;
+        }
+        nr_between += 1;
+        memory.drop_group(CPU, group);
+    };
+    assert_eq!(nr_between, 4095);
+    assert!(!leave(again) && leave(again));
 }

@@ -160,6 +160,22 @@ impl Zone {
         drained
     }
 
+    /// Blocks of whole pageblocks enter and leave the zone without a group's name from now on.
+    pub(in crate::alloc) fn begin_forgetting(&self) {
+        self.hold(|buddy, _| {
+            buddy.begin_forgetting();
+            0
+        });
+    }
+
+    /// Ends [`Zone::begin_forgetting`]: no block in the zone has a group's name any more.
+    pub(in crate::alloc) fn end_forgetting(&self, frames: &FrameTable) {
+        self.hold(|buddy, _| {
+            buddy.end_forgetting(frames);
+            0
+        });
+    }
+
     /// Takes a free block of at least a pageblock that the OS holds memory for, free since `before`
     /// or longer. The caller lets the OS have the memory and calls [`Zone::put_released`].
     pub fn take_idle(&self, frames: &FrameTable, before: u64) -> Option<(Frame, Order)> {
