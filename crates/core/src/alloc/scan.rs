@@ -179,6 +179,7 @@ impl Zones {
     ///
     /// # Errors
     /// [`Shortage`], after every zone was tried, whatever the hints say.
+    #[inline]
     pub fn alloc(
         &self,
         frames: &FrameTable,
@@ -186,26 +187,52 @@ impl Zones {
         request: &Request,
     ) -> Result<Frame, Shortage> {
         let is_plain = request.policy == Mempolicy::Local && request.mems == NodeMask::ALL;
-        let mut has_failed = false;
-        if is_plain && !self.config().node_reclaim {
-            let local = self.config().topology.node_of(cpu);
-            let list = self.list(local, request.mobility);
-            if let Some(zone) = self.zone(list.head()) {
-                let ask = ask(request, local, local, zone.config().node);
-                let here = Here {
-                    cpu,
-                    now: self.now(),
-                };
-                if let Some(frame) = zone.alloc(frames, here, ask) {
-                    if ask.is_miss {
-                        self.count_foreign(local);
-                    }
-                    return Ok(frame);
-                }
-                has_failed = true;
-            }
+        let Request {
+            order,
+            mobility,
+            mark,
+            ..
+        } = *request;
+        let taken = match is_plain {
+            true => self.alloc_near(frames, cpu, order, mobility, mark),
+            false => Err(false),
+        };
+        taken.or_else(|has_failed| self.finish(frames, cpu, request, has_failed))
+    }
+
+    /// A block from the first zone of the list that a plain request goes along, else whether that
+    /// was tried. Takes no [`Request`]: one that was just written would have to be read back.
+    fn alloc_near(
+        &self,
+        frames: &FrameTable,
+        cpu: Cpu,
+        order: Order,
+        mobility: Mobility,
+        mark: Mark,
+    ) -> Result<Frame, bool> {
+        if self.config().node_reclaim {
+            return Err(false);
         }
-        self.finish(frames, cpu, request, has_failed)
+        let local = self.config().topology.node_of(cpu);
+        let list = self.list(local, mobility);
+        let zone = self.zone(list.head()).ok_or(false)?;
+        let is_other = zone.config().node != local;
+        let ask = Ask {
+            order,
+            mobility,
+            mark,
+            is_miss: is_other,
+            is_other,
+        };
+        let here = Here {
+            cpu,
+            now: self.now(),
+        };
+        let frame = zone.alloc(frames, here, ask).ok_or(true)?;
+        if is_other {
+            self.count_foreign(local);
+        }
+        Ok(frame)
     }
 
     /// The way through the whole list; whether its first zone has failed already.

@@ -64,20 +64,40 @@ impl Memory {
         if self.groups.charge(cpu, group, nr_pages).is_err() {
             self.charge(cpu, group, nr_pages)?;
         }
-        let (request, is_anywhere) = self.request(cpu, group, order, mobility);
-        let low = Request {
-            mark: Mark::Low,
-            ..request
-        };
-        let frame = match self.zones.alloc(&self.frames, cpu, &low) {
-            Ok(frame) => frame,
-            Err(_) => self.take_short(cpu, group, request, is_anywhere)?,
+        let request = Request::new(order, mobility);
+        let frame = match self.groups.place(group) {
+            None => self.take_charged(cpu, group, request, true)?,
+            Some(place) => {
+                let (request, is_anywhere) = self.placed(cpu, request, &place);
+                self.take_charged(cpu, group, request, is_anywhere)?
+            }
         };
         let was_ours = self.frames.group(frame) == group;
         if !was_ours {
             self.frames.set_group(frame, group);
         }
         Ok(Block { frame, was_ours })
+    }
+
+    /// A block for what was charged; whether the request may go anywhere.
+    #[inline(always)] // Twice, so that a request from anywhere is made in place.
+    fn take_charged(
+        &self,
+        cpu: Cpu,
+        group: u32,
+        request: Request,
+        is_anywhere: bool,
+    ) -> Result<Frame, AllocError> {
+        let low = Request {
+            mark: Mark::Low,
+            ..request
+        };
+        if !self.config.alloc.node_reclaim
+            && let Ok(frame) = self.zones.alloc(&self.frames, cpu, &low)
+        {
+            return Ok(frame);
+        }
+        self.take_short(cpu, group, &request, is_anywhere)
     }
 
     /// A block for what was charged, where no zone has one above its low watermark.
@@ -87,13 +107,13 @@ impl Memory {
         &self,
         cpu: Cpu,
         group: u32,
-        request: Request,
+        request: &Request,
         is_anywhere: bool,
     ) -> Result<Frame, AllocError> {
         let order = request.order;
         let (mut retries, mut rounds) = (0, 0);
         loop {
-            let (taken, nr_drained) = self.take_frames(cpu, group, &request, rounds == 0);
+            let (taken, nr_drained) = self.take_frames(cpu, group, request, rounds == 0);
             if let Some(frame) = taken {
                 return Ok(frame);
             }
@@ -130,7 +150,10 @@ impl Memory {
     ) -> (Option<Frame>, u32) {
         let node_reclaim = self.config.alloc.node_reclaim;
         let marks = [Mark::Low, Mark::Min, Mark::None];
-        for mark in marks.into_iter().skip(usize::from(is_low_tried && !node_reclaim)) {
+        for mark in marks
+            .into_iter()
+            .skip(usize::from(is_low_tried && !node_reclaim))
+        {
             let request = Request { mark, ..*request };
             let taken = match node_reclaim {
                 false => self.zones.alloc(&self.frames, cpu, &request).ok(),

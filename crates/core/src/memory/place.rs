@@ -1,9 +1,9 @@
 //! On which nodes a group's blocks are: its memory policy, `mems` and `cpus` as a request.
 
 use super::Memory;
-use crate::alloc::{Mempolicy, Mobility, Request};
+use crate::alloc::{Mempolicy, Request};
 use crate::group::Place;
-use crate::units::{Cpu, Node, NodeMask, Order};
+use crate::units::{Cpu, Node, NodeMask};
 
 const LOCAL: u32 = 0;
 const BIND: u32 = 1;
@@ -24,25 +24,11 @@ impl Memory {
         self.groups.set_policy(group, number, nodes);
     }
 
-    /// A request of a group from `cpu`, down to the last frame; and whether it may go anywhere.
-    #[inline]
-    pub(super) fn request(
-        &self,
-        cpu: Cpu,
-        group: u32,
-        order: Order,
-        mobility: Mobility,
-    ) -> (Request, bool) {
-        let request = Request::new(order, mobility);
-        match self.groups.place(group) {
-            Some(place) => self.placed(cpu, request, &place),
-            None => (request, true),
-        }
-    }
-
+    /// A request from `cpu`, down to the last frame, of a group that is said to be at `place`; and
+    /// whether it may go anywhere.
     #[cold]
     #[inline(never)]
-    fn placed(&self, cpu: Cpu, request: Request, place: &Place) -> (Request, bool) {
+    pub(super) fn placed(&self, cpu: Cpu, request: Request, place: &Place) -> (Request, bool) {
         let policy = self.mempolicy(cpu, place);
         // With all nodes that there are, a request is as good as unrestricted.
         let all = self.config.alloc.topology.node_mask();

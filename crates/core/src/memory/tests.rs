@@ -332,7 +332,9 @@ fn node_reclaim_keeps_a_group_near() {
     };
     assert!(far_blocks(false) > 1000, "half of the frames are near");
     assert_eq!(far_blocks(true), 0);
+}
 
+#[test]
 fn a_whole_pageblock_is_its_groups_until_it_is_cut() {
     let memory = Memory::try_new(Config::new(8192, 2, Policy::Mglru)).unwrap();
     let root = memory.groups().root();
