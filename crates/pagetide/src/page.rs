@@ -110,18 +110,34 @@ impl fmt::Debug for Page {
 /// until dropped.
 pub struct Buf {
     shared: Arc<Shared>,
-    frame: Frame,
-    order: Order,
+    block: Block,
+}
+
+/// A block of frames in one word: frame, then order. A [`Buf`] is two words by it, which move in
+/// registers; of a third field, parts are written and the whole read back, which takes longer.
+#[derive(Clone, Copy)]
+struct Block(u64);
+
+impl Block {
+    fn new(frame: Frame, order: Order) -> Block {
+        Block(u64::from(frame.number()) << 8 | u64::from(order.get()))
+    }
+
+    fn frame(self) -> Frame {
+        Frame::new(u32::try_from(self.0 >> 8).expect("`new` put a frame there"))
+    }
+
+    fn order(self) -> Order {
+        let [order, ..] = self.0.to_le_bytes();
+        Order::new(order).expect("`new` put an order there")
+    }
 }
 
 impl Buf {
     /// Takes over a block of working memory from core, its bytes as they are.
     pub(crate) fn new(shared: Arc<Shared>, frame: Frame, order: Order) -> Buf {
-        Buf {
-            shared,
-            frame,
-            order,
-        }
+        let block = Block::new(frame, order);
+        Buf { shared, block }
     }
 }
 
@@ -129,33 +145,37 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.shared.arena.block(self.frame, self.order);
+        let (frame, order) = (self.block.frame(), self.block.order());
+        let start = self.shared.arena.block(frame, order);
         // SAFETY:
         // 1. The block lies in the arena (`block` checks it), which `shared` keeps.
         // 2. Core gave the block to this value alone, and takes it back in `drop`.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.order.bytes()) }
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), order.bytes()) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let start = self.shared.arena.block(self.frame, self.order);
+        let (frame, order) = (self.block.frame(), self.block.order());
+        let start = self.shared.arena.block(frame, order);
         // SAFETY: as in `deref`; the exclusive borrow of the only owner makes it the only view.
-        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.order.bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), order.bytes()) }
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        self.shared.core.free_buf(cpu::current(), self.frame);
+        self.shared
+            .core
+            .free_buf(cpu::current(), self.block.frame());
     }
 }
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buf")
-            .field("frame", &self.frame)
-            .field("order", &self.order)
+            .field("frame", &self.block.frame())
+            .field("order", &self.block.order())
             .finish()
     }
 }
