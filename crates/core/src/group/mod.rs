@@ -292,8 +292,9 @@ impl Tree {
     }
 
     /// Frees the record of a dead group to which nothing is charged and which has no children.
-    /// Returns the id of its lruvec (0 for none) if it did. One caller at a time.
+    /// Returns the id of its lruvec (0 for none) if it did: of several callers, one does.
     pub fn bury(&self, id: u32) -> Option<u32> {
+        let _shape = self.shape.lock();
         let group = self.get(id).filter(|_| self.is_empty(id))?;
         let lruvec = group.lruvec();
         if let Some(parent) = self.get(group.parent()) {

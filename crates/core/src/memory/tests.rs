@@ -392,3 +392,23 @@ fn a_group_whose_number_comes_back_finds_nothing_of_its_own() {
     assert_eq!(nr_between, 4095);
     assert!(!leave(again) && leave(again));
 }
+
+#[test]
+fn a_group_is_buried_once_whoever_does_it() {
+    let memory = Memory::try_new(Config::new(4096, 2, Policy::Mglru)).unwrap();
+    let is_over = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while is_over.load(Ordering::Relaxed) == 0 {
+                memory.tick(CPU, 0);
+            }
+        });
+        for _ in 0..20_000 {
+            let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+            memory.drop_group(CPU, group);
+        }
+        is_over.store(1, Ordering::Relaxed);
+    });
+    memory.tick(CPU, 0);
+    assert_eq!(memory.groups().iter().count(), 1, "the root alone");
+}
