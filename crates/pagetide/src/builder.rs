@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::file::File;
 use crate::group::Group;
+use crate::home::Home;
 use crate::shared::Shared;
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
@@ -20,7 +21,7 @@ const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
 /// One budget, one arena, one tree of groups. A cheap handle.
 #[derive(Clone)]
 pub struct Memory {
-    shared: Arc<Shared>,
+    shared: Arc<Home>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -179,6 +180,7 @@ impl Builder {
                 .start_worker()
                 .map_err(|source| Error::Thread { source })?;
         }
+        let shared = Arc::new(Home::new(shared));
         Ok(Memory { shared })
     }
 }

@@ -1,8 +1,8 @@
 //! Files read through cached pages.
 
 use crate::group::Group;
+use crate::home::Home;
 use crate::page::{self, Page, Pin};
-use crate::shared::Shared;
 use crate::store::{DirectFile, Store};
 use crate::{Error, Order, cpu};
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
@@ -32,7 +32,7 @@ pub struct File {
 
 /// An open file: one mapping of core.
 pub(crate) struct Open {
-    shared: Arc<Shared>,
+    shared: Arc<Home>,
     mapping: u32,
     order: pagetide_core::units::Order,
     source: Source,
@@ -82,12 +82,7 @@ impl fmt::Debug for File {
 }
 
 impl Open {
-    fn new(
-        shared: &Arc<Shared>,
-        source: Source,
-        name: String,
-        order: Order,
-    ) -> Result<Open, Error> {
+    fn new(shared: &Arc<Home>, source: Source, name: String, order: Order) -> Result<Open, Error> {
         let failed = |source| Error::Open {
             path: name.clone().into(),
             source,
@@ -168,7 +163,7 @@ impl Drop for Reading<'_> {
 
 /// An operation under way: abandoned when dropped.
 struct Fault<'a> {
-    shared: &'a Shared,
+    shared: &'a Home,
     op: Option<PageIn>,
 }
 
@@ -184,7 +179,7 @@ impl Drop for Fault<'_> {
 
 impl File {
     pub(crate) fn open_direct(
-        shared: &Arc<Shared>,
+        shared: &Arc<Home>,
         file: DirectFile,
         name: String,
         order: Order,
@@ -208,7 +203,7 @@ impl File {
     }
 
     pub(crate) fn open_store(
-        shared: &Arc<Shared>,
+        shared: &Arc<Home>,
         store: Box<dyn Store>,
         name: String,
         order: Order,

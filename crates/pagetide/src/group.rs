@@ -1,8 +1,8 @@
 //! Groups: tenants with a limit.
 
 use crate::builder::bytes_of;
+use crate::home::Home;
 use crate::page::Buf;
-use crate::shared::Shared;
 use crate::{ByteSize, Error, Mempolicy, Order, PAGE_BYTES, cpu};
 use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, CpuMask, NO_LIMIT};
@@ -23,7 +23,7 @@ pub struct Group {
 }
 
 struct Node {
-    shared: Arc<Shared>,
+    shared: Arc<Home>,
     id: u32,
     /// Kept alive by its children.
     _parent: Option<Group>,
@@ -48,7 +48,7 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    pub(crate) fn root(shared: &Arc<Shared>) -> Group {
+    pub(crate) fn root(shared: &Arc<Home>) -> Group {
         let id = shared.core.groups().root();
         Group {
             node: Arc::new(Node {
@@ -63,7 +63,7 @@ impl Group {
         self.node.id
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Home> {
         &self.node.shared
     }
 
@@ -285,6 +285,6 @@ impl Group {
         let taken = shared.core.alloc_buf(cpu::current(), self.id(), order);
         let (frame, was_ours) =
             taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
-        Ok((Buf::new(Arc::clone(shared), frame, order), was_ours))
+        Ok((Buf::new(shared.shard(), frame, order), was_ours))
     }
 }

@@ -32,6 +32,7 @@ mod cpu;
 mod error;
 mod file;
 mod group;
+mod home;
 mod page;
 mod policy;
 mod resident;

@@ -3,6 +3,7 @@
 
 use crate::arena::Arena;
 use crate::cpu;
+use crate::home::{Home, Shard};
 use crate::shared::Shared;
 use pagetide_core::memory::{Effects, Io};
 use pagetide_core::units::{Frame, Order};
@@ -23,14 +24,14 @@ pub(crate) fn target<'a>(arena: &'a Arena, io: &'a mut Io) -> &'a mut [u8] {
 
 /// A pin on a frame, by reference: for the length of a copy.
 pub(crate) struct Pin<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Home,
     frame: Frame,
     order: Order,
 }
 
 impl<'a> Pin<'a> {
     /// Takes over a pin that core gave on a frame of a page of `order`.
-    pub(crate) fn new(shared: &'a Arc<Shared>, frame: Frame, order: Order) -> Pin<'a> {
+    pub(crate) fn new(shared: &'a Home, frame: Frame, order: Order) -> Pin<'a> {
         Pin {
             shared,
             frame,
@@ -52,7 +53,7 @@ impl<'a> Pin<'a> {
     pub(crate) fn into_page(self, len: usize) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
         Page {
-            shared: Arc::clone(pin.shared),
+            shared: pin.shared.shard(),
             frame: pin.frame,
             order: pin.order,
             len,
@@ -71,7 +72,7 @@ impl Drop for Pin<'_> {
 /// Its bytes do not change and its memory does not move while it lives, even if the file is
 /// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
 pub struct Page {
-    shared: Arc<Shared>,
+    shared: Arc<Shard>,
     frame: Frame,
     order: Order,
     len: usize,
@@ -109,7 +110,7 @@ impl fmt::Debug for Page {
 /// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
 /// until dropped.
 pub struct Buf {
-    shared: Arc<Shared>,
+    shared: Arc<Shard>,
     block: Block,
 }
 
@@ -135,7 +136,7 @@ impl Block {
 
 impl Buf {
     /// Takes over a block of working memory from core, its bytes as they are.
-    pub(crate) fn new(shared: Arc<Shared>, frame: Frame, order: Order) -> Buf {
+    pub(crate) fn new(shared: Arc<Shard>, frame: Frame, order: Order) -> Buf {
         let block = Block::new(frame, order);
         Buf { shared, block }
     }

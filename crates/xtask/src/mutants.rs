@@ -47,9 +47,9 @@ const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
-        name: "a refill is not trimmed to the batch",
+        name: "a refill is not trimmed",
         file: "group/stock.rs",
-        find: "let kept = total.min(batch);",
+        find: "let kept = if total > batch { batch / 2 } else { total };",
         replace: "let kept = total;",
         tests: Tests::Plain("group::"),
     },

@@ -72,8 +72,8 @@ impl StockLine {
         false
     }
 
-    /// Puts charged pages into the line; a slot keeps at most `batch`. Returns what must be
-    /// uncharged instead: the excess over `batch`, or what the victim held.
+    /// Puts charged pages into the line; a slot keeps at most `batch`, and half of that where it
+    /// would be more. Returns what must be uncharged instead: the excess, or what the victim held.
     ///
     /// AcqRel where it puts pages in pairs with itself in [`StockLine::publish`].
     #[inline]
@@ -89,7 +89,8 @@ impl StockLine {
                 continue;
             }
             let total = held.nr_pages + nr_pages;
-            let kept = total.min(batch);
+            // Half a batch: a run of frees would else take every page to the counters.
+            let kept = if total > batch { batch / 2 } else { total };
             let new = pack(group, kept);
             if slot
                 .compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -177,17 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn an_overflowing_refill_trims_to_the_batch() {
+    fn an_overflowing_refill_leaves_half_a_batch() {
         let line = StockLine::default();
         assert_eq!(line.refill(7, 60, 64), None);
         assert_eq!(
             line.refill(7, 10, 64),
             Some(Surplus {
                 group: 7,
-                nr_pages: 6
+                nr_pages: 38
             })
         );
-        assert_eq!(line.held(|group| group == 7), 64);
+        assert_eq!(line.held(|group| group == 7), 32);
     }
 
     #[test]
