@@ -134,24 +134,16 @@ fn threads(name: &'static str, tuner: CoreTuner) -> Result<[Row; 2], Failure> {
     let elapsed = start.elapsed().as_secs_f64();
     bed.check();
     let stats = bed.zones().stats();
-    let row = |op, delays: &Histogram<u64>| Row {
+    let run = Run {
         machine: "this one",
         tuner: name,
-        op,
-        ns_p50: delays.value_at_quantile(0.5),
-        ns_p99: delays.value_at_quantile(0.99),
-        ns_p999: delays.value_at_quantile(0.999),
-        ns_max: delays.max(),
-        p99_to_fixed: 1.0,
-        pages_per_s: (allocs.len() as f64 / elapsed).round(),
-        held_pages_max: held,
-        held_share_of_arena: output::rounded(held as f64 / f64::from(ARENA)),
-        lock_takes_per_1000: output::rounded(
-            stats.lock_takes as f64 * 1e3 / stats.pgalloc.max(1) as f64,
-        ),
+        pages_per_s: allocs.len() as f64 / elapsed,
+        held,
+        arena: ARENA,
+        takes_per_1000: stats.lock_takes as f64 * 1e3 / stats.pgalloc.max(1) as f64,
         failures: 0,
     };
-    Ok([row("allocate", &allocs), row("free", &frees)])
+    Ok([run.row("allocate", &allocs), run.row("free", &frees)])
 }
 
 fn produce(bed: &Bed, stop: &AtomicBool, lane: mpsc::SyncSender<Vec<Frame>>) -> Histogram<u64> {
@@ -189,27 +181,50 @@ fn simulated(name: &'static str, tuner: CoreTuner) -> Result<[Row; 2], Failure> 
     let outcome = load.run(tuner, Costs::measured());
     let outcome = outcome.map_err(|error| Failure::of("cannot simulate", &error))?;
     let steady = &outcome.steady;
-    let row = |op, delays: &Histogram<u64>| Row {
+    let run = Run {
         machine: "simulated, 64 pairs",
         tuner: name,
-        op,
-        ns_p50: delays.value_at_quantile(0.5),
-        ns_p99: delays.value_at_quantile(0.99),
-        ns_p999: delays.value_at_quantile(0.999),
-        ns_max: delays.max(),
-        p99_to_fixed: 1.0,
-        pages_per_s: steady.pages_per_s().round(),
-        held_pages_max: outcome.whole.held_max,
-        held_share_of_arena: output::rounded(
-            outcome.whole.held_max as f64 / f64::from(load.nr_frames),
-        ),
-        lock_takes_per_1000: output::rounded(steady.takes_per_1000()),
+        pages_per_s: steady.pages_per_s(),
+        held: outcome.whole.held_max,
+        arena: load.nr_frames,
+        takes_per_1000: steady.takes_per_1000(),
         failures: steady.failures,
     };
     Ok([
-        row("allocate", &steady.alloc_ns),
-        row("free", &steady.free_ns),
+        run.row("allocate", &steady.alloc_ns),
+        run.row("free", &steady.free_ns),
     ])
+}
+
+/// What both operations of a run have in common.
+struct Run {
+    machine: &'static str,
+    tuner: &'static str,
+    pages_per_s: f64,
+    held: u64,
+    arena: u32,
+    takes_per_1000: f64,
+    failures: u64,
+}
+
+impl Run {
+    fn row(&self, op: &'static str, delays: &Histogram<u64>) -> Row {
+        Row {
+            machine: self.machine,
+            tuner: self.tuner,
+            op,
+            ns_p50: delays.value_at_quantile(0.5),
+            ns_p99: delays.value_at_quantile(0.99),
+            ns_p999: delays.value_at_quantile(0.999),
+            ns_max: delays.max(),
+            p99_to_fixed: 1.0,
+            pages_per_s: self.pages_per_s.round(),
+            held_pages_max: self.held,
+            held_share_of_arena: output::rounded(self.held as f64 / f64::from(self.arena)),
+            lock_takes_per_1000: output::rounded(self.takes_per_1000),
+            failures: self.failures,
+        }
+    }
 }
 
 fn table(rows: &[Row]) -> String {

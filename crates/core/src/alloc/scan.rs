@@ -40,6 +40,11 @@ impl Request {
             turn: 0,
         }
     }
+
+    /// What the default hints tell apart.
+    const fn class(&self) -> Option<usize> {
+        zonelist_cache::class_of(self.order, self.mark, self.mobility)
+    }
 }
 
 /// No zone that the request may use has a block above its mark.
@@ -343,13 +348,7 @@ impl Zones {
                 scan.is_set_up && (!is_allowed || list.seed.is_full(scan.position))
             }
             ZonelistCache::Classed => {
-                let Request {
-                    order,
-                    mark,
-                    mobility,
-                    ..
-                } = scan.request;
-                let class = zonelist_cache::class_of(order, mark, mobility);
+                let class = scan.request.class();
                 let full = class.map_or(0, |class| self.classed().full(class));
                 let is_full = full >> number & 1 != 0;
                 is_full && !(first == Some(scan.position) && self.classed().is_probed(number))
@@ -369,13 +368,7 @@ impl Zones {
                 }
             }
             ZonelistCache::Classed => {
-                let Request {
-                    order,
-                    mark,
-                    mobility,
-                    ..
-                } = scan.request;
-                if let Some(class) = zonelist_cache::class_of(order, mark, mobility)
+                if let Some(class) = scan.request.class()
                     && self.classed().mark(number, class, now)
                 {
                     self.zone(number)
