@@ -544,6 +544,13 @@ fn topologies_that_do_not_add_up_are_refused() {
 }
 
 #[test]
+fn every_cache_of_every_zone_is_in_the_books() {
+    let mut config = Config::new(Topology::grid(3, 2).unwrap());
+    config.movable_percent = 50;
+    assert!(Zones::bytes(&config, 3 * 2048) > 6 * Zone::bytes(6));
+}
+
+#[test]
 fn nodes_share_the_frames_in_whole_pageblocks() {
     let config = Config::new(Topology::grid(3, 1).unwrap());
     let ranges: Vec<_> = config

@@ -2,14 +2,13 @@
 
 use super::config::{Config, Plan};
 use super::pageblock;
-use super::pcp::Pcp;
 use super::pcp_tune::Tuner;
 use super::scan::{LookCounters, LookStats};
 use super::zone::{Drained, Here, Kind, Zone, ZoneStats};
 use super::zonelist::{self, NR_CLASSES, Zonelist};
 use super::zonelist_cache::{Classed, ZonelistCache};
 use crate::frame::FrameTable;
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots, SpinLock, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots};
 use crate::units::{Cpu, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
 
 /// The zones of an arena.
@@ -60,7 +59,7 @@ impl Zones {
         let nr_zones = config.plans(nr_frames).count();
         let nr_cpus = config.topology.nr_cpus();
         Slots::<Zone>::bytes(crate::units::count(nr_zones))
-            + nr_zones * PerCpu::<SpinLock<Pcp, { rank::PCP }>>::bytes(nr_cpus)
+            + nr_zones * Zone::bytes(nr_cpus)
             + Slots::<Zonelist>::bytes(nr_lists(config))
             + PerCpu::<LookCounters>::bytes(nr_cpus)
     }
