@@ -19,6 +19,18 @@ pub(crate) fn json(object: &impl Serialize) -> Result<(), Failure> {
     text(&format!("{line}\n"))
 }
 
+/// Writes rows as JSON lines, or as the table that they make.
+pub(crate) fn rows<R: Serialize>(
+    as_json: bool,
+    rows: &[R],
+    table: impl FnOnce(&[R]) -> String,
+) -> Result<(), Failure> {
+    match as_json {
+        true => rows.iter().try_for_each(json),
+        false => text(&table(rows)),
+    }
+}
+
 /// A table whose columns after the first `nr_names` are numbers.
 pub(crate) fn table(header: &[&str], nr_names: usize, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();

@@ -180,8 +180,10 @@ impl Builder {
                 .start_worker()
                 .map_err(|source| Error::Thread { source })?;
         }
-        let shared = Arc::new(Home::new(shared));
-        Ok(Memory { shared })
+        let home = Home::try_new(shared).map_err(|_| Error::NoMetadata { what: "CPUs" })?;
+        Ok(Memory {
+            shared: Arc::new(home),
+        })
     }
 }
 

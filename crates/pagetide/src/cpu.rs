@@ -1,6 +1,7 @@
 //! The CPU that a thread runs on: from the kernel's rseq area, 0.3 ns, else `sched_getcpu`.
 #![allow(unsafe_code)]
 
+use crate::topology::list_of;
 use pagetide_core::units::Cpu;
 use std::fs;
 
@@ -30,12 +31,7 @@ fn by_parallelism() -> u32 {
 
 /// The largest number in a list like `0-3,8-11`.
 fn last_of(list: &str) -> Option<u32> {
-    list.trim()
-        .split([',', '-'])
-        .map(str::parse)
-        .collect::<Result<Vec<u32>, _>>()
-        .ok()?
-        .pop()
+    list_of(list)?.pop()
 }
 
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]

@@ -6,7 +6,7 @@
 
 use crate::cpu;
 use crate::shared::Shared;
-use pagetide_core::units::index;
+use pagetide_core::sync::{NoMetadata, PerCpu};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Home {
     shared: Arc<Shared>,
-    /// One for each CPU, up to [`MAX_SHARDS`].
-    shards: Box<[Arc<Shard>]>,
+    shards: PerCpu<Arc<Shard>>,
 }
 
 /// CPUs whose counts lie on lines of their own; others share them.
@@ -29,24 +28,23 @@ pub(crate) struct Shard {
 }
 
 impl Home {
-    pub(crate) fn new(shared: Arc<Shared>) -> Home {
+    /// # Errors
+    /// Where the allocator refuses.
+    pub(crate) fn try_new(shared: Arc<Shared>) -> Result<Home, NoMetadata> {
         let nr_shards = shared.topology().nr_cpus().min(MAX_SHARDS);
-        let shard = |_| {
-            Arc::new(Shard {
-                shared: Arc::clone(&shared),
-            })
+        let shard = || {
+            let shared = Arc::clone(&shared);
+            Arc::new(Shard { shared })
         };
-        Home {
-            shards: (0..nr_shards).map(shard).collect(),
+        Ok(Home {
+            shards: PerCpu::try_new(nr_shards, shard)?,
             shared,
-        }
+        })
     }
 
     /// A share of the memory for something that is made on this CPU.
     pub(crate) fn shard(&self) -> Arc<Shard> {
-        let cpu = index(cpu::current().number());
-        let shard = self.shards.get(cpu);
-        Arc::clone(shard.unwrap_or_else(|| &self.shards[cpu % self.shards.len()]))
+        Arc::clone(self.shards.of(cpu::current()))
     }
 }
 

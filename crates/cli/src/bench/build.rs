@@ -48,10 +48,7 @@ pub(super) fn run(args: &JsonArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    if args.json {
-        return rows.iter().try_for_each(output::json);
-    }
-    output::text(&table(&rows))
+    output::rows(args.json, &rows, table)
 }
 
 fn table(rows: &[Row]) -> String {

@@ -81,10 +81,10 @@ pub(super) fn run(args: &MemoryHogArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
+    output::rows(args.json, &rows, table)?;
     if args.json {
-        return rows.iter().try_for_each(output::json);
+        return Ok(());
     }
-    output::text(&table(&rows))?;
     let mut text = String::from("\nWhere the first zone always succeeds:\n");
     for (at, (name, _)) in ZonelistCache::ALL.into_iter().enumerate() {
         text += &match first_zone(at)? {

@@ -61,10 +61,7 @@ pub(super) fn run(args: &PageFaultArgs) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
-    if args.json {
-        return rows.iter().try_for_each(output::json);
-    }
-    output::text(&table(&rows))
+    output::rows(args.json, &rows, table)
 }
 
 /// Adds a row with its ratios to `fixed`, which comes first of its kind.

@@ -1,7 +1,7 @@
 //! Real threads over real zones and memory.
 
 use crate::failure::Failure;
-use pagetide_core::alloc::{Config, Mark, Mobility, Request, Topology, Zones};
+use pagetide_core::alloc::{Config, DRAIN_PAGES, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;
 use pagetide_core::units::{Cpu, Frame, Order, PAGE_BYTES, SECOND, index};
 use pagetide_sim::CoreTuner;
@@ -54,7 +54,7 @@ impl Bed {
                 return Some(frame);
             }
         }
-        self.zones.drain_some(&self.frames, 2016);
+        self.zones.drain_some(&self.frames, DRAIN_PAGES);
         self.zones.alloc(&self.frames, cpu(), &request).ok()
     }
 

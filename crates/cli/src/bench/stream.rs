@@ -71,10 +71,7 @@ pub(super) fn run(args: &JsonArgs) -> Result<(), Failure> {
         let fixed = rows.iter().find(is_fixed).map_or(1, |row| row.ns_p99);
         rows[at].p99_to_fixed = output::rounded(rows[at].ns_p99 as f64 / fixed as f64);
     }
-    if args.json {
-        return rows.iter().try_for_each(output::json);
-    }
-    output::text(&table(&rows))
+    output::rows(args.json, &rows, table)
 }
 
 /// The run with the median p99, for each operation; the largest of what is held.

@@ -91,10 +91,7 @@ pub(super) fn run(args: &TruncateArgs) -> Result<(), Failure> {
             last_level_misses_per_page: counted.map(|counts| counts.1),
         });
     }
-    if args.json {
-        return rows.iter().try_for_each(output::json);
-    }
-    output::text(&table(&rows))
+    output::rows(args.json, &rows, table)
 }
 
 /// Caches a file of `nr_pages` pages, and drops it.

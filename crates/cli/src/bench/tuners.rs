@@ -78,12 +78,10 @@ pub(super) fn run(args: &TunersArgs) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let verdicts: Vec<Verdict> = rows.chunks(tuners.len()).map(Verdict::of).collect();
-    if args.json {
-        rows.iter().try_for_each(output::json)?;
-        return verdicts.iter().try_for_each(output::json);
-    }
-    output::text(&table(&rows))?;
-    output::text(&format!("\n{}", verdict_table(&verdicts)))
+    output::rows(args.json, &rows, table)?;
+    output::rows(args.json, &verdicts, |verdicts| {
+        format!("\n{}", verdict_table(verdicts))
+    })
 }
 
 /// How `adaptive` compares under one load: a stable interface.

@@ -26,7 +26,7 @@ pub use watermark::{Mark, PcpSizes, Watermarks};
 pub use zone::{Ask, BulkFree, Drained, Here, Kind, Zone, ZoneConfig, ZoneStats};
 pub use zonelist::{MAX_ZONES, Mempolicy, Weights, Zonelist};
 pub use zonelist_cache::ZonelistCache;
-pub use zones::{NodeStats, Zones};
+pub use zones::{DRAIN_PAGES, NodeStats, Zones};
 
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]

@@ -47,6 +47,8 @@ pub struct NodeStats {
     pub other_node: u64,
 }
 
+/// Pages that a request for one takes out of other CPUs' caches: what those move at once at most.
+pub const DRAIN_PAGES: u32 = 2016;
 /// Time between two ticks of the per-CPU page caches. Source: kernel `vm.stat_interval`.
 const TICK: u64 = SECOND;
 /// Time between two steps of the clock for the tuner that tells one second from two.

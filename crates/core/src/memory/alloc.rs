@@ -1,7 +1,7 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::{AllocError, Memory};
-use crate::alloc::{Mark, Mobility, Request, Scan, Step};
+use crate::alloc::{DRAIN_PAGES, Mark, Mobility, Request, Scan, Step};
 use crate::frame::State;
 use crate::units::{Cpu, Frame, Order};
 
@@ -32,9 +32,6 @@ impl Idle {
         self.order
     }
 }
-
-/// Pages that one request takes out of other CPUs' caches: what those move at once at most.
-const DRAIN_PAGES: u32 = 2016;
 
 /// A block that was just taken.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ mod costs;
 pub use costs::Costs;
 
 use hdrhistogram::Histogram;
-use pagetide_core::alloc::{Config, Mark, Mobility, Request, Zones};
+use pagetide_core::alloc::{Config, DRAIN_PAGES, Mark, Mobility, Request, Zones};
 use pagetide_core::frame::FrameTable;
 use pagetide_core::units::{Cpu, Frame, Order, SECOND};
 use std::cmp::Reverse;
@@ -478,7 +478,7 @@ impl Turn<'_> {
         }
         self.machine.totals.drains += 1;
         let Machine { zones, frames, .. } = &*self.machine;
-        zones.drain_some(frames, 2016);
+        zones.drain_some(frames, DRAIN_PAGES);
         let frame = self.try_alloc(&request);
         self.machine.totals.failures += u64::from(frame.is_none());
         frame

@@ -211,10 +211,8 @@ impl Zone {
 
     /// The per-CPU page caches keep blocks of `order` from now on.
     pub fn cache_order(&self, order: Order) {
-        let bit = 1 << order.get();
-        if self.cached_orders.load(Ordering::Relaxed) & bit == 0 {
-            self.cached_orders.fetch_or(bit, Ordering::Relaxed);
-        }
+        self.cached_orders
+            .fetch_or(1 << order.get(), Ordering::Relaxed);
     }
 
     /// Says whether reclaim works on the zone's node: caches then keep four batches at most.
