@@ -40,10 +40,15 @@ impl World {
         let memory = Memory::try_new(Config::for_resident(nr_pages, 2, policy)).expect("memory");
         let cpu = Cpu::new(0);
         let group = memory
-            .new_group(cpu, memory.groups().root())
+            .new_group(cpu.into(), memory.groups().root())
             .expect("a group");
-        assert_eq!(memory.set_max(cpu, group, u64::from(nr_pages)), 0);
-        let file = memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        assert_eq!(
+            memory.set_max(cpu.into(), group, u64::from(nr_pages)),
+            Ok(0)
+        );
+        let file = memory
+            .open_mapping(cpu.into(), Order::ZERO)
+            .expect("a file");
         World {
             memory,
             group,
@@ -92,7 +97,7 @@ impl World {
         let mut effects = Effects::new();
         let mut op = PageIn::new(key, self.group, Access::Copy);
         loop {
-            let step = op.step(&self.memory, cpu, &mut effects);
+            let step = op.step(&self.memory, cpu.into(), &mut effects);
             let result = if fails { Err(5) } else { Ok(()) };
             self.run(cpu, result, &mut effects);
             match step {
@@ -150,12 +155,14 @@ fn run(policy: Policy) {
         thread::spawn(move || {
             let cpu = Cpu::new(1);
             for step in 0..STEPS {
-                if let Ok((frame, _)) = world.memory.alloc_buf(cpu, world.group, Order::ZERO) {
+                if let Ok((frame, _)) = world.memory.alloc_buf(cpu.into(), world.group, Order::ZERO)
+                {
                     thread::yield_now();
                     world.memory.free_buf(cpu, frame);
                 }
                 world.memory.groups().drain(world.memory.groups().root());
-                world.memory.set_max(cpu, world.group, 3 + step % 2);
+                let over = world.memory.set_max(cpu.into(), world.group, 3 + step % 2);
+                assert!(over.is_ok());
             }
         })
     };
@@ -214,7 +221,10 @@ fn a_file_closed_during_evictions_gives_everything_back() {
             thread::spawn(move || reader(&world, 1, 7))
         };
         let cpu = Cpu::new(0);
-        let other = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        let other = world
+            .memory
+            .open_mapping(cpu.into(), Order::ZERO)
+            .expect("a file");
         for page in 0..4 {
             let key = Mappings::key(other, page).expect("a small page");
             if let Some(frame) = world.have(cpu, key, false) {
@@ -235,7 +245,7 @@ fn abandoner(world: &World) {
         let key = Mappings::key(world.file, step * 5 % 9).expect("a small page");
         let mut effects = Effects::new();
         let mut op = PageIn::new(key, world.group, Access::Pin);
-        let step_taken = op.step(&world.memory, cpu, &mut effects);
+        let step_taken = op.step(&world.memory, cpu.into(), &mut effects);
         thread::yield_now();
         if let Ok(Step::Done(frame)) = step_taken {
             world.expect(frame, key);
@@ -254,7 +264,10 @@ fn abandoner(world: &World) {
 fn closer(world: &World) {
     let cpu = Cpu::new(1);
     for _ in 0..3 {
-        let file = world.memory.open_mapping(cpu, Order::ZERO).expect("a file");
+        let file = world
+            .memory
+            .open_mapping(cpu.into(), Order::ZERO)
+            .expect("a file");
         let page = |page| Mappings::key(file, page).expect("a small page");
         let kept = world.have(cpu, page(0), false);
         for number in 1..4 {
@@ -279,7 +292,13 @@ fn run_all(policy: Policy) {
         closer,
         |world| {
             for step in 0..STEPS {
-                world.memory.set_max(Cpu::new(0), world.group, 4 + step % 3);
+                let here = Cpu::new(0).into();
+                assert!(
+                    world
+                        .memory
+                        .set_max(here, world.group, 4 + step % 3)
+                        .is_ok()
+                );
                 world.memory.groups().drain(world.group);
                 thread::yield_now();
             }

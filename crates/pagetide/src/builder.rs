@@ -46,6 +46,7 @@ pub struct Builder {
     node_reclaim: bool,
     weights: Weights,
     release_after: Option<Duration>,
+    throttle_max: Duration,
     has_thread: bool,
 }
 
@@ -119,6 +120,13 @@ impl Builder {
         self
     }
 
+    /// The longest that one call is slowed down because its group is above `high`: 10 ms by
+    /// default. Zero: `high` only reclaims.
+    pub fn throttle_max(mut self, longest: Duration) -> Builder {
+        self.throttle_max = longest;
+        self
+    }
+
     /// Starts no thread: the program calls [`Memory::tick`] from its own loop, about once a second.
     pub fn without_thread(mut self) -> Builder {
         self.has_thread = false;
@@ -173,7 +181,14 @@ impl Builder {
         let arena = Arena::reserve(nr_frames);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
-        let shared = Shared::new(core, arena, self.release_after, topology, unbound);
+        let shared = Shared::new(
+            core,
+            arena,
+            self.release_after,
+            self.throttle_max,
+            topology,
+            unbound,
+        );
         let shared = Arc::new(shared);
         if self.has_thread {
             shared
@@ -266,6 +281,7 @@ impl Memory {
             node_reclaim: false,
             weights: Weights::EQUAL,
             release_after: Some(Duration::from_secs(10)),
+            throttle_max: Duration::from_millis(10),
             has_thread: true,
         }
     }

@@ -88,12 +88,33 @@ pub enum Error {
         group: String,
     },
     /// The limit is set, but pages in use keep the group over it.
-    #[error("group {group} is still {over_pages} pages over its new max: they are in use")]
+    #[error(
+        "group {group} is still {over_pages} pages over its new max: of {usage_pages} in use, \
+         {pinned_pages} are pinned, {dirty_pages} dirty, {reserved_pages} reserved"
+    )]
     StillOver {
         /// The group.
         group: String,
         /// Pages over the limit.
         over_pages: u64,
+        /// Pages charged.
+        usage_pages: u64,
+        /// Of them, pages that are pinned.
+        pinned_pages: u64,
+        /// Of them, pages that have to be written first.
+        dirty_pages: u64,
+        /// Of them, reserved for the program's own heap.
+        reserved_pages: u64,
+    },
+    /// A `min` that the group's `max` would never let it reach.
+    #[error("group {group}: min of {min_pages} pages is over max of {max_pages}")]
+    MinOverMax {
+        /// The group.
+        group: String,
+        /// The `min` in pages.
+        min_pages: u64,
+        /// The `max` in pages.
+        max_pages: u64,
     },
     /// A group's name is empty, too long, has a slash, or is taken by a sibling.
     #[error("group name '{name}' {problem}")]

@@ -89,7 +89,7 @@ impl Open {
         };
         let len = source.store().len().map_err(failed)?;
         let order = order.to_core();
-        let mapping = shared.core.open_mapping(cpu::current(), order);
+        let mapping = shared.core.open_mapping(shared.here(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
         Ok(Open {
             shared: Arc::clone(shared),
@@ -327,6 +327,8 @@ impl File {
     /// Brings a page in: reads it, or waits for whoever does.
     fn fault(&self, key: PageKey, access: Access) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
+        // No pin of this call's: who is above `high` is slowed down here.
+        shared.pay_debt();
         let op = PageIn::new(key, self.group.id(), access);
         let mut fault = Fault {
             shared,
@@ -335,7 +337,7 @@ impl File {
         loop {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
-            let step = op.step(&shared.core, cpu::current(), &mut effects);
+            let step = op.step(&shared.core, shared.here(), &mut effects);
             let mut reads = 0;
             while let Some(effect) = effects.pop() {
                 match effect {

@@ -3,9 +3,10 @@
 use crate::builder::bytes_of;
 use crate::home::Home;
 use crate::page::Buf;
-use crate::{ByteSize, Error, Mempolicy, Order, PAGE_BYTES, cpu};
+use crate::shrinker::{Registration, Shrinker};
+use crate::{ByteSize, Error, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
-use pagetide_core::group::{ChildError, CpuMask, NO_LIMIT};
+use pagetide_core::group::{ChildError, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +68,7 @@ impl Group {
         &self.node.shared
     }
 
-    fn record(&self) -> &pagetide_core::group::Group {
+    pub(crate) fn record(&self) -> &pagetide_core::group::Group {
         let record = self.shared().core.groups().get(self.id());
         record.expect("a group lives while its handle does")
     }
@@ -98,7 +99,7 @@ impl Group {
         }
         let id = shared
             .core
-            .new_group(cpu::current(), self.id())
+            .new_group(shared.here(), self.id())
             .map_err(|error| match error {
                 ChildError::TooDeep => Error::TooDeep {
                     group: names[&self.id()].1.clone(),
@@ -115,35 +116,6 @@ impl Group {
                 _parent: parent,
             }),
         })
-    }
-
-    /// Sets the hard limit and returns the group: for a chain of calls.
-    ///
-    /// # Errors
-    /// As [`Group::set_max`].
-    pub fn max(self, max: ByteSize) -> Result<Group, Error> {
-        self.set_max(max)?;
-        Ok(self)
-    }
-
-    /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
-    /// over it. The root's limit is the budget, whatever is set here above it.
-    ///
-    /// # Errors
-    /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
-    pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
-        let core = &self.shared().core;
-        let mut pages = max.as_u64() / PAGE_BYTES as u64;
-        if self.id() == core.groups().root() {
-            pages = pages.min(u64::from(core.config().budget_pages));
-        }
-        match core.set_max(cpu::current(), self.id(), pages) {
-            0 => Ok(()),
-            over_pages => Err(Error::StillOver {
-                group: self.name(),
-                over_pages,
-            }),
-        }
     }
 
     /// Nodes that the group and those below it may use, of those that its ancestors may; none lifts
@@ -231,13 +203,6 @@ impl Group {
         }
     }
 
-    /// The hard limit; `None` where only ancestors limit the group.
-    #[must_use]
-    pub fn limit(&self) -> Option<ByteSize> {
-        let max = self.record().max();
-        (max != NO_LIMIT).then(|| ByteSize(bytes_of(max)))
-    }
-
     /// The group's name.
     #[must_use]
     pub fn name(&self) -> String {
@@ -255,6 +220,12 @@ impl Group {
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.record().misses()
+    }
+
+    /// Lets a cache of the program's own, whose memory is charged to this group, join reclaim.
+    pub fn add_shrinker(&self, shrinker: impl Shrinker + 'static) -> Registration {
+        let shrinkers = &self.shared().shrinkers;
+        shrinkers.add(self.clone(), Box::new(shrinker))
     }
 
     /// Working memory of `order`, zeroed. The page cache gives way where it must.
@@ -282,9 +253,10 @@ impl Group {
 
     fn take_buf(&self, order: Order) -> Result<(Buf, bool), Error> {
         let (shared, order) = (self.shared(), order.to_core());
-        let taken = shared.core.alloc_buf(cpu::current(), self.id(), order);
+        let taken = shared.core.alloc_buf(shared.here(), self.id(), order);
         let (frame, was_ours) =
             taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
+        shared.pay_debt();
         Ok((Buf::new(shared.shard(), frame, order), was_ours))
     }
 }

@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::cpu;
 use crate::home::{Home, Shard};
 use crate::shared::Shared;
+use crate::throttle;
 use pagetide_core::memory::{Effects, Io};
 use pagetide_core::units::{Frame, Order};
 use std::fmt;
@@ -51,6 +52,7 @@ impl<'a> Pin<'a> {
 
     /// Makes the pin an owned page of `len` bytes.
     pub(crate) fn into_page(self, len: usize) -> Page {
+        throttle::hold();
         let pin = std::mem::ManuallyDrop::new(self);
         Page {
             shared: pin.shared.shard(),
@@ -94,6 +96,7 @@ impl Deref for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
+        throttle::let_go();
         self.shared.unpin(self.frame);
     }
 }

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
+use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
 use crate::wait::Waiters;
 use crate::worker::{self, Worker};
@@ -34,6 +35,9 @@ pub(crate) struct Shared {
     release_after: Option<Duration>,
     nr_released_bytes: AtomicU64,
     nr_releases_deferred: AtomicU64,
+    pub(crate) shrinkers: Shrinkers,
+    /// The longest that a charge above `high` is slowed down.
+    pub(crate) throttle_max: Duration,
     worker: OnceLock<Worker>,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
@@ -54,6 +58,7 @@ impl Shared {
         core: Core,
         arena: Arena,
         release_after: Option<Duration>,
+        throttle_max: Duration,
         topology: Topology,
         unbound: Option<std::io::Error>,
     ) -> Shared {
@@ -70,6 +75,8 @@ impl Shared {
             release_after,
             nr_released_bytes: AtomicU64::new(0),
             nr_releases_deferred: AtomicU64::new(0),
+            shrinkers: Shrinkers::default(),
+            throttle_max,
             worker: OnceLock::new(),
             topology,
             unbound,

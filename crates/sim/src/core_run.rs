@@ -51,12 +51,12 @@ pub fn core_run(
     let memory = Memory::try_new(Config::for_resident(frames, 1, policy));
     let memory = memory.map_err(|error| RunError::Build { frames, error })?;
     let group = memory
-        .new_group(CPU, memory.groups().root())
+        .new_group(CPU.into(), memory.groups().root())
         .map_err(|_| RunError::NoMetadata)?;
-    let over = memory.set_max(CPU, group, u64::from(frames));
-    assert!(over == 0, "a new group is not over its limit");
+    let over = memory.set_max(CPU.into(), group, u64::from(frames));
+    assert!(over == Ok(0), "a new group is not over its limit");
     let file = memory
-        .open_mapping(CPU, Order::ZERO)
+        .open_mapping(CPU.into(), Order::ZERO)
         .map_err(|_| RunError::NoMetadata)?;
     let mut counts = Counts::default();
     for chunk in trace.pages.chunks(PROGRESS_STEP) {
@@ -84,7 +84,7 @@ fn have(memory: &Memory, group: u32, key: PageKey) -> Result<bool, PageError> {
     }
     let mut op = PageIn::new(key, group, Access::Copy);
     loop {
-        if let Step::Done(frame) = op.step(memory, CPU, &mut effects)? {
+        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
             memory.unpin(CPU, frame, &mut effects);
             return Ok(true);
         }

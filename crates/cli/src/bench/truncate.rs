@@ -102,16 +102,16 @@ fn truncate(bulk_free: BulkFree, orders: u32, nr_pages: u32, drops: bool) -> Res
     config.fit(nr_pages + 64);
     let refused = |what: &str| Failure::Run(format!("cannot cache {nr_pages} pages: {what}"));
     let memory = Memory::try_new(config).map_err(|error| refused(&format!("{error:?}")))?;
-    let group = memory.new_group(CPU, memory.groups().root());
+    let group = memory.new_group(CPU.into(), memory.groups().root());
     let group = group.map_err(|error| refused(&format!("{error:?}")))?;
-    let file = memory.open_mapping(CPU, Order::ZERO);
+    let file = memory.open_mapping(CPU.into(), Order::ZERO);
     let file = file.map_err(|error| refused(&format!("{error:?}")))?;
     let mut effects = Effects::new();
     for page in 0..u64::from(nr_pages) {
         let key = Mappings::key(file, page).expect("a small page number");
         let mut op = PageIn::new(key, group, Access::Copy);
         loop {
-            let step = op.step(&memory, CPU, &mut effects);
+            let step = op.step(&memory, CPU.into(), &mut effects);
             if let Step::Done(frame) = step.map_err(|error| refused(&format!("{error:?}")))? {
                 memory.unpin(CPU, frame, &mut effects);
                 break;

@@ -35,13 +35,13 @@ fn a_refused_charge_leaves_every_counter() {
     let tree = tree(1 << 20);
     let parent = tree.child(A, tree.root()).unwrap();
     let child = tree.child(A, parent).unwrap();
-    tree.set_max(parent, 100);
+    tree.set_max(parent, 100).unwrap();
     tree.charge(A, child, 90).unwrap();
     let root = usage(&tree, tree.root());
     assert_eq!(tree.charge(A, child, 11), Err(OverLimit { group: parent }));
     assert_eq!([usage(&tree, child), usage(&tree, parent)], [90, 90]);
     assert_eq!(usage(&tree, tree.root()), root);
-    assert_eq!(tree.get(parent).unwrap().events_max(), 1);
+    assert_eq!(tree.get(parent).unwrap().events().max, 1);
     tree.charge(A, child, 10).unwrap();
 }
 
@@ -49,7 +49,7 @@ fn a_refused_charge_leaves_every_counter() {
 fn no_page_is_refused_while_it_is_stranded_in_a_stock() {
     let tree = tree(1 << 20);
     let group = tree.child(A, tree.root()).unwrap();
-    tree.set_max(group, 300);
+    tree.set_max(group, 300).unwrap();
     for turn in 0..300 {
         tree.charge(if turn % 2 == 0 { A } else { B }, group, 1)
             .unwrap();
@@ -66,7 +66,7 @@ fn small_limits_are_exact() {
     let group = tree.child(A, tree.root()).unwrap();
     tree.charge(A, group, 1).unwrap();
     assert_eq!(usage(&tree, group), 64);
-    tree.set_max(group, 2 * 2 * 64 - 1);
+    tree.set_max(group, 2 * 2 * 64 - 1).unwrap();
     assert_eq!(usage(&tree, group), 1);
     tree.charge(B, group, 1).unwrap();
     assert_eq!((usage(&tree, group), tree.stocked(group)), (2, 0));
@@ -109,4 +109,117 @@ fn a_tree_has_a_bounded_depth() {
 #[test]
 fn an_idle_group_takes_at_most_512_bytes() {
     assert!(size_of::<Group>() <= 512);
+}
+
+#[test]
+fn events_are_counted_where_they_happen_and_above() {
+    let tree = tree(1 << 20);
+    let parent = tree.child(A, tree.root()).unwrap();
+    let child = tree.child(A, parent).unwrap();
+    tree.set_max(parent, 10).unwrap();
+    assert!(tree.charge(A, child, 11).is_err());
+    tree.count_event(child, Event::High);
+    let of = |id: u32| {
+        let group = tree.get(id).unwrap();
+        let (all, local) = (group.events(), group.events_local());
+        [all.max, all.high, local.max, local.high]
+    };
+    assert_eq!(of(child), [0, 1, 0, 1]);
+    assert_eq!(of(parent), [1, 1, 1, 0]);
+    assert_eq!(of(tree.root()), [1, 1, 0, 0]);
+}
+
+#[test]
+fn a_charge_above_high_says_so_once_a_batch() {
+    let tree = tree(1 << 20);
+    let group = tree.child(A, tree.root()).unwrap();
+    tree.set_limit(group, Limit::High, 100).unwrap();
+    assert_eq!(tree.charge(A, group, 60), Ok(Charged::Within));
+    assert_eq!(tree.charge(A, group, 60), Ok(Charged::OverHigh));
+    // From the stock.
+    assert_eq!(tree.charge(A, group, 4), Ok(Charged::Within));
+    let over: std::vec::Vec<(u32, u64)> = tree.over_high(group).collect();
+    assert_eq!(over, [(group, 28)]);
+    // 28 % over: the longest delay of the curve.
+    assert_eq!(tree.delay_ns(group, 64), throttle::MAX_DELAY_NS);
+}
+
+#[test]
+fn a_min_over_max_is_refused_either_way() {
+    let tree = tree(1 << 20);
+    let group = tree.child(A, tree.root()).unwrap();
+    tree.set_max(group, 100).unwrap();
+    let refused = Err(MinOverMax { min: 101, max: 100 });
+    assert_eq!(tree.set_limit(group, Limit::Min, 101), refused);
+    tree.set_limit(group, Limit::Min, 100).unwrap();
+    assert_eq!(
+        tree.set_max(group, 99),
+        Err(MinOverMax { min: 100, max: 99 })
+    );
+    let record = tree.get(group).unwrap();
+    assert_eq!((record.limit(Limit::Min), record.max()), (100, 100));
+}
+
+#[test]
+fn a_forced_charge_passes_every_limit_and_is_counted() {
+    let tree = tree(1 << 20);
+    let parent = tree.child(A, tree.root()).unwrap();
+    let child = tree.child(A, parent).unwrap();
+    tree.set_max(parent, 10).unwrap();
+    tree.charge_forced(A, child, 8);
+    assert_eq!(tree.get(child).unwrap().forced(), 0);
+    tree.charge_forced(A, child, 8);
+    assert_eq!([usage(&tree, child), usage(&tree, parent)], [16, 16]);
+    assert_eq!(tree.get(child).unwrap().forced(), 8);
+    tree.uncharge(A, child, 16);
+    tree.drain(tree.root());
+    assert_eq!([usage(&tree, child), usage(&tree, parent)], [0, 0]);
+}
+
+/// Siblings that use 600 and 300 pages under a parent with a `low` of 300.
+fn siblings(lows: [u64; 2]) -> (Tree, [u32; 3]) {
+    let tree = tree(1 << 20);
+    let parent = tree.child(A, tree.root()).unwrap();
+    let children = [600, 300].map(|nr_pages| {
+        let child = tree.child(A, parent).unwrap();
+        tree.set_max(child, 1 << 19).unwrap();
+        tree.charge(A, child, nr_pages).unwrap();
+        child
+    });
+    tree.drain(parent);
+    tree.set_limit(parent, Limit::Low, 300).unwrap();
+    for (child, low) in children.into_iter().zip(lows) {
+        tree.set_limit(child, Limit::Low, low).unwrap();
+    }
+    (tree, [parent, children[0], children[1]])
+}
+
+#[test]
+fn siblings_share_their_parents_protection_by_their_claims() {
+    let (tree, [parent, big, small]) = siblings([500, 1000]);
+    let low = |id| tree.protection(id, tree.root()).low;
+    // Claims of 500 and 300 (its usage) on 300.
+    assert_eq!([low(parent), low(big), low(small)], [300, 187, 112]);
+    // Reclaim for the parent's own limit: its protection is not the children's bound.
+    assert_eq!(tree.protection(big, parent).low, 500);
+    assert_eq!(tree.protection(parent, parent), Protection::default());
+    // What a child gives up goes to the other with the next charge or limit.
+    tree.uncharge(B, small, 300);
+    tree.drain(small);
+    assert_eq!(low(big), 300);
+}
+
+#[test]
+fn what_no_child_claims_protects_all_in_proportion() {
+    let (tree, [_, big, small]) = siblings([0, 0]);
+    let low = |id| tree.protection(id, tree.root()).low;
+    assert_eq!([low(big), low(small)], [200, 100]);
+}
+
+#[test]
+fn a_dead_group_protects_nothing() {
+    let (tree, [parent, big, small]) = siblings([500, 1000]);
+    tree.kill(small);
+    let low = |id| tree.protection(id, tree.root()).low;
+    assert_eq!([low(parent), low(big)], [300, 300]);
 }

@@ -1,12 +1,12 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
-use super::{AllocError, Memory};
+use super::here::Stall;
+use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, Request, Scan, Step};
 use crate::frame::State;
+use crate::group::{BATCH, Charged, Event, OverLimit};
 use crate::units::{Cpu, Frame, Order};
 
-/// Rounds without progress before an allocation is refused. Source: `MAX_RECLAIM_RETRIES`.
-const MAX_RETRIES: u32 = 16;
 /// Rounds of reclaim for a block that needs contiguous frames: eviction frees single pages, and a
 /// block may not come together however many go.
 const MAX_BLOCK_ROUNDS: u32 = 128;
@@ -52,21 +52,22 @@ impl Memory {
     #[inline]
     pub(super) fn take_block(
         &self,
-        cpu: Cpu,
+        here: Here<'_>,
         group: u32,
         order: Order,
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
         let nr_pages = order.nr_pages();
-        if self.groups.charge(cpu, group, nr_pages).is_err() {
-            self.charge(cpu, group, nr_pages)?;
+        match self.groups.charge(here.cpu, group, nr_pages) {
+            Ok(Charged::Within) => {}
+            charged => self.charge(here, group, nr_pages, charged)?,
         }
         let request = Request::new(order, mobility);
         let frame = match self.groups.place(group) {
-            None => self.take_charged(cpu, group, request, true)?,
+            None => self.take_charged(here, group, request, true)?,
             Some(place) => {
-                let (request, is_anywhere) = self.placed(cpu, request, &place);
-                self.take_charged(cpu, group, request, is_anywhere)?
+                let (request, is_anywhere) = self.placed(here.cpu, request, &place);
+                self.take_charged(here, group, request, is_anywhere)?
             }
         };
         let was_ours = self.frames.group(frame) == group;
@@ -80,7 +81,7 @@ impl Memory {
     #[inline(always)] // Twice, so that a request from anywhere is made in place.
     fn take_charged(
         &self,
-        cpu: Cpu,
+        here: Here<'_>,
         group: u32,
         request: Request,
         is_anywhere: bool,
@@ -90,11 +91,11 @@ impl Memory {
             ..request
         };
         if !self.config.alloc.node_reclaim
-            && let Ok(frame) = self.zones.alloc(&self.frames, cpu, &low)
+            && let Ok(frame) = self.zones.alloc(&self.frames, here.cpu, &low)
         {
             return Ok(frame);
         }
-        self.take_short(cpu, group, &request, is_anywhere)
+        self.take_short(here, group, &request, is_anywhere)
     }
 
     /// A block for what was charged, where no zone has one above its low watermark.
@@ -102,7 +103,7 @@ impl Memory {
     #[inline(never)]
     fn take_short(
         &self,
-        cpu: Cpu,
+        here: Here<'_>,
         group: u32,
         request: &Request,
         is_anywhere: bool,
@@ -110,7 +111,7 @@ impl Memory {
         let order = request.order;
         let (mut retries, mut rounds) = (0, 0);
         loop {
-            let (taken, nr_drained) = self.take_frames(cpu, group, request, rounds == 0);
+            let (taken, nr_drained) = self.take_frames(here, group, request, rounds == 0);
             if let Some(frame) = taken {
                 return Ok(frame);
             }
@@ -119,14 +120,17 @@ impl Memory {
                 true => self.groups.root(),
                 false => group,
             };
-            let freed = self.reclaim(cpu, from, order.nr_pages());
+            let freed = match here.may_reclaim {
+                true => self.reclaim_for(here, from, order.nr_pages()),
+                false => 0,
+            };
             if nr_drained == 0 && freed == 0 {
                 retries += 1;
             }
             rounds += 1;
             let is_hopeless = order != Order::ZERO && rounds > MAX_BLOCK_ROUNDS;
             if retries > MAX_RETRIES || is_hopeless {
-                self.groups.uncharge(cpu, group, order.nr_pages());
+                self.groups.uncharge(here.cpu, group, order.nr_pages());
                 return Err(AllocError::NoBlock { order });
             }
         }
@@ -140,7 +144,7 @@ impl Memory {
     /// be refused only, so that caches are not drained for each page while free memory is below it.
     fn take_frames(
         &self,
-        cpu: Cpu,
+        here: Here<'_>,
         group: u32,
         request: &Request,
         is_low_tried: bool,
@@ -153,8 +157,8 @@ impl Memory {
         {
             let request = Request { mark, ..*request };
             let taken = match node_reclaim {
-                false => self.zones.alloc(&self.frames, cpu, &request).ok(),
-                true => self.take_near(cpu, group, request),
+                false => self.zones.alloc(&self.frames, here.cpu, &request).ok(),
+                true => self.take_near(here, group, request),
             };
             if taken.is_some() {
                 return (taken, 0);
@@ -166,7 +170,7 @@ impl Memory {
             _ => u32::MAX,
         };
         let nr_drained = self.zones.drain_some(&self.frames, enough).nr_pages;
-        let taken = self.zones.alloc(&self.frames, cpu, request);
+        let taken = self.zones.alloc(&self.frames, here.cpu, request);
         (taken.ok(), nr_drained)
     }
 
@@ -174,14 +178,14 @@ impl Memory {
     ///
     /// What is evicted are the coldest pages of the group that asks, on whatever node they are:
     /// its lists do not tell nodes apart.
-    fn take_near(&self, cpu: Cpu, group: u32, request: Request) -> Option<Frame> {
+    fn take_near(&self, here: Here<'_>, group: u32, request: Request) -> Option<Frame> {
         let mut scan = Scan::new(request);
         loop {
-            match self.zones.step(&self.frames, cpu, &mut scan) {
+            match self.zones.step(&self.frames, here.cpu, &mut scan) {
                 Step::Done(frame) => return Some(frame),
                 Step::Short(_) => return None,
                 Step::ReclaimNode(node) => {
-                    let freed = self.reclaim(cpu, group, request.order.nr_pages());
+                    let freed = self.reclaim_for(here, group, request.order.nr_pages());
                     self.zones.end_reclaim(node);
                     scan.reclaimed(freed > 0);
                 }
@@ -189,28 +193,67 @@ impl Memory {
         }
     }
 
-    /// Charges what was refused at first, reclaiming in between.
+    /// Goes on after a charge that was refused, or that went above a `high`: reclaims at the level
+    /// that it is about, and charges again where it was refused.
     #[cold]
     #[inline(never)]
-    fn charge(&self, cpu: Cpu, group: u32, nr_pages: u32) -> Result<(), AllocError> {
+    pub(super) fn charge(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        nr_pages: u32,
+        mut charged: Result<Charged, OverLimit>,
+    ) -> Result<(), AllocError> {
         let mut retries = 0;
         loop {
-            let Err(over) = self.groups.charge(cpu, group, nr_pages) else {
-                return Ok(());
+            let over = match charged {
+                Ok(Charged::Within) => return Ok(()),
+                Ok(Charged::OverHigh) => {
+                    self.reclaim_high(here, group, nr_pages);
+                    return Ok(());
+                }
+                Err(over) => over.group,
             };
-            let limit = self
-                .groups
-                .get(over.group)
-                .map_or(0, crate::group::Group::max);
-            if u64::from(nr_pages) > limit {
-                return Err(AllocError::OverLimit { group: over.group });
+            let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
+            let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
+            if is_hopeless || !here.may_reclaim {
+                self.groups.count_event(over, Event::Oom);
+                return Err(AllocError::OverLimit { group: over });
             }
-            if self.reclaim(cpu, over.group, nr_pages) == 0 {
+            if self.reclaim_for(here, over, nr_pages) == 0 {
                 retries += 1;
             }
-            if retries > MAX_RETRIES {
-                return Err(AllocError::OverLimit { group: over.group });
+            charged = self.groups.charge(here.cpu, group, nr_pages);
+        }
+    }
+
+    /// One round of reclaim in `subtree`, of pages and of what shrinkers have, as a stall of the
+    /// caller. Returns the pages that came back.
+    pub(super) fn reclaim_for(&self, here: Here<'_>, subtree: u32, nr_pages: u32) -> u32 {
+        let _stall = Stall::begin(here, subtree);
+        let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
+        let freed = self.reclaim(here.cpu, subtree, nr_pages);
+        // Shrinkers give in proportion to what pages gave, or all that is asked where those gave
+        // nothing.
+        let of = if freed == 0 { 0 } else { usage };
+        freed + here.platform.shrink(subtree, freed.max(nr_pages), of)
+    }
+
+    /// After a charge that took levels above their `high`: reclaims a batch on each, and tells the
+    /// platform for how long to slow the charger down for what is over it still.
+    fn reclaim_high(&self, here: Here<'_>, group: u32, nr_pages: u32) {
+        // What the stocks served since the last time was charged as a batch.
+        let nr_pages = nr_pages.max(BATCH);
+        for (level, over) in self.groups.over_high(group) {
+            self.groups.count_event(level, Event::High);
+            if here.may_reclaim {
+                let want = u32::try_from(over).unwrap_or(u32::MAX).min(nr_pages);
+                self.reclaim_for(here, level, want);
             }
+        }
+        let delay_ns = self.groups.delay_ns(group, nr_pages);
+        if delay_ns > 0 {
+            here.platform.throttle(group, delay_ns);
         }
     }
 
@@ -235,12 +278,12 @@ impl Memory {
     /// [`AllocError`].
     pub fn alloc_buf(
         &self,
-        cpu: Cpu,
+        here: Here<'_>,
         group: u32,
         order: Order,
     ) -> Result<(Frame, bool), AllocError> {
         self.zones.cache_order(order);
-        let Block { frame, was_ours } = self.take_block(cpu, group, order, Mobility::Unmovable)?;
+        let Block { frame, was_ours } = self.take_block(here, group, order, Mobility::Unmovable)?;
         self.frames
             .change_owned(frame, |word| word.with_state(State::Buf).next_version());
         Ok((frame, was_ours))

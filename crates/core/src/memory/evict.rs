@@ -1,6 +1,7 @@
 //! Eviction: isolate, detach, settle, free, uncharge. The one place where it reads top down.
 
-use super::{AllocError, Memory};
+use super::{AllocError, Here, Memory};
+use crate::group::{Event, Protection};
 use crate::page_cache;
 use crate::reclaim::{Batch, Lruvec, Outcome, Victim};
 use crate::sync::{Ordering, SpinLock, rank};
@@ -10,31 +11,62 @@ impl Memory {
     /// Evicts one batch of pages of the groups in `subtree`; returns the pages freed.
     ///
     /// The batch is the policy's, at most a sixteenth of the subtree's limit, at least `nr_pages`.
-    /// Groups take turns.
+    /// Groups take turns. What a group's `min` and `low` protect is left to it, `low` only as long
+    /// as another group has pages to give.
     pub fn reclaim(&self, cpu: Cpu, subtree: u32, nr_pages: u32) -> u32 {
-        let limit = self.groups.get(subtree).map_or(0, crate::group::Group::max);
+        let limit = self.groups.get(subtree).map_or(0, |group| group.max());
         let sixteenth = u32::try_from(limit / 16).unwrap_or(u32::MAX).max(1);
         let want = self.config.policy.batch().min(sixteenth).max(nr_pages);
-        let Some(lruvec) = self.next_lruvec(subtree) else {
+        let spare = |id, is_low_kept| self.spare(id, subtree, is_low_kept);
+        let next = self.next_lruvec(subtree, |id| spare(id, true) > 0);
+        let is_low_kept = next.is_some();
+        let next = next.or_else(|| {
+            let is_protected = self.groups.is_protected();
+            is_protected.then(|| self.next_lruvec(subtree, |id| spare(id, false) > 0))?
+        });
+        let Some((id, lruvec)) = next else {
             return 0;
         };
+        if !is_low_kept {
+            self.groups.count_event(id, Event::Low);
+        }
+        let spare = u32::try_from(spare(id, is_low_kept)).unwrap_or(u32::MAX);
         let mut batch = Batch::default();
-        let scanned = lruvec.lock().isolate(&self.frames, want, &mut batch);
+        let scanned = lruvec
+            .lock()
+            .isolate(&self.frames, want.min(spare), &mut batch);
         self.stats
             .scanned
             .fetch_add(u64::from(scanned), Ordering::Relaxed);
         self.evict(cpu, lruvec, &batch)
     }
 
-    /// The lruvec of the next group in `subtree` that has pages on its lists.
-    fn next_lruvec(&self, subtree: u32) -> Option<&SpinLock<Lruvec, { rank::LRUVEC }>> {
+    /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.
+    fn spare(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
+        if !self.groups.is_protected() {
+            return u64::MAX;
+        }
+        let Protection { min, low } = self.groups.protection(id, subtree);
+        let kept = if is_low_kept { min.max(low) } else { min };
+        let usage = self.groups.get(id).map_or(0, |group| group.usage());
+        usage.saturating_sub(kept)
+    }
+
+    /// The lruvec of the next group in `subtree` that `may_give` and has pages on its lists.
+    fn next_lruvec(
+        &self,
+        subtree: u32,
+        may_give: impl Fn(u32) -> bool,
+    ) -> Option<(u32, &SpinLock<Lruvec, { rank::LRUVEC }>)> {
         let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let with_pages = || {
             self.groups
                 .iter()
-                .filter(|&(id, group)| group.lruvec() != 0 && self.groups.is_in(id, subtree))
-                .filter_map(|(_, group)| self.lruvecs.get(group.lruvec()))
-                .filter(|lruvec| lruvec.lock().nr_pages() > 0)
+                .filter(|&(id, group)| {
+                    group.lruvec() != 0 && self.groups.is_in(id, subtree) && may_give(id)
+                })
+                .filter_map(|(id, group)| Some((id, self.lruvecs.get(group.lruvec())?)))
+                .filter(|(_, lruvec)| lruvec.lock().nr_pages() > 0)
         };
         let nr_lruvecs = with_pages().count();
         with_pages()
@@ -110,7 +142,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`AllocError`] where the budget or the allocator refuses the record.
-    pub(super) fn lruvec_of(&self, cpu: Cpu, group: u32) -> Result<u32, AllocError> {
+    pub(super) fn lruvec_of(&self, here: Here<'_>, group: u32) -> Result<u32, AllocError> {
         let record = self
             .groups
             .get(group)
@@ -118,11 +150,16 @@ impl Memory {
         if record.lruvec() != 0 {
             return Ok(record.lruvec());
         }
-        let charge = |bytes: usize| self.groups.charge_bytes(cpu, bytes).is_ok();
         let policy = self.config.policy;
-        let made = self
-            .lruvecs
-            .insert(charge, |_, lruvec| *lruvec.lock() = Lruvec::new(policy));
+        let make = || {
+            let charge = |bytes: usize| self.groups.charge_bytes(here.cpu, bytes).is_ok();
+            let set_up = |_, lruvec: &SpinLock<Lruvec, _>| *lruvec.lock() = Lruvec::new(policy);
+            self.lruvecs.insert(charge, set_up)
+        };
+        let mut made = make();
+        while made.is_err() && here.may_reclaim && self.reclaim_records(here) {
+            made = make();
+        }
         let id = made.map_err(|_| AllocError::NoMetadata)?;
         Ok(match record.set_lruvec(id) {
             Ok(()) => id,

@@ -1,7 +1,7 @@
 //! Bringing a page in: an operation that is stepped, and the completion of its read.
 
 use super::alloc::Block;
-use super::{AllocError, Effect, Effects, Io, Memory};
+use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
 use crate::page_cache::{self, Access, Found};
@@ -62,18 +62,18 @@ impl PageIn {
     pub fn step(
         &mut self,
         memory: &Memory,
-        cpu: Cpu,
+        here: Here<'_>,
         effects: &mut Effects,
     ) -> Result<Step, PageError> {
         let frame = loop {
             if let Some(frame) = self.waits_for {
                 break frame;
             }
-            match memory.pin(cpu, self.key, self.access, effects) {
+            match memory.pin(here.cpu, self.key, self.access, effects) {
                 Found::Pinned(frame) => return Ok(Step::Done(frame)),
                 Found::Reading(frame) => self.waits_for = Some(frame),
                 Found::TooManyPins => return Err(PageError::TooManyPins),
-                Found::Miss => self.waits_for = self.begin_read(memory, cpu, effects)?,
+                Found::Miss => self.waits_for = self.begin_read(memory, here, effects)?,
             }
         };
         // State and version of one look: a read that ended after it has changed the version.
@@ -85,7 +85,7 @@ impl PageIn {
         self.waits_for = None;
         if word.state() == State::Failed {
             let code = memory.frames.note(frame);
-            memory.unpin(cpu, frame, effects);
+            memory.unpin(here.cpu, frame, effects);
             return Err(PageError::Io(u32::try_from(code).unwrap_or(u32::MAX)));
         }
         Ok(Step::Done(frame))
@@ -96,15 +96,15 @@ impl PageIn {
     fn begin_read(
         &self,
         memory: &Memory,
-        cpu: Cpu,
+        here: Here<'_>,
         effects: &mut Effects,
     ) -> Result<Option<Frame>, PageError> {
         let order = memory.mapping_of(self.key).order();
         memory
-            .lruvec_of(cpu, self.group)
+            .lruvec_of(here, self.group)
             .map_err(PageError::Alloc)?;
         let Block { frame, was_ours } = memory
-            .take_block(cpu, self.group, order, Mobility::Movable)
+            .take_block(here, self.group, order, Mobility::Movable)
             .map_err(PageError::Alloc)?;
         memory.frames.set_key(frame, Some(self.key));
         let bucket = memory.index.lock(self.key);
@@ -112,7 +112,7 @@ impl PageIn {
             drop(bucket);
             // Lost the race: give ours back. It was never `Reading`, so no reader with a stale
             // entry can have pinned it.
-            memory.put_block(cpu, frame);
+            memory.put_block(here.cpu, frame);
             return Ok(None);
         }
         // A pin for the read and one for this operation.

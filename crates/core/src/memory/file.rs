@@ -1,6 +1,6 @@
 //! Mappings: opened, and closed with all their pages.
 
-use super::{Effects, Memory};
+use super::{Effects, Here, Memory};
 use crate::frame::{State, Word};
 use crate::sync::NoMetadata;
 use crate::units::{Cpu, Frame, Order};
@@ -10,10 +10,14 @@ impl Memory {
     ///
     /// # Errors
     /// [`NoMetadata`] where the budget or the allocator refuses the record.
-    pub fn open_mapping(&self, cpu: Cpu, order: Order) -> Result<u32, NoMetadata> {
+    pub fn open_mapping(&self, here: Here<'_>, order: Order) -> Result<u32, NoMetadata> {
         self.zones.cache_order(order);
-        let charge = |bytes: usize| self.groups.charge_bytes(cpu, bytes).is_ok();
-        self.mappings.open(charge, order)
+        let charge = |bytes: usize| self.groups.charge_bytes(here.cpu, bytes).is_ok();
+        let mut made = self.mappings.open(charge, order);
+        while made.is_err() && here.may_reclaim && self.reclaim_records(here) {
+            made = self.mappings.open(charge, order);
+        }
+        made
     }
 
     /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.

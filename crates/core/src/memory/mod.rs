@@ -5,15 +5,20 @@ mod effects;
 mod evict;
 mod fault;
 mod file;
+mod here;
+mod pins;
 mod place;
 
 pub use alloc::Idle;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
+pub use here::{Here, Platform};
+pub use pins::Pinned;
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{ChildError, Tree};
+use crate::group::{BATCH, ChildError, MinOverMax, Tree};
+
 use crate::page_cache::{Index, Mapping, Mappings};
 use crate::reclaim::{Lruvec, Policy, Shadows};
 use crate::sync::{AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
@@ -21,6 +26,8 @@ use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 
 /// Pages that a budget must leave for content.
 pub const MIN_PAGES: u32 = 16;
+/// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
+const MAX_RETRIES: u32 = 16;
 /// Pages for the first chunks of core's tables and the slack of the root's stocks.
 const TABLE_PAGES: u32 = 64;
 
@@ -262,29 +269,41 @@ impl Memory {
     ///
     /// # Errors
     /// [`ChildError`].
-    pub fn new_group(&self, cpu: Cpu, parent: u32) -> Result<u32, ChildError> {
-        self.groups.child(cpu, parent)
+    pub fn new_group(&self, here: Here<'_>, parent: u32) -> Result<u32, ChildError> {
+        let mut made = self.groups.child(here.cpu, parent);
+        let is_short = |made: &Result<u32, ChildError>| {
+            matches!(made, Err(ChildError::NoMetadata(_))) && here.may_reclaim
+        };
+        while is_short(&made) && self.reclaim_records(here) {
+            made = self.groups.child(here.cpu, parent);
+        }
+        made
+    }
+
+    /// Makes room for a record of core's own; whether there was any to be made.
+    fn reclaim_records(&self, here: Here<'_>) -> bool {
+        self.reclaim_for(here, self.groups.root(), BATCH) > 0
     }
 
     /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
     /// because they are in use; the limit stays set.
-    pub fn set_max(&self, cpu: Cpu, group: u32, max: u64) -> u64 {
-        self.groups.set_max(group, max);
+    ///
+    /// # Errors
+    /// [`MinOverMax`]; nothing is changed.
+    pub fn set_max(&self, here: Here<'_>, group: u32, max: u64) -> Result<u64, MinOverMax> {
+        self.groups.set_max(group, max)?;
         let over = || {
-            self.groups
-                .get(group)
-                .map_or(0, |g| g.usage().saturating_sub(g.max()))
+            let record = self.groups.get(group);
+            record.map_or(0, |record| record.usage().saturating_sub(record.max()))
         };
         let mut idle = 0;
-        while over() > 0 && idle < 16 {
-            idle = if self.reclaim(cpu, group, 1) == 0 {
-                idle + 1
-            } else {
-                0
-            };
+        while over() > 0 && idle < MAX_RETRIES {
+            let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
+            let freed = self.reclaim_for(here, group, want);
+            idle = if freed == 0 { idle + 1 } else { 0 };
             self.groups.drain(group);
         }
-        over()
+        Ok(over())
     }
 
     /// Says that the last handle of a group is gone: its pages are evicted, and its record goes

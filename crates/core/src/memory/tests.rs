@@ -2,6 +2,8 @@
 
 extern crate std;
 
+mod limits;
+
 use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
@@ -14,9 +16,14 @@ const CPU: Cpu = Cpu::new(0);
 
 fn memory(nr_pages: u32, policy: Policy) -> (Memory, u32, u32) {
     let memory = Memory::try_new(Config::for_resident(nr_pages, 2, policy)).unwrap();
-    let group = memory.new_group(CPU, memory.groups().root()).unwrap();
-    assert_eq!(memory.set_max(CPU, group, u64::from(nr_pages)), 0);
-    let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    assert_eq!(
+        memory.set_max(CPU.into(), group, u64::from(nr_pages)),
+        Ok(0)
+    );
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
     (memory, group, file)
 }
 
@@ -35,7 +42,7 @@ fn have(
     let mut op = PageIn::new(key, group, Access::Copy);
     let mut missed = false;
     loop {
-        if let Step::Done(frame) = op.step(memory, CPU, &mut effects)? {
+        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
             return Ok((frame, missed));
         }
         while let Some(effect) = effects.pop() {
@@ -122,25 +129,25 @@ fn two_operations_share_one_read() {
     let mut second = PageIn::new(key(file, 1), group, Access::Pin);
     let mut third = PageIn::new(key(file, 1), group, Access::Pin);
     assert!(matches!(
-        first.step(&memory, CPU, &mut effects),
+        first.step(&memory, CPU.into(), &mut effects),
         Ok(Step::Wait { .. })
     ));
     let Some(Effect::Read(io)) = effects.pop() else {
         panic!("no read")
     };
     assert!(matches!(
-        second.step(&memory, CPU, &mut effects),
+        second.step(&memory, CPU.into(), &mut effects),
         Ok(Step::Wait { .. })
     ));
     assert!(matches!(
-        third.step(&memory, CPU, &mut effects),
+        third.step(&memory, CPU.into(), &mut effects),
         Ok(Step::Wait { .. })
     ));
     assert!(effects.pop().is_none());
     // The first one gives up; its read goes on and serves the others.
     first.abandon(&memory, CPU, &mut effects);
     memory.complete(CPU, io, Ok(()), &mut effects);
-    let Ok(Step::Done(frame)) = second.step(&memory, CPU, &mut effects) else {
+    let Ok(Step::Done(frame)) = second.step(&memory, CPU.into(), &mut effects) else {
         panic!("wait")
     };
     third.abandon(&memory, CPU, &mut effects);
@@ -168,8 +175,8 @@ fn the_page_cache_yields_to_working_memory() {
     let config = Config::new(4096, 2, Policy::Mglru);
     let memory = Memory::try_new(config).unwrap();
     let root = memory.groups().root();
-    let [cache, work] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
-    let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+    let [cache, work] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
     (0..8000).for_each(|page| _ = touch(&memory, cache, key(file, page)));
     let full = memory.stats().nr_used;
     assert!(
@@ -178,7 +185,7 @@ fn the_page_cache_yields_to_working_memory() {
         memory.content_pages()
     );
     let bufs: Vec<Frame> = (0..1000)
-        .map(|_| memory.alloc_buf(CPU, work, Order::ZERO).unwrap().0)
+        .map(|_| memory.alloc_buf(CPU.into(), work, Order::ZERO).unwrap().0)
         .collect();
     assert!(memory.groups().get(root).unwrap().usage() <= 4096);
     memory.check();
@@ -208,13 +215,13 @@ fn a_lowered_limit_acts_at_once_and_says_what_stays() {
         .map(|page| have(&memory, group, key(file, page), Ok(())).unwrap().0)
         .collect();
     (10..64).for_each(|page| _ = touch(&memory, group, key(file, page)));
-    assert_eq!(memory.set_max(CPU, group, 20), 0);
+    assert_eq!(memory.set_max(CPU.into(), group, 20), Ok(0));
     assert!(memory.groups().get(group).unwrap().usage() <= 20);
-    assert_eq!(memory.set_max(CPU, group, 4), 6);
+    assert_eq!(memory.set_max(CPU.into(), group, 4), Ok(6));
     pinned
         .into_iter()
         .for_each(|frame| memory.unpin(CPU, frame, &mut Effects::new()));
-    assert_eq!(memory.set_max(CPU, group, 4), 0);
+    assert_eq!(memory.set_max(CPU.into(), group, 4), Ok(0));
     memory.check();
 }
 
@@ -234,9 +241,13 @@ fn a_budget_of_a_few_frames_is_refused() {
 fn groups_go_to_their_nodes() {
     let topology = Topology::grid(4, 2).unwrap();
     let memory = Memory::try_new(Config::on(topology, 16_384, Policy::Mglru)).unwrap();
-    let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
     let node_of = |cpu| {
-        let (frame, _) = memory.alloc_buf(Cpu::new(cpu), group, Order::ZERO).unwrap();
+        let (frame, _) = memory
+            .alloc_buf(Cpu::new(cpu).into(), group, Order::ZERO)
+            .unwrap();
         let zone = memory.zones().iter().find(|zone| zone.holds(frame));
         let node = zone.unwrap().config().node.number();
         memory.free_buf(CPU, frame);
@@ -265,39 +276,41 @@ fn groups_go_to_their_nodes() {
 fn a_block_that_was_in_its_zone_is_nobodys() {
     let memory = Memory::try_new(Config::new(4096, 2, Policy::Mglru)).unwrap();
     let root = memory.groups().root();
-    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
+    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
     let order = Order::new(1).unwrap();
-    let (first, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    let (first, was_ours) = memory.alloc_buf(CPU.into(), web, order).unwrap();
     assert!(!was_ours);
     memory.free_buf(CPU, first);
-    let (again, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    let (again, was_ours) = memory.alloc_buf(CPU.into(), web, order).unwrap();
     assert!(again == first && was_ours);
     memory.free_buf(CPU, again);
     // In its zone the block is cut: its second half becomes another group's.
     memory.drain();
     let halves: Vec<(Frame, bool)> = (0..4096 / 8)
-        .map(|_| memory.alloc_buf(CPU, batch, Order::ZERO).unwrap())
+        .map(|_| memory.alloc_buf(CPU.into(), batch, Order::ZERO).unwrap())
         .collect();
     assert!(halves.iter().all(|&(_, was_ours)| !was_ours));
     halves
         .into_iter()
         .for_each(|(frame, _)| memory.free_buf(CPU, frame));
     memory.drain();
-    let (_, was_ours) = memory.alloc_buf(CPU, web, order).unwrap();
+    let (_, was_ours) = memory.alloc_buf(CPU.into(), web, order).unwrap();
     assert!(!was_ours);
 }
 
 #[test]
 fn bytes_of_a_block_that_was_joined_are_nobodys() {
     let (memory, ours, _) = memory(4096, Policy::Fifo);
-    let theirs = memory.new_group(CPU, memory.groups().root()).unwrap();
+    let theirs = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
     let order = Order::new(1).unwrap();
     // Pages of both groups in turn, so that a pair of frames has bytes of both.
     let pages: Vec<Frame> = [ours, theirs]
         .into_iter()
         .cycle()
         .take(64)
-        .map(|group| memory.alloc_buf(CPU, group, Order::ZERO).unwrap().0)
+        .map(|group| memory.alloc_buf(CPU.into(), group, Order::ZERO).unwrap().0)
         .collect();
     let is_mixed = |pair: &&[Frame]| {
         let [first, second] = [pair[0], pair[1]].map(Frame::number);
@@ -308,7 +321,7 @@ fn bytes_of_a_block_that_was_joined_are_nobodys() {
         .into_iter()
         .for_each(|frame| memory.free_buf(CPU, frame));
     memory.zones.drain(&memory.frames);
-    let take = || memory.alloc_buf(CPU, ours, order).unwrap();
+    let take = || memory.alloc_buf(CPU.into(), ours, order).unwrap();
     let blocks: Vec<(Frame, bool)> = (0..64).map(|_| take()).collect();
     assert!(blocks.iter().all(|(_, was_ours)| !was_ours));
     // What only passed through the CPU's cache is as the group left it.
@@ -324,8 +337,10 @@ fn node_reclaim_keeps_a_group_near() {
         let mut config = Config::on(topology, 8192, Policy::Fifo);
         config.alloc.node_reclaim = node_reclaim;
         let memory = Memory::try_new(config).unwrap();
-        let group = memory.new_group(CPU, memory.groups().root()).unwrap();
-        let file = memory.open_mapping(CPU, Order::ZERO).unwrap();
+        let group = memory
+            .new_group(CPU.into(), memory.groups().root())
+            .unwrap();
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
         (0..6000).for_each(|page| _ = touch(&memory, group, key(file, page)));
         memory.check();
         memory.zones().node_stats(Node::new(1).unwrap()).numa_miss
@@ -338,10 +353,10 @@ fn node_reclaim_keeps_a_group_near() {
 fn a_whole_pageblock_is_its_groups_until_it_is_cut() {
     let memory = Memory::try_new(Config::new(8192, 2, Policy::Mglru)).unwrap();
     let root = memory.groups().root();
-    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU, root).unwrap());
+    let [web, batch] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
     let [order, larger] = [9, 10].map(|order| Order::new(order).unwrap());
     let cycle = |group, order| {
-        let (frame, was_ours) = memory.alloc_buf(CPU, group, order).unwrap();
+        let (frame, was_ours) = memory.alloc_buf(CPU.into(), group, order).unwrap();
         memory.free_buf(CPU, frame);
         memory.drain();
         memory.check();
@@ -371,9 +386,9 @@ fn a_group_whose_number_comes_back_finds_nothing_of_its_own() {
     let memory = Memory::try_new(Config::new(4096, 2, Policy::Mglru)).unwrap();
     let root = memory.groups().root();
     let order = Order::new(9).unwrap();
-    let first = memory.new_group(CPU, root).unwrap();
+    let first = memory.new_group(CPU.into(), root).unwrap();
     let leave = |group| {
-        let (frame, was_ours) = memory.alloc_buf(CPU, group, order).unwrap();
+        let (frame, was_ours) = memory.alloc_buf(CPU.into(), group, order).unwrap();
         memory.free_buf(CPU, frame);
         was_ours
     };
@@ -382,7 +397,7 @@ fn a_group_whose_number_comes_back_finds_nothing_of_its_own() {
     memory.drop_group(CPU, first);
     let mut nr_between = 0;
     let again = loop {
-        let group = memory.new_group(CPU, root).unwrap();
+        let group = memory.new_group(CPU.into(), root).unwrap();
         if group == first {
             break group;
         }
@@ -404,7 +419,9 @@ fn a_group_is_buried_once_whoever_does_it() {
             }
         });
         for _ in 0..20_000 {
-            let group = memory.new_group(CPU, memory.groups().root()).unwrap();
+            let group = memory
+                .new_group(CPU.into(), memory.groups().root())
+                .unwrap();
             memory.drop_group(CPU, group);
         }
         is_over.store(1, Ordering::Relaxed);

@@ -124,13 +124,19 @@ impl World {
         let memory = Memory::try_new(Config::for_resident(nr_pages, 2, policy)).expect("memory");
         let cpu = Cpu::new(0);
         let root = memory.groups().root();
-        let groups = [(); NR_GROUPS].map(|()| memory.new_group(cpu, root).expect("a group"));
+        let groups = [(); NR_GROUPS].map(|()| memory.new_group(cpu.into(), root).expect("a group"));
         for group in groups {
-            assert_eq!(memory.set_max(cpu, group, u64::from(MAX_PAGES)), 0);
+            assert_eq!(
+                memory.set_max(cpu.into(), group, u64::from(MAX_PAGES)),
+                Ok(0)
+            );
         }
         let files = [0, 0, 1].map(|order| {
             let order = Order::new(order).expect("an order");
-            (memory.open_mapping(cpu, order).expect("a file"), order)
+            (
+                memory.open_mapping(cpu.into(), order).expect("a file"),
+                order,
+            )
         });
         World {
             memory,
@@ -199,7 +205,7 @@ impl World {
             .any(|(frame, held)| *held == key && self.state(*frame) == State::Live);
         let has_room = self.usage(group) + order.nr_pages() <= self.max[group];
         let evicted = self.memory.stats().pgsteal;
-        let step = match op.step(&self.memory, cpu, &mut effects) {
+        let step = match op.step(&self.memory, cpu.into(), &mut effects) {
             Ok(step) => step,
             Err(PageError::Alloc(error)) => {
                 assert!(!must_hit, "{key:?} is pinned and was not found");
@@ -269,7 +275,7 @@ impl World {
         self.memory.complete(cpu, io, Ok(()), effects);
         self.may_be_resident.insert(key.bits());
         assert!(matches!(effects.pop(), Some(Effect::Wake(_))));
-        match op.step(&self.memory, cpu, effects) {
+        match op.step(&self.memory, cpu.into(), effects) {
             Ok(Step::Done(frame)) => Some(frame),
             other => panic!("{other:?} after the read"),
         }
@@ -294,7 +300,7 @@ impl World {
             self.may_be_resident.insert(key.bits());
         }
         for mut op in reading.waiting {
-            match op.step(&self.memory, cpu, &mut effects) {
+            match op.step(&self.memory, cpu.into(), &mut effects) {
                 Ok(Step::Done(frame)) => {
                     assert!(!fails && self.key_of(frame) == key);
                     self.unpin(cpu, frame);
@@ -319,7 +325,10 @@ impl World {
         for (frame, key) in &self.held {
             assert!(!is_file(*key) || self.state(*frame) == State::Detached);
         }
-        self.files[file] = (self.memory.open_mapping(cpu, order).expect("a file"), order);
+        self.files[file] = (
+            self.memory.open_mapping(cpu.into(), order).expect("a file"),
+            order,
+        );
     }
 
     fn apply(&mut self, op: Op) {
@@ -359,7 +368,7 @@ impl World {
                 let order = Order::new(order).expect("an order");
                 match self
                     .memory
-                    .alloc_buf(Cpu::new(cpu), self.groups[group], order)
+                    .alloc_buf(Cpu::new(cpu).into(), self.groups[group], order)
                 {
                     Ok((frame, _)) => self.bufs.push(frame),
                     Err(error) => self.assert_refusal(error, group, order),
@@ -374,11 +383,11 @@ impl World {
             Op::SetMax { group, max } => {
                 self.max[group] = max;
                 let id = self.groups[group];
-                let over = self.memory.set_max(Cpu::new(0), id, u64::from(max));
+                let over = self.memory.set_max(Cpu::new(0).into(), id, u64::from(max));
                 let in_use = self.in_use(group);
                 assert_eq!(
                     over,
-                    u64::from(in_use.saturating_sub(max)),
+                    Ok(u64::from(in_use.saturating_sub(max))),
                     "{in_use} in use"
                 );
             }

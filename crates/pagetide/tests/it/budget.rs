@@ -23,7 +23,8 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     let over = web.set_max(ByteSize::kib(32)).unwrap_err();
     assert_eq!(
         over.to_string(),
-        "group web is still 8 pages over its new max: they are in use"
+        "group web is still 8 pages over its new max: of 16 in use, 16 are pinned, 0 dirty, \
+         0 reserved"
     );
     assert_eq!(web.limit(), Some(ByteSize::kib(32)));
     drop(pins);

@@ -1,0 +1,186 @@
+//! Limits and protections of groups, and what follows from them.
+
+use super::protect::{Share, effective};
+use super::record::{Event, Group, Limit};
+use super::{BATCH, MAX_DEPTH, NR_SLOTS, StockLine, Tree};
+use crate::sync::Ordering;
+use crate::units::index;
+
+/// A `min` above the group's `max`, which it could never protect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinOverMax {
+    /// The `min` that was there or was asked for, in pages.
+    pub min: u64,
+    /// The `max` that was there or was asked for, in pages.
+    pub max: u64,
+}
+
+/// What reclaim leaves to a group, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Protection {
+    /// Never taken.
+    pub min: u64,
+    /// Taken only where nothing else is left.
+    pub low: u64,
+}
+
+impl Tree {
+    /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered
+    /// `max` stays: the caller reclaims.
+    ///
+    /// Cost: for `max`, a walk over all groups and a drain of the subtree's stocks.
+    ///
+    /// # Errors
+    /// [`MinOverMax`]; nothing is changed.
+    pub fn set_limit(&self, id: u32, limit: Limit, pages: u64) -> Result<(), MinOverMax> {
+        let Some(group) = self.get(id) else {
+            return Ok(());
+        };
+        let shape = self.shape.lock();
+        let (mut min, mut max) = (group.limit(Limit::Min), group.max());
+        match limit {
+            Limit::Min => min = pages,
+            Limit::Max => max = pages,
+            Limit::Low | Limit::High => {}
+        }
+        if min > max {
+            return Err(MinOverMax { min, max });
+        }
+        group.store_limit(limit, pages);
+        match limit {
+            Limit::Min | Limit::Low => {
+                self.is_protected.fetch_max(1, Ordering::Relaxed);
+                self.tell_claims(group);
+            }
+            Limit::High => {}
+            Limit::Max => {
+                self.set_batches();
+                drop(shape);
+                self.stocks.iter().for_each(StockLine::publish);
+                self.drain(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Tree::set_limit`] of `max`.
+    ///
+    /// # Errors
+    /// [`MinOverMax`].
+    pub fn set_max(&self, id: u32, max: u64) -> Result<(), MinOverMax> {
+        self.set_limit(id, Limit::Max, max)
+    }
+
+    pub(super) fn set_batches(&self) {
+        for (id, _) in self.groups.iter() {
+            self.set_batch(id);
+        }
+    }
+
+    /// A group under a limit of fewer than two batches a CPU is exact, and all stocks together
+    /// hold at most 1/64 of the root's `max`.
+    pub(super) fn set_batch(&self, id: u32) {
+        let all_slots = u64::from(self.nr_cpus) * NR_SLOTS as u64;
+        let root_max = self.live(self.root).max();
+        let least = self
+            .path(id)
+            .map(|(_, group)| group.max())
+            .min()
+            .unwrap_or(0);
+        let exact = least < u64::from(2 * self.nr_cpus * BATCH);
+        let batch = (root_max / 64 / all_slots).min(u64::from(BATCH));
+        let batch = if exact {
+            0
+        } else {
+            u32::try_from(batch).expect("at most BATCH")
+        };
+        if let Some(group) = self.get(id)
+            && !group.is_dead()
+        {
+            group.batch.store(batch, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the parent what a group claims of its protection.
+    #[inline]
+    pub(super) fn tell_claims(&self, group: &Group) {
+        if group.has_claim() {
+            self.tell_parent(group);
+        }
+    }
+
+    #[cold]
+    fn tell_parent(&self, group: &Group) {
+        let changes = group.take_claims();
+        if let Some(parent) = self.get(group.parent()) {
+            parent.add_claims(changes);
+        }
+    }
+
+    /// Whether any group ever had a `min` or a `low`.
+    #[must_use]
+    pub fn is_protected(&self) -> bool {
+        self.is_protected.load(Ordering::Relaxed) != 0
+    }
+
+    /// What reclaim on behalf of `target` leaves to the group `id` in its subtree: nothing to the
+    /// target itself, whose own limit it is.
+    ///
+    /// Cost: a walk up to the target and back.
+    #[must_use]
+    pub fn protection(&self, id: u32, target: u32) -> Protection {
+        let mut path = [0; index(MAX_DEPTH) + 1];
+        let mut depth = 0;
+        let below = self.path(id).take_while(|&(level, _)| level != target);
+        for (place, (level, _)) in path.iter_mut().zip(below) {
+            *place = level;
+            depth += 1;
+        }
+        let mut parent: Option<(&Group, Protection)> = None;
+        for group in path[..depth].iter().rev().filter_map(|&id| self.get(id)) {
+            let share = |limit| match parent {
+                None => group.usage().min(group.limit(limit)),
+                Some((above, effective_above)) => effective(Share {
+                    usage: group.usage(),
+                    setting: group.limit(limit),
+                    parent_usage: above.usage(),
+                    parent_effective: match limit {
+                        Limit::Min => effective_above.min,
+                        _ => effective_above.low,
+                    },
+                    claimed: above.children_claim(limit),
+                }),
+            };
+            let own = Protection {
+                min: share(Limit::Min),
+                low: share(Limit::Low),
+            };
+            parent = Some((group, own));
+        }
+        parent.map_or(Protection::default(), |(_, own)| own)
+    }
+
+    /// Counts an event of a group, in it and in all its ancestors.
+    pub fn count_event(&self, id: u32, event: Event) {
+        for (level, group) in self.path(id) {
+            group.count_event(event, level == id);
+        }
+    }
+
+    /// The levels of a group that are above their `high`, with what they are over, in pages.
+    pub fn over_high(&self, id: u32) -> impl Iterator<Item = (u32, u64)> {
+        self.path(id).filter_map(|(level, group)| {
+            let over = group.usage().checked_sub(group.limit(Limit::High))?;
+            (over > 0).then_some((level, over))
+        })
+    }
+
+    /// ns that a charge of `nr_pages` to a group is to be delayed by: the longest of its levels'.
+    #[must_use]
+    pub fn delay_ns(&self, id: u32, nr_pages: u32) -> u64 {
+        let delays = self.path(id).map(|(_, group)| {
+            super::throttle::delay_ns(group.usage(), group.limit(Limit::High), nr_pages)
+        });
+        delays.max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,314 @@
+//! One node of the tree: its counters, limits, protections and events.
+
+use super::placement::Placement;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// No limit.
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// The four settings of a group, in pages. Source: `memory.min`, `.low`, `.high`, `.max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Never reclaimed from outside while usage is at most this.
+    Min,
+    /// Reclaimed from outside only where nothing else is left.
+    Low,
+    /// Above it the charger reclaims and is slowed down.
+    High,
+    /// Above it a charge is refused.
+    Max,
+}
+
+const NR_LIMITS: usize = 4;
+
+/// What a group counts, in the words of `memory.events`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Reclaimed from though usage was within `low`.
+    Low,
+    /// A charge took usage above `high`.
+    High,
+    /// A charge met `max`.
+    Max,
+    /// A request was refused because of a limit.
+    Oom,
+}
+
+pub(super) const NR_EVENTS: usize = 4;
+
+/// How often each [`Event`] happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// See [`Event::Low`].
+    pub low: u64,
+    /// See [`Event::High`].
+    pub high: u64,
+    /// See [`Event::Max`].
+    pub max: u64,
+    /// See [`Event::Oom`].
+    pub oom: u64,
+}
+
+#[derive(Debug, Default)]
+struct EventCounts([AtomicU64; NR_EVENTS]);
+
+impl EventCounts {
+    fn count(&self, event: Event) {
+        self.0[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Events {
+        let of = |event: Event| self.0[event as usize].load(Ordering::Relaxed);
+        Events {
+            low: of(Event::Low),
+            high: of(Event::High),
+            max: of(Event::Max),
+            oom: of(Event::Oom),
+        }
+    }
+}
+
+/// One protection of a group, `min` or `low`: what it claims of its parent's.
+#[derive(Debug, Default)]
+struct Claim {
+    /// The smaller of usage and setting, as last told to the parent.
+    own: AtomicU64,
+    /// Sum of the children's.
+    children: AtomicU64,
+}
+
+/// One node of the tree. All counts are pages.
+#[derive(Debug, Default)]
+pub struct Group {
+    /// Id of the parent, 0 for the root.
+    pub(super) parent: AtomicU32,
+    pub(super) depth: AtomicU32,
+    /// Live charges and stocks of the subtree.
+    usage: AtomicU64,
+    peak: AtomicU64,
+    limits: [AtomicU64; NR_LIMITS],
+    /// Claims by `min` and by `low`.
+    claims: [Claim; 2],
+    /// Pages a stock slot keeps for this group; 0: charges are exact.
+    pub(super) batch: AtomicU32,
+    /// 1 once the last handle is gone: freed as soon as nothing is charged.
+    pub(super) dead: AtomicU32,
+    pub(super) nr_children: AtomicU32,
+    /// Id of the group's lruvec, 0 before its first page.
+    lruvec: AtomicU32,
+    /// Of the subtree, and of this very group.
+    events: [EventCounts; 2],
+    /// Pages charged past a limit because the charge could not fail.
+    forced: AtomicU64,
+    /// Pages of this group that were not resident when asked for.
+    misses: AtomicU64,
+    pub(super) placement: Placement,
+}
+
+impl Group {
+    /// Sets the record up for a new child; a record is used again after its group has gone.
+    pub(super) fn reset(&self, parent: u32, depth: u32) {
+        self.parent.store(parent, Ordering::Relaxed);
+        self.depth.store(depth, Ordering::Relaxed);
+        for count in [&self.dead, &self.lruvec, &self.nr_children, &self.batch] {
+            count.store(0, Ordering::Relaxed);
+        }
+        for count in [&self.usage, &self.peak, &self.forced, &self.misses] {
+            count.store(0, Ordering::Relaxed);
+        }
+        for claim in &self.claims {
+            claim.own.store(0, Ordering::Relaxed);
+            claim.children.store(0, Ordering::Relaxed);
+        }
+        for count in self.events.iter().flat_map(|counts| &counts.0) {
+            count.store(0, Ordering::Relaxed);
+        }
+        for (limit, pages) in [
+            (Limit::Min, 0),
+            (Limit::Low, 0),
+            (Limit::High, NO_LIMIT),
+            (Limit::Max, NO_LIMIT),
+        ] {
+            self.store_limit(limit, pages);
+        }
+        self.placement.reset();
+    }
+
+    /// Live charges and stocks of the subtree, in pages.
+    #[must_use]
+    #[inline]
+    pub fn usage(&self) -> u64 {
+        self.usage.load(Ordering::Relaxed)
+    }
+
+    /// The largest [`Group::usage`] so far.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// A setting in pages: [`NO_LIMIT`] for no `high` or `max`, 0 for no `min` or `low`.
+    #[must_use]
+    #[inline]
+    pub fn limit(&self, limit: Limit) -> u64 {
+        self.limits[limit as usize].load(Ordering::Relaxed)
+    }
+
+    /// The hard limit in pages, [`NO_LIMIT`] where there is none.
+    #[must_use]
+    #[inline]
+    pub fn max(&self) -> u64 {
+        self.limit(Limit::Max)
+    }
+
+    pub(super) fn store_limit(&self, limit: Limit, pages: u64) {
+        self.limits[limit as usize].store(pages, Ordering::Relaxed);
+    }
+
+    /// The parent's id, 0 for the root.
+    #[must_use]
+    #[inline]
+    pub fn parent(&self) -> u32 {
+        self.parent.load(Ordering::Relaxed)
+    }
+
+    /// Events of the subtree.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        self.events[0].read()
+    }
+
+    /// Events of this very group. Source: `memory.events.local`.
+    #[must_use]
+    pub fn events_local(&self) -> Events {
+        self.events[1].read()
+    }
+
+    pub(super) fn count_event(&self, event: Event, is_local: bool) {
+        self.events[0].count(event);
+        if is_local {
+            self.events[1].count(event);
+        }
+    }
+
+    /// Pages ever charged past a limit to this very group, because the charge could not fail.
+    #[must_use]
+    pub fn forced(&self) -> u64 {
+        self.forced.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_forced(&self, nr_pages: u64) {
+        self.forced.fetch_add(nr_pages, Ordering::Relaxed);
+    }
+
+    /// Pages of this group that were not resident when asked for.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.misses.load(Ordering::Relaxed)
+    }
+
+    /// Counts a page that was not resident.
+    pub fn count_miss(&self) {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Id of the group's lruvec, 0 before its first page.
+    #[must_use]
+    pub fn lruvec(&self) -> u32 {
+        // Acquire pairs with the Release in `set_lruvec`.
+        self.lruvec.load(Ordering::Acquire)
+    }
+
+    /// Names the group's lruvec, if it has none yet.
+    ///
+    /// # Errors
+    /// The id of the lruvec that another thread named first.
+    pub fn set_lruvec(&self, id: u32) -> Result<(), u32> {
+        // Release pairs with the Acquire in `lruvec`.
+        self.lruvec
+            .compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+    }
+
+    /// Whether the last handle is gone.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire) != 0
+    }
+
+    /// Adds to the usage unless that exceeds `max`; returns the new usage if it did.
+    pub(super) fn try_add(&self, nr_pages: u64) -> Option<u64> {
+        let max = self.max();
+        let added = self
+            .usage
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |usage| {
+                usage.checked_add(nr_pages).filter(|&usage| usage <= max)
+            });
+        let usage = added.ok()? + nr_pages;
+        self.raise_peak(usage);
+        Some(usage)
+    }
+
+    /// Adds to the usage whatever `max` says.
+    pub(super) fn add_forced(&self, nr_pages: u64) -> u64 {
+        let usage = self.usage.fetch_add(nr_pages, Ordering::Relaxed) + nr_pages;
+        self.raise_peak(usage);
+        usage
+    }
+
+    fn raise_peak(&self, usage: u64) {
+        if usage > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(usage, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn sub(&self, nr_pages: u64) {
+        let before = self.usage.fetch_sub(nr_pages, Ordering::Relaxed);
+        assert!(
+            before >= nr_pages,
+            "uncharge of {nr_pages} pages from {before}"
+        );
+    }
+
+    /// Whether it has a `min` or a `low`, or still claims some.
+    #[inline]
+    pub(super) fn has_claim(&self) -> bool {
+        let words = [
+            &self.limits[Limit::Min as usize],
+            &self.limits[Limit::Low as usize],
+            &self.claims[0].own,
+            &self.claims[1].own,
+        ];
+        words.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// The change of what it claims by `min` and by `low` since it was last told to the parent.
+    ///
+    /// Claims are of a moment: threads that charge at once may leave one that is off by what they
+    /// charged, until the next charge.
+    pub(super) fn take_claims(&self) -> [(u64, u64); 2] {
+        let usage = self.usage();
+        let limits = [Limit::Min, Limit::Low].map(|limit| self.limit(limit));
+        core::array::from_fn(|which| {
+            let now = usage.min(limits[which]);
+            (self.claims[which].own.swap(now, Ordering::Relaxed), now)
+        })
+    }
+
+    /// Takes over what [`Group::take_claims`] of a child returned.
+    pub(super) fn add_claims(&self, changes: [(u64, u64); 2]) {
+        for (claim, (before, now)) in self.claims.iter().zip(changes) {
+            // Wraps below zero for a moment where two changes cross; their sum does not.
+            let change = now.wrapping_sub(before);
+            if change != 0 {
+                claim.children.fetch_add(change, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What the children claim together of `limit`, which is `Min` or `Low`.
+    pub(super) fn children_claim(&self, limit: Limit) -> u64 {
+        let claim = &self.claims[usize::from(limit == Limit::Low)];
+        claim.children.load(Ordering::Relaxed)
+    }
+}

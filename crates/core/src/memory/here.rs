@@ -1,0 +1,94 @@
+//! Where a call comes from, and what core asks of the program around it.
+
+use crate::units::Cpu;
+use core::fmt::Debug;
+
+/// What core asks of the program around it, on the slow path only and with no lock of core held.
+pub trait Platform: Debug {
+    /// Asks the shrinkers of the groups in `subtree` for other memory that is charged there, in
+    /// the proportion of `nr_pages` pages to `of`; all of `nr_pages` where `of` is 0, because
+    /// pages gave nothing. Returns the pages that they gave back.
+    ///
+    /// What it calls must not make core reclaim: those calls come with [`Here::without_reclaim`].
+    fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32;
+
+    /// The calling thread stalls on memory of `group` from now on, until `end_stall`.
+    fn begin_stall(&self, group: u32);
+
+    /// The end of the last stall that this thread began.
+    fn end_stall(&self, group: u32);
+
+    /// The calling thread charged `group` while a level was above its `high`, and is to be slowed
+    /// down by `delay_ns` when it next holds no page.
+    fn throttle(&self, group: u32, delay_ns: u64);
+}
+
+/// Nothing to shrink, nobody who watches: for tests and simulations.
+impl Platform for () {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn begin_stall(&self, _group: u32) {}
+
+    fn end_stall(&self, _group: u32) {}
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+/// Where a call that may need memory comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Here<'a> {
+    /// The CPU that the caller runs on. A stale one is slow, never wrong.
+    pub cpu: Cpu,
+    /// The program around core.
+    pub platform: &'a dyn Platform,
+    /// Whether it may reclaim: not inside a shrinker.
+    pub may_reclaim: bool,
+}
+
+impl<'a> Here<'a> {
+    /// A caller on `cpu` that may reclaim.
+    pub fn new(cpu: Cpu, platform: &'a dyn Platform) -> Here<'a> {
+        Here {
+            cpu,
+            platform,
+            may_reclaim: true,
+        }
+    }
+
+    /// The same, for foreign code that reclaim called: it gets what is there or nothing.
+    #[must_use]
+    pub fn without_reclaim(self) -> Here<'a> {
+        Here {
+            may_reclaim: false,
+            ..self
+        }
+    }
+}
+
+impl From<Cpu> for Here<'static> {
+    /// A caller with nobody around it.
+    fn from(cpu: Cpu) -> Here<'static> {
+        Here::new(cpu, &())
+    }
+}
+
+/// A stall on memory of a group, from its making until it is dropped.
+pub(super) struct Stall<'a> {
+    here: Here<'a>,
+    group: u32,
+}
+
+impl<'a> Stall<'a> {
+    pub(super) fn begin(here: Here<'a>, group: u32) -> Stall<'a> {
+        here.platform.begin_stall(group);
+        Stall { here, group }
+    }
+}
+
+impl Drop for Stall<'_> {
+    fn drop(&mut self) {
+        self.here.platform.end_stall(self.group);
+    }
+}

@@ -1,0 +1,137 @@
+//! Named cases of limits, protections and what reclaim does about them.
+
+use super::*;
+use crate::group::Limit;
+use std::cell::Cell;
+
+/// Two groups of 40 pages each under a budget of about 100, and a third that needs memory.
+fn crowded(limit: Limit) -> (Memory, [u32; 3]) {
+    let memory = Memory::try_new(Config::for_resident(100, 1, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let groups = [(); 3].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let mapping = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    for page in 0..80 {
+        let group = groups[usize::from(page >= 40)];
+        let (frame, _) = have(&memory, group, key(mapping, page), Ok(())).unwrap();
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    memory.groups().drain(root);
+    memory.groups().set_limit(groups[0], limit, 40).unwrap();
+    (memory, groups)
+}
+
+fn usages(memory: &Memory, groups: [u32; 3]) -> [u64; 3] {
+    groups.map(|id| memory.groups().get(id).unwrap().usage())
+}
+
+#[test]
+fn a_protected_group_keeps_its_pages_while_another_has_some() {
+    for limit in [Limit::Min, Limit::Low] {
+        let (memory, groups) = crowded(limit);
+        let mut held = Vec::new();
+        while usages(&memory, groups)[1] > 0 {
+            held.push(
+                memory
+                    .alloc_buf(CPU.into(), groups[2], Order::ZERO)
+                    .unwrap(),
+            );
+        }
+        assert_eq!(usages(&memory, groups)[0], 40);
+        assert_eq!(memory.groups().get(groups[0]).unwrap().events().low, 0);
+    }
+}
+
+#[test]
+fn low_gives_way_to_need_and_min_does_not() {
+    for limit in [Limit::Min, Limit::Low] {
+        let (memory, groups) = crowded(limit);
+        let mut nr_taken = 0;
+        let error = loop {
+            match memory.alloc_buf(CPU.into(), groups[2], Order::ZERO) {
+                Ok(_) => nr_taken += 1,
+                Err(error) => break error,
+            }
+        };
+        let root = memory.groups().root();
+        assert_eq!(error, AllocError::OverLimit { group: root });
+        let [kept, ..] = usages(&memory, groups);
+        let events = memory.groups().get(groups[0]).unwrap().events_local();
+        match limit {
+            Limit::Min => assert_eq!((kept, events.low), (40, 0)),
+            _ => assert!(kept == 0 && events.low > 0),
+        }
+        assert!(nr_taken >= 100 - kept, "{nr_taken} pages taken");
+        assert!(memory.groups().get(root).unwrap().events().oom > 0);
+    }
+}
+
+#[test]
+fn a_group_is_made_under_a_budget_full_of_cached_pages() {
+    let (memory, groups) = crowded(Limit::Low);
+    memory.groups().set_limit(groups[0], Limit::Low, 0).unwrap();
+    let root = memory.groups().root();
+    let before = memory.stats().pgsteal;
+    while memory.stats().pgsteal == before {
+        memory.new_group(CPU.into(), root).unwrap();
+    }
+}
+
+/// What a platform was told.
+#[derive(Debug, Default)]
+struct Told {
+    nr_stalls: Cell<u32>,
+    delay_ns: Cell<u64>,
+    asked: Cell<(u32, u64)>,
+}
+
+impl Platform for Told {
+    fn shrink(&self, _subtree: u32, nr_pages: u32, of: u64) -> u32 {
+        self.asked.set((nr_pages, of));
+        0
+    }
+
+    fn begin_stall(&self, _group: u32) {
+        self.nr_stalls.set(self.nr_stalls.get() + 1);
+    }
+
+    fn end_stall(&self, _group: u32) {
+        assert!(self.nr_stalls.get() > 0);
+    }
+
+    fn throttle(&self, _group: u32, delay_ns: u64) {
+        self.delay_ns.set(delay_ns);
+    }
+}
+
+#[test]
+fn above_high_the_charger_reclaims_and_owes_a_delay() {
+    let (memory, [_, group, _]) = crowded(Limit::Low);
+    let told = Told::default();
+    let here = Here::new(CPU, &told);
+    // Its pages can go, so it comes back below: nothing is owed.
+    memory.groups().set_limit(group, Limit::High, 20).unwrap();
+    memory.alloc_buf(here, group, Order::ZERO).unwrap();
+    assert!((told.nr_stalls.get(), told.delay_ns.get()) > (0, 0));
+    for _ in 0..20 {
+        memory.alloc_buf(here, group, Order::ZERO).unwrap();
+    }
+    assert!(usages(&memory, [group; 3])[0] > 20);
+    assert!(told.delay_ns.get() > 0);
+    let record = memory.groups().get(group).unwrap();
+    assert!(record.events_local().high >= 20);
+}
+
+#[test]
+fn inside_a_shrinker_nothing_is_reclaimed() {
+    let (memory, [_, group, _]) = crowded(Limit::Low);
+    let told = Told::default();
+    let here = Here::new(CPU, &told).without_reclaim();
+    memory.groups().set_max(group, 40).unwrap();
+    let refused = memory.alloc_buf(here, group, Order::ZERO);
+    assert_eq!(refused, Err(AllocError::OverLimit { group }));
+    assert_eq!(told.nr_stalls.get(), 0);
+    memory
+        .alloc_buf(Here::new(CPU, &told), group, Order::ZERO)
+        .unwrap();
+    assert!(told.nr_stalls.get() > 0 && told.asked.get().0 > 0);
+}

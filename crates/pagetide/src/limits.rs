@@ -1,0 +1,198 @@
+//! Limits and protections of groups.
+
+use crate::builder::bytes_of;
+use crate::{ByteSize, Error, Group, PAGE_BYTES};
+use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
+
+impl Group {
+    /// [`Group::set_min`] in a chain of calls.
+    ///
+    /// # Errors
+    /// [`Error::MinOverMax`].
+    pub fn min(self, min: ByteSize) -> Result<Group, Error> {
+        self.set_min(min)?;
+        Ok(self)
+    }
+
+    /// [`Group::set_low`] in a chain of calls.
+    #[must_use]
+    pub fn low(self, low: ByteSize) -> Group {
+        self.set_low(low);
+        self
+    }
+
+    /// [`Group::set_high`] in a chain of calls.
+    #[must_use]
+    pub fn high(self, high: ByteSize) -> Group {
+        self.set_high(high);
+        self
+    }
+
+    /// [`Group::set_max`] in a chain of calls.
+    ///
+    /// # Errors
+    /// As [`Group::set_max`].
+    pub fn max(self, max: ByteSize) -> Result<Group, Error> {
+        self.set_max(max)?;
+        Ok(self)
+    }
+
+    /// Protects the group: while its usage is at most this, no other group's need takes pages from
+    /// it. Rounded down to whole pages; 0: no protection.
+    ///
+    /// A group protects what its ancestors protect at most: siblings that ask for more than their
+    /// parent has share it in proportion. What a parent has and no child asks for protects its
+    /// children in proportion to what they use. Source: `memory.min`, with `memory_recursiveprot`.
+    ///
+    /// # Errors
+    /// [`Error::MinOverMax`]; nothing is changed.
+    pub fn set_min(&self, min: ByteSize) -> Result<(), Error> {
+        self.set_limit(Limit::Min, pages_of(min))
+    }
+
+    /// Protects the group as [`Group::set_min`] does, as long as others have pages to give. Where
+    /// they have none, it is reclaimed from too, and its `low` event counted.
+    pub fn set_low(&self, low: ByteSize) {
+        let set = self.set_limit(Limit::Low, pages_of(low));
+        set.expect("`low` has no bound");
+    }
+
+    /// Above this, whoever charges the group reclaims in it, and is slowed down by sleeping where
+    /// that does not bring it back: for longer the more it is over, at most
+    /// [`Builder::throttle_max`](crate::Builder::throttle_max) a call, and never while the thread
+    /// holds a pinned page. Rounded down to whole pages.
+    pub fn set_high(&self, high: ByteSize) {
+        let set = self.set_limit(Limit::High, pages_of(high));
+        set.expect("`high` has no bound");
+    }
+
+    /// Lifts `high`.
+    pub fn clear_high(&self) {
+        let set = self.set_limit(Limit::High, NO_LIMIT);
+        set.expect("`high` has no bound");
+    }
+
+    fn set_limit(&self, limit: Limit, pages: u64) -> Result<(), Error> {
+        let groups = self.shared().core.groups();
+        let set = groups.set_limit(self.id(), limit, pages);
+        set.map_err(|refused| self.min_over_max(refused))
+    }
+
+    fn min_over_max(&self, refused: MinOverMax) -> Error {
+        Error::MinOverMax {
+            group: self.name(),
+            min_pages: refused.min,
+            max_pages: refused.max,
+        }
+    }
+
+    /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
+    /// over it. The root's limit is the budget, whatever is set here above it.
+    ///
+    /// # Errors
+    /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
+    /// [`Error::MinOverMax`]; nothing is changed.
+    pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
+        let shared = self.shared();
+        let core = &shared.core;
+        let mut pages = pages_of(max);
+        if self.id() == core.groups().root() {
+            pages = pages.min(u64::from(core.config().budget_pages));
+        }
+        let over = core.set_max(shared.here(), self.id(), pages);
+        match over.map_err(|refused| self.min_over_max(refused))? {
+            0 => Ok(()),
+            over_pages => Err(self.still_over(over_pages)),
+        }
+    }
+
+    #[cold]
+    fn still_over(&self, over_pages: u64) -> Error {
+        let pinned = self.shared().core.pinned(self.id());
+        Error::StillOver {
+            group: self.name(),
+            over_pages,
+            usage_pages: self.record().usage(),
+            pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
+            dirty_pages: 0,
+            reserved_pages: 0,
+        }
+    }
+
+    /// The hard limit; `None` where only ancestors limit the group.
+    #[must_use]
+    pub fn limit(&self) -> Option<ByteSize> {
+        self.bytes_of(Limit::Max)
+    }
+
+    /// What [`Group::set_high`] set; `None` where nothing is.
+    #[must_use]
+    pub fn high_limit(&self) -> Option<ByteSize> {
+        self.bytes_of(Limit::High)
+    }
+
+    /// What [`Group::set_min`] and [`Group::set_low`] set.
+    #[must_use]
+    pub fn protections(&self) -> (ByteSize, ByteSize) {
+        let of = |limit| ByteSize(bytes_of(self.record().limit(limit)));
+        (of(Limit::Min), of(Limit::Low))
+    }
+
+    fn bytes_of(&self, limit: Limit) -> Option<ByteSize> {
+        let pages = self.record().limit(limit);
+        (pages != NO_LIMIT).then(|| ByteSize(bytes_of(pages)))
+    }
+
+    /// How often limits were met in the group and those below it.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::of(self.record().events())
+    }
+
+    /// How often limits of this very group were met.
+    #[must_use]
+    pub fn events_local(&self) -> Events {
+        Events::of(self.record().events_local())
+    }
+}
+
+fn pages_of(bytes: ByteSize) -> u64 {
+    bytes.as_u64() / PAGE_BYTES as u64
+}
+
+/// How often limits were met. Displayed as `memory.events` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Events {
+    /// Reclaimed from though usage was within `low`.
+    pub low: u64,
+    /// A charge took usage above `high`.
+    pub high: u64,
+    /// A charge met `max`, and reclaimed or was refused.
+    pub max: u64,
+    /// A request was refused because of `max`.
+    pub oom: u64,
+}
+
+impl Events {
+    fn of(core: group::Events) -> Events {
+        Events {
+            low: core.low,
+            high: core.high,
+            max: core.max,
+            oom: core.oom,
+        }
+    }
+}
+
+impl std::fmt::Display for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Events {
+            low,
+            high,
+            max,
+            oom,
+        } = self;
+        write!(f, "low {low}\nhigh {high}\nmax {max}\noom {oom}")
+    }
+}

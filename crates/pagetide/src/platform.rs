@@ -1,0 +1,59 @@
+//! What core asks of the runtime.
+
+use crate::cpu;
+use crate::shared::Shared;
+use crate::{shrinker, throttle};
+use pagetide_core::memory::{Here, Platform};
+
+impl Platform for Shared {
+    fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
+        let groups = self.core.groups();
+        let usage = || groups.get(subtree).map_or(0, |group| group.usage());
+        let before = usage();
+        // What `min` protects is left, as pages are.
+        let may_give = |id| {
+            let used = groups.get(id).map_or(0, |group| group.usage());
+            groups.is_in(id, subtree) && used > groups.protection(id, subtree).min
+        };
+        self.shrinkers.shrink(may_give, nr_pages, of);
+        u32::try_from(before.saturating_sub(usage())).unwrap_or(u32::MAX)
+    }
+
+    fn begin_stall(&self, _group: u32) {}
+
+    fn end_stall(&self, _group: u32) {}
+
+    fn throttle(&self, group: u32, delay_ns: u64) {
+        throttle::owe(group, delay_ns, self.throttle_max);
+    }
+}
+
+impl Shared {
+    /// The calling thread, to core.
+    #[inline]
+    pub(crate) fn here(&self) -> Here<'_> {
+        let here = Here::new(cpu::current(), self);
+        if shrinker::is_shrinking() {
+            return here.without_reclaim();
+        }
+        here
+    }
+
+    /// Sleeps for what the thread charged above a `high`, if it holds no page.
+    #[inline]
+    pub(crate) fn pay_debt(&self) {
+        if let Some((group, delay)) = throttle::take_debt() {
+            self.sleep_for(group, delay);
+        }
+    }
+
+    #[cold]
+    fn sleep_for(&self, group: u32, delay: std::time::Duration) {
+        if shrinker::is_shrinking() {
+            return;
+        }
+        self.begin_stall(group);
+        std::thread::sleep(delay);
+        self.end_stall(group);
+    }
+}

@@ -1,0 +1,87 @@
+//! Slowing down those who charge a group above its `high`: a debt of the thread, paid by sleeping
+//! when it holds no page.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Debts below this wait for more: a sleep takes about as long by itself.
+const MIN_SLEEP_NS: u64 = 100_000;
+
+/// What the calling thread owes and holds.
+struct Thread {
+    owed_ns: Cell<u64>,
+    /// The group that the debt is about.
+    group: Cell<u32>,
+    /// Pinned pages made here less those dropped here: a page that moved to another thread keeps
+    /// this one from being slowed down, which does no harm.
+    nr_held: Cell<u32>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread { owed_ns: Cell::new(0), group: Cell::new(0), nr_held: Cell::new(0) }
+    };
+}
+
+/// Adds to what the thread owes, up to `max` in all.
+pub(crate) fn owe(group: u32, delay_ns: u64, max: Duration) {
+    let max = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+    THREAD.with(|thread| {
+        let owed = thread.owed_ns.get().saturating_add(delay_ns);
+        thread.owed_ns.set(owed.min(max));
+        thread.group.set(group);
+    });
+}
+
+/// What the thread has to sleep for now, and for which group: then nothing is owed any more.
+#[inline]
+pub(crate) fn take_debt() -> Option<(u32, Duration)> {
+    THREAD.with(|thread| {
+        let owed = thread.owed_ns.get();
+        if owed < MIN_SLEEP_NS || thread.nr_held.get() > 0 {
+            return None;
+        }
+        thread.owed_ns.set(0);
+        Some((thread.group.get(), Duration::from_nanos(owed)))
+    })
+}
+
+/// The thread holds one more pinned page.
+#[inline]
+pub(crate) fn hold() {
+    THREAD.with(|thread| thread.nr_held.set(thread.nr_held.get().saturating_add(1)));
+}
+
+/// The thread dropped a pinned page.
+#[inline]
+pub(crate) fn let_go() {
+    // A thread whose locals are gone drops pages too.
+    let _ = THREAD.try_with(|thread| thread.nr_held.set(thread.nr_held.get().saturating_sub(1)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn debts_add_up_to_the_most_that_is_slept() {
+        owe(3, 60_000, MAX);
+        assert_eq!(take_debt(), None);
+        owe(3, 60_000, MAX);
+        assert_eq!(take_debt(), Some((3, Duration::from_nanos(120_000))));
+        owe(4, u64::MAX, MAX);
+        assert_eq!(take_debt(), Some((4, MAX)));
+        assert_eq!(take_debt(), None);
+    }
+
+    #[test]
+    fn who_holds_a_page_pays_later() {
+        owe(3, 5_000_000, MAX);
+        hold();
+        assert_eq!(take_debt(), None);
+        let_go();
+        assert_eq!(take_debt(), Some((3, Duration::from_millis(5))));
+    }
+}
