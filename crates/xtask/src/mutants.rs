@@ -55,7 +55,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "an uncharge over the limit goes into the stock",
-        file: "group/mod.rs",
+        file: "group/charge.rs",
         find: "if nr_pages > batch || is_over() {",
         replace: "if nr_pages > batch || (false && is_over()) {",
         tests: Tests::Plain("group"),
