@@ -41,6 +41,8 @@ pub mod rank {
     pub const ZONE: u8 = 7;
     /// Growth of a table.
     pub const TABLE: u8 = 8;
+    /// What is out of use.
+    pub const BALLOON: u8 = 10;
 }
 
 /// Memory for core's own records was refused.

@@ -7,7 +7,7 @@ use crate::units::{Frame, MAX_ORDER, NR_ORDERS, Order, index};
 /// The free blocks of frames `start..end`. Guarded by its zone's lock.
 #[derive(Debug)]
 pub struct Buddy {
-    lists: [[List; NR_MOBILITIES]; NR_ORDERS],
+    pub(super) lists: [[List; NR_MOBILITIES]; NR_ORDERS],
     start: u32,
     end: u32,
     nr_free: u32,
@@ -100,7 +100,14 @@ impl Buddy {
         core::mem::take(&mut self.was_claimed)
     }
 
-    fn list(&mut self, frame: Frame, order: Order, kind: Mobility, frames: &FrameTable, end: End) {
+    pub(super) fn list(
+        &mut self,
+        frame: Frame,
+        order: Order,
+        kind: Mobility,
+        frames: &FrameTable,
+        end: End,
+    ) {
         frames.set_block(frame, order, Place::Zone);
         let list = &mut self.lists[order.index()][kind.index()];
         match end {
@@ -110,7 +117,13 @@ impl Buddy {
         self.nr_free += order.nr_pages();
     }
 
-    fn unlist(&mut self, frame: Frame, order: Order, kind: Mobility, frames: &FrameTable) {
+    pub(super) fn unlist(
+        &mut self,
+        frame: Frame,
+        order: Order,
+        kind: Mobility,
+        frames: &FrameTable,
+    ) {
         self.lists[order.index()][kind.index()].remove(frames, frame);
         frames.set_block(frame, order, Place::Out);
         self.nr_free -= order.nr_pages();
@@ -440,7 +453,7 @@ pub(super) fn for_pageblocks(frame: Frame, order: Order, mut work: impl FnMut(Fr
 }
 
 #[derive(Clone, Copy)]
-enum End {
+pub(super) enum End {
     Head,
     Tail,
 }

@@ -293,9 +293,13 @@ impl Zones {
         self.after_free(number, zone);
     }
 
+    pub(super) fn zone_of(&self, frames: &FrameTable, frame: Frame) -> &Zone {
+        &self.zones[pageblock::zone(frames, frame)]
+    }
+
     /// Says that the memory of a frame's pageblock must stay where it is: registered for I/O.
     pub fn set_registered(&self, frames: &FrameTable, frame: Frame, is_registered: bool) {
-        let zone = &self.zones[pageblock::zone(frames, frame)];
+        let zone = self.zone_of(frames, frame);
         zone.set_registered(frames, frame, is_registered);
     }
 

@@ -3,7 +3,8 @@
 use core::fmt;
 
 /// What a frame is used for. Legal moves: `Free` to `Reading` to `Live` to `Evicting` to `Free`;
-/// `Reading` to `Failed` to `Free`; `Live` to `Detached` to `Free`; `Free` to `Buf` to `Free`.
+/// `Reading` to `Failed` to `Free`; `Live` to `Detached` to `Free`; `Free` to `Buf` to `Free`;
+/// `Free` to `Offline` to `Free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -21,6 +22,8 @@ pub enum State {
     Detached = 5,
     /// Working memory, not reclaimable.
     Buf = 6,
+    /// Taken out of use, so that the OS can have its memory.
+    Offline = 7,
 }
 
 /// One 64-bit state word, by value.
@@ -108,7 +111,7 @@ impl Word {
             4 => State::Failed,
             5 => State::Detached,
             6 => State::Buf,
-            _ => unreachable!("state 7 is never stored"),
+            _ => State::Offline,
         }
     }
 

@@ -17,9 +17,24 @@ const MAX_BLOCK_ROUNDS: u32 = 128;
 pub struct Idle {
     frame: Frame,
     order: Order,
+    has_memory: bool,
 }
 
 impl Idle {
+    pub(super) fn new(frame: Frame, order: Order, has_memory: bool) -> Idle {
+        Idle {
+            frame,
+            order,
+            has_memory,
+        }
+    }
+
+    /// Whether the OS may hold memory for it.
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        self.has_memory
+    }
+
     /// Its first frame.
     #[must_use]
     pub fn frame(&self) -> Frame {
@@ -60,7 +75,7 @@ impl Memory {
         let nr_pages = order.nr_pages();
         match self.groups.charge(here.cpu, group, nr_pages) {
             Ok(Charged::Within) => {}
-            charged => self.charge(here, group, nr_pages, charged)?,
+            charged => self.charge(here, group, nr_pages, (charged, false))?,
         }
         let request = Request::new(order, mobility);
         let frame = match self.groups.place(group) {
@@ -109,6 +124,15 @@ impl Memory {
         is_anywhere: bool,
     ) -> Result<Frame, AllocError> {
         let order = request.order;
+        while self.give_back_slack() {
+            let low = Request {
+                mark: Mark::Low,
+                ..*request
+            };
+            if let Ok(frame) = self.zones.alloc(&self.frames, here.cpu, &low) {
+                return Ok(frame);
+            }
+        }
         let (mut retries, mut rounds) = (0, 0);
         loop {
             let (taken, nr_drained) = self.take_frames(here, group, request, rounds == 0);
@@ -194,7 +218,8 @@ impl Memory {
     }
 
     /// Goes on after a charge that was refused, or that went above a `high`: reclaims at the level
-    /// that it is about, and charges again where it was refused.
+    /// that it is about, and charges again where it was refused. `by_region`: whole pageblocks are
+    /// emptied and go out of use, where that can be done.
     #[cold]
     #[inline(never)]
     pub(super) fn charge(
@@ -202,7 +227,7 @@ impl Memory {
         here: Here<'_>,
         group: u32,
         nr_pages: u32,
-        mut charged: Result<Charged, OverLimit>,
+        (mut charged, by_region): (Result<Charged, OverLimit>, bool),
     ) -> Result<(), AllocError> {
         let mut retries = 0;
         loop {
@@ -220,7 +245,8 @@ impl Memory {
                 self.groups.count_event(over, Event::Oom);
                 return Err(AllocError::OverLimit { group: over });
             }
-            if self.reclaim_for(here, over, nr_pages) == 0 {
+            let is_emptied = by_region && self.take_pending(here, over);
+            if !is_emptied && self.reclaim_for(here, over, nr_pages) == 0 {
                 retries += 1;
             }
             charged = self.groups.charge(here.cpu, group, nr_pages);
@@ -262,13 +288,27 @@ impl Memory {
     pub(super) fn put_block(&self, cpu: Cpu, frame: Frame) {
         let (order, _) = self.frames.block(frame);
         let group = self.frames.group(frame);
+        self.make_bare(frame);
+        self.zones.free(&self.frames, cpu, frame, order);
+        self.groups.uncharge(cpu, group, order.nr_pages());
+    }
+
+    /// As [`Memory::put_block`], but the frame stays in the caller's hands. Returns its order.
+    pub(super) fn end_use(&self, cpu: Cpu, frame: Frame) -> Order {
+        let (order, _) = self.frames.block(frame);
+        self.make_bare(frame);
+        self.groups
+            .uncharge(cpu, self.frames.group(frame), order.nr_pages());
+        order
+    }
+
+    #[inline]
+    fn make_bare(&self, frame: Frame) {
         self.frames.set_key(frame, None);
         let before = self.frames.change_owned(frame, |word| {
             word.bare().with_state(State::Free).next_version()
         });
         assert!(before.pins() == 0, "{frame:?} is freed while pinned");
-        self.zones.free(&self.frames, cpu, frame, order);
-        self.groups.uncharge(cpu, group, order.nr_pages());
     }
 
     /// Working memory of `order`, charged to `group`: not reclaimable. Also says whether its bytes
@@ -293,12 +333,12 @@ impl Memory {
     /// The caller lets the OS have the memory and gives the block back by [`Memory::put_idle`].
     pub fn take_idle(&self, before: u64) -> Option<Idle> {
         let (frame, order) = self.zones.take_idle(&self.frames, before)?;
-        Some(Idle { frame, order })
+        Some(Idle::new(frame, order, true))
     }
 
     /// Gives back a block of [`Memory::take_idle`]; whether the OS has its memory.
     pub fn put_idle(&self, idle: Idle, is_released: bool) {
-        let Idle { frame, order } = idle;
+        let Idle { frame, order, .. } = idle;
         self.zones
             .put_idle(&self.frames, (frame, order), is_released);
     }

@@ -1,6 +1,7 @@
 //! Eviction: isolate, detach, settle, free, uncharge. The one place where it reads top down.
 
 use super::{AllocError, Here, Memory};
+use crate::alloc::Pieces;
 use crate::group::{Event, Protection};
 use crate::page_cache;
 use crate::reclaim::{Batch, Lruvec, Outcome, Victim};
@@ -38,11 +39,11 @@ impl Memory {
         self.stats
             .scanned
             .fetch_add(u64::from(scanned), Ordering::Relaxed);
-        self.evict(cpu, lruvec, &batch)
+        self.evict(cpu, lruvec, &batch, None)
     }
 
     /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.
-    fn spare(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
+    pub(super) fn spare(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
         if !self.groups.is_protected() {
             return u64::MAX;
         }
@@ -53,7 +54,7 @@ impl Memory {
     }
 
     /// The lruvec of the next group in `subtree` that `may_give` and has pages on its lists.
-    fn next_lruvec(
+    pub(super) fn next_lruvec(
         &self,
         subtree: u32,
         may_give: impl Fn(u32) -> bool,
@@ -74,7 +75,14 @@ impl Memory {
             .or_else(|| with_pages().next())
     }
 
-    fn evict(&self, cpu: Cpu, lruvec: &SpinLock<Lruvec, { rank::LRUVEC }>, batch: &Batch) -> u32 {
+    /// Evicts isolated pages; returns those that went. Their frames are freed, or taken `in_hand`.
+    pub(super) fn evict(
+        &self,
+        cpu: Cpu,
+        lruvec: &SpinLock<Lruvec, { rank::LRUVEC }>,
+        batch: &Batch,
+        mut in_hand: Option<&mut Pieces>,
+    ) -> u32 {
         let mut refused: u64 = 0;
         for (at, victim) in batch.iter().enumerate() {
             if !self.detach(victim) {
@@ -99,7 +107,10 @@ impl Memory {
         for (at, victim) in batch.iter().enumerate() {
             if refused >> at & 1 == 0 {
                 freed += self.frames.block(victim.frame).0.nr_pages();
-                self.put_block(cpu, victim.frame);
+                match &mut in_hand {
+                    None => self.put_block(cpu, victim.frame),
+                    Some(pieces) => pieces.add(victim.frame, self.end_use(cpu, victim.frame)),
+                }
             } else if left_their_file >> at & 1 != 0 {
                 self.reap(cpu, victim.frame);
             }

@@ -1,6 +1,7 @@
 #![doc = include_str!("README.md")]
 
 mod alloc;
+mod balloon;
 mod effects;
 mod evict;
 mod fault;
@@ -8,12 +9,15 @@ mod file;
 mod here;
 mod pins;
 mod place;
+mod region;
+mod reserve;
 
 pub use alloc::Idle;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 pub use here::{Here, Platform};
 pub use pins::Pinned;
+pub use reserve::{BadBudget, Reserved};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
@@ -21,8 +25,9 @@ use crate::group::{BATCH, ChildError, MinOverMax, Tree};
 
 use crate::page_cache::{Index, Mapping, Mappings};
 use crate::reclaim::{Lruvec, Policy, Shadows};
-use crate::sync::{AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
+use balloon::Balloon;
 
 /// Pages that a budget must leave for content.
 pub const MIN_PAGES: u32 = 16;
@@ -36,6 +41,8 @@ const TABLE_PAGES: u32 = 64;
 pub struct Config {
     /// The budget in pages: content, working memory and core's own records together.
     pub budget_pages: u32,
+    /// What the budget may be raised to later, in pages: frames are made for it.
+    pub arena_pages: u32,
     /// Frames whose evicted pages are remembered, four times over.
     pub shadow_frames: u32,
     /// Which page goes.
@@ -56,6 +63,7 @@ impl Config {
     pub fn on(topology: Topology, budget_pages: u32, policy: Policy) -> Config {
         Config {
             budget_pages,
+            arena_pages: budget_pages,
             shadow_frames: budget_pages,
             policy,
             alloc: AllocConfig::new(topology),
@@ -83,17 +91,18 @@ impl Config {
                 .saturating_add(self.metadata_pages())
                 .saturating_add(TABLE_PAGES)
                 .saturating_add(nr_pages / 64);
+            self.arena_pages = self.budget_pages;
         }
     }
 
-    /// Frames of the arena: the budget, and what per-CPU page caches may hold beyond it.
+    /// Frames of the arena: the largest budget, and what per-CPU page caches may hold beyond it.
     ///
     /// # Panics
     /// Beyond 2^32 - 2 frames (16 TiB), which [`Memory::try_new`] refuses before.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
-        self.budget_pages
-            .saturating_add(self.alloc.slack(self.budget_pages))
+        let nr_pages = self.arena_pages.max(self.budget_pages);
+        nr_pages.saturating_add(self.alloc.slack(nr_pages))
     }
 
     /// Bytes of core's own tables, charged to the root when the memory is built.
@@ -181,6 +190,9 @@ pub struct Memory {
     mappings: Mappings,
     /// Whose turn it is to be reclaimed from.
     turn: AtomicU64,
+    /// Which pageblock is looked at next when one is to be emptied.
+    region_hand: AtomicU32,
+    balloon: Balloon,
     stats: Counters,
 }
 
@@ -214,6 +226,8 @@ impl Memory {
                 shadows: Shadows::try_new(config.shadow_frames)?,
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),
+                region_hand: AtomicU32::new(0),
+                balloon: Balloon::default(),
                 stats: Counters::default(),
                 config,
             })
@@ -225,6 +239,11 @@ impl Memory {
             charged.is_ok(),
             "the budget has room for the tables (checked above)"
         );
+        memory.set_shrunk(u64::from(
+            memory.config.arena_pages - memory.config.budget_pages,
+        ));
+        let untouched = memory.next_offline(Cpu::new(0).into());
+        assert!(untouched.is_none(), "no frame was used yet");
         Ok(memory)
     }
 
@@ -348,10 +367,11 @@ impl Memory {
     /// Counts. Takes the locks of the zone and of its per-CPU page caches.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let offline = u32::try_from(self.offline_pages()).expect("at most the arena");
         Stats {
             pgscan: self.stats.scanned.load(Ordering::Relaxed),
             pgsteal: self.stats.evicted.load(Ordering::Relaxed),
-            nr_used: self.zones.managed() - self.zones.nr_free(),
+            nr_used: self.zones.managed() - self.zones.nr_free() - offline,
             zone: self.zones.stats(),
         }
     }
@@ -362,6 +382,7 @@ impl Memory {
     /// Where one does not hold.
     pub fn check(&self) {
         self.zones.check(&self.frames);
+        self.check_balloon();
         for (_, group) in self.groups.iter() {
             if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
                 lruvec.lock().check(&self.frames);
@@ -372,7 +393,8 @@ impl Memory {
         let usage = self.groups.get(root).map_or(0, crate::group::Group::usage);
         let used = u64::from(self.stats().nr_used);
         assert!(usage >= used, "{usage} pages charged, {used} frames in use");
-        let records = usage - used - u64::from(self.config.metadata_pages());
+        let reserved = self.reserved_bytes().div_ceil(PAGE_BYTES as u64);
+        let records = usage - used - reserved - u64::from(self.config.metadata_pages());
         assert!(
             records <= u64::from(TABLE_PAGES),
             "{records} pages charged and not in use"

@@ -3,12 +3,13 @@
 extern crate std;
 
 mod limits;
+mod reserve;
 
 use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
 use crate::group::CpuMask;
-use crate::page_cache::Access;
+use crate::page_cache::{Access, Found};
 use crate::units::{Frame, Node, NodeMask};
 use std::vec::Vec;
 

@@ -1,7 +1,7 @@
 //! First in, first out: the yardstick of every other policy.
 
 use super::{Batch, Rules, Token, Victim};
-use crate::frame::{FrameTable, List};
+use crate::frame::{FrameTable, List, Word};
 use crate::units::Frame;
 
 /// Pages in the order of their arrival. A refused page counts as arrived again.
@@ -44,6 +44,14 @@ impl Rules for Fifo {
             }
         }
         scanned
+    }
+
+    fn coldest(&self) -> Option<Frame> {
+        self.pages.tail()
+    }
+
+    fn token(&self, _word: Word) -> Token {
+        Token::new(0)
     }
 
     fn evicted(&mut self, _token: Token) {}

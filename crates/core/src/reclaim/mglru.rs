@@ -128,7 +128,7 @@ impl Mglru {
         false
     }
 
-    fn token(&self, accesses: u8) -> Token {
+    fn token_of(&self, accesses: u8) -> Token {
         let min_seq = u32::try_from(self.min_seq & 0xFFFF).expect("16 bits");
         Token::new(min_seq << ACCESS_BITS | u32::from(accesses))
     }
@@ -158,7 +158,7 @@ fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
 impl Rules for Mglru {
     fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> u8 {
         if let Some(token) = refault
-            && token.bits() >> ACCESS_BITS == self.token(0).bits() >> ACCESS_BITS
+            && token.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS
         {
             let accesses = u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits");
             self.counted[controller::tier_of(accesses)].refaulted += 1;
@@ -190,14 +190,10 @@ impl Rules for Mglru {
                 if self.sort(frames, frame, word, cut_off) {
                     continue;
                 }
-                let accesses = word.refs().min(MAX_ACCESSES);
+                let token = self.token(word);
                 self.list(self.min_seq).remove(frames, frame);
                 let word = super::isolated(frames, frame);
-                batch.push(Victim {
-                    frame,
-                    word,
-                    token: self.token(accesses),
-                });
+                batch.push(Victim { frame, word, token });
             }
             if batch.len() >= want || self.nr_pages() == 0 {
                 break;
@@ -205,6 +201,15 @@ impl Rules for Mglru {
         }
         self.drop_empty();
         scanned
+    }
+
+    fn coldest(&self) -> Option<Frame> {
+        let mut seqs = self.min_seq..=self.max_seq;
+        seqs.find_map(|seq| self.generations[slot(seq)].tail())
+    }
+
+    fn token(&self, word: Word) -> Token {
+        self.token_of(word.refs().min(MAX_ACCESSES))
     }
 
     fn evicted(&mut self, token: Token) {

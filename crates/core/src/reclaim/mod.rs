@@ -136,6 +136,10 @@ trait Rules {
     fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> u8;
     /// Takes victims off their lists until the batch holds `want`; returns the pages looked at.
     fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32;
+    /// The page that it would look at first.
+    fn coldest(&self) -> Option<Frame>;
+    /// What the shadow entry of a page with this word will say if it goes now.
+    fn token(&self, word: Word) -> Token;
     /// Counts a page that was evicted.
     fn evicted(&mut self, token: Token);
     /// Queues a page that could not be evicted; returns its generation.
@@ -220,6 +224,37 @@ impl Lruvec {
     /// Takes up to `want` pages that are worth evicting off their lists. Returns pages scanned.
     pub fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
         self.rules().isolate(frames, want.min(MAX_BATCH), batch)
+    }
+
+    /// The page that is looked at first for eviction.
+    #[must_use]
+    pub fn coldest(&self) -> Option<Frame> {
+        self.shared().coldest()
+    }
+
+    /// Takes one page off its list, however young it is, because its frame is wanted; false where
+    /// the frame holds no page of `group`, whose lruvec this is, or somebody uses it.
+    ///
+    /// # Panics
+    /// Where the batch is full.
+    pub fn isolate_frame(
+        &mut self,
+        frames: &FrameTable,
+        (group, frame): (u32, Frame),
+        batch: &mut Batch,
+    ) -> bool {
+        // The word before the group: a generation says that the page is on the list of the group
+        // that was named before it, and that one only changes under this lock.
+        let word = frames.word(frame);
+        let is_ours = word.generation() != 0 && frames.group(frame) == group;
+        if !is_ours || !word.is_evictable() {
+            return false;
+        }
+        let token = self.shared().token(word);
+        self.rules().remove(frames, frame, word.generation());
+        let word = isolated(frames, frame);
+        batch.push(Victim { frame, word, token });
+        true
     }
 
     /// Says what became of a victim; a refused one is queued again unless it left its file.

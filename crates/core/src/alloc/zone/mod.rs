@@ -269,7 +269,7 @@ impl Zone {
     }
 
     /// Runs `work` under the zone's lock; `work` returns the pages that it moved.
-    fn hold(&self, work: impl FnOnce(&mut Buddy, bool) -> u32) {
+    pub(super) fn hold(&self, work: impl FnOnce(&mut Buddy, bool) -> u32) {
         let taken = self.buddy.try_lock();
         let is_contended = taken.is_none();
         let mut buddy = taken.unwrap_or_else(|| self.buddy.lock());

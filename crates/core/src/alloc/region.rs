@@ -1,0 +1,240 @@
+//! Whole pageblocks on their way out of use: free ones, or put together from pieces.
+
+use super::buddy::{Buddy, End, for_pageblocks, order_of};
+use super::pageblock::{self, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
+use super::{Zone, Zones};
+use crate::frame::{FrameTable, Place};
+use crate::units::{Frame, NR_ORDERS, Order, count, index};
+
+const WORDS: usize = index(PAGEBLOCK_PAGES / 64);
+
+/// Which frames of one pageblock somebody has in hand, neither free nor in use.
+#[derive(Debug)]
+#[must_use = "frames in hand have to be given back"]
+pub struct Pieces {
+    first: Frame,
+    held: [u64; WORDS],
+}
+
+impl Pieces {
+    /// None yet of the pageblock that `frame` lies in.
+    pub fn of(frame: Frame) -> Pieces {
+        Pieces {
+            first: Frame::new(frame.number() & !(PAGEBLOCK_PAGES - 1)),
+            held: [0; WORDS],
+        }
+    }
+
+    /// The first frame of the pageblock.
+    #[must_use]
+    pub fn first(&self) -> Frame {
+        self.first
+    }
+
+    /// All frames of the pageblock.
+    pub fn frames(&self) -> impl Iterator<Item = Frame> + use<> {
+        (self.first.number()..)
+            .take(index(PAGEBLOCK_PAGES))
+            .map(Frame::new)
+    }
+
+    /// Takes a block of the pageblock in hand.
+    ///
+    /// # Panics
+    /// Where a frame of it lies elsewhere or is in hand already.
+    pub fn add(&mut self, frame: Frame, order: Order) {
+        let start = frame.number().wrapping_sub(self.first.number());
+        for at in start..start + order.nr_pages() {
+            let (word, bit) = (index(at / 64), 1 << (at % 64));
+            assert!(self.held[word] & bit == 0, "{frame:?} is in hand twice");
+            self.held[word] |= bit;
+        }
+    }
+
+    /// Whether a frame is in hand.
+    #[must_use]
+    pub fn has(&self, frame: Frame) -> bool {
+        let at = frame.number().wrapping_sub(self.first.number());
+        let word = self.held.get(index(at / 64));
+        word.is_some_and(|word| word >> (at % 64) & 1 != 0)
+    }
+
+    /// Whether the whole pageblock is in hand.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.held.iter().all(|&word| word == u64::MAX)
+    }
+}
+
+impl Buddy {
+    /// Takes the free blocks of a pageblock in hand; returns their pages. A look at each record.
+    fn take_pieces(&mut self, frames: &FrameTable, pieces: &mut Pieces) -> u32 {
+        let mut nr_pages = 0;
+        for frame in pieces.frames() {
+            let (order, place) = frames.block(frame);
+            if place == Place::Zone && order.get() <= PAGEBLOCK_ORDER {
+                self.unlist(frame, order, pageblock::mobility(frames, frame), frames);
+                pieces.add(frame, order);
+                nr_pages += order.nr_pages();
+            }
+        }
+        nr_pages
+    }
+
+    /// Takes a free pageblock, best one that the OS holds no memory for; says whether it does.
+    /// Looks at `max_scan` blocks at most of each list, coldest first.
+    fn take_region(&mut self, frames: &FrameTable, max_scan: usize) -> Option<(Frame, bool)> {
+        for has_memory in [false, true] {
+            for have in usize::from(PAGEBLOCK_ORDER)..NR_ORDERS {
+                let order = order_of(count(have));
+                for kind in Mobility::ALL {
+                    let list = &self.lists[have][kind.index()];
+                    let mut blocks = list.iter_back(frames).take(max_scan);
+                    let found = blocks.find_map(|block| {
+                        pageblock_of(frames, block, order, has_memory).map(|first| (block, first))
+                    });
+                    if let Some((block, first)) = found {
+                        self.unlist(block, order, kind, frames);
+                        for_pageblocks(block, order, |other| {
+                            if other != first {
+                                let whole = order_of(u32::from(PAGEBLOCK_ORDER));
+                                self.list(other, whole, kind, frames, End::Tail);
+                            }
+                        });
+                        return Some((first, has_memory));
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A pageblock of a free block that may go, and for which the OS has memory or not.
+fn pageblock_of(
+    frames: &FrameTable,
+    block: Frame,
+    order: Order,
+    has_memory: bool,
+) -> Option<Frame> {
+    let mut found = None;
+    for_pageblocks(block, order, |first| {
+        let has = pageblock::idle_since(frames, first).is_some();
+        if has == has_memory && !pageblock::is_registered(frames, first) {
+            found = Some(first);
+        }
+    });
+    found
+}
+
+impl Zone {
+    fn take_pieces(&self, frames: &FrameTable, pieces: &mut Pieces) {
+        self.hold(|buddy, _| buddy.take_pieces(frames, pieces));
+    }
+
+    fn take_region(&self, frames: &FrameTable) -> Option<(Frame, bool)> {
+        /// Blocks of each list that one hold looks at.
+        const MAX_SCAN: usize = 64;
+        let mut taken = None;
+        self.hold(|buddy, _| {
+            taken = buddy.take_region(frames, MAX_SCAN);
+            taken.map_or(0, |_| PAGEBLOCK_PAGES)
+        });
+        taken
+    }
+}
+
+impl Zones {
+    /// Takes a free pageblock out of the zone that has most to spare, best one that the OS holds no
+    /// memory for; says whether it does. Given back by [`Zones::put_idle`].
+    pub fn take_region(&self, frames: &FrameTable) -> Option<(Frame, bool)> {
+        let richest = self.iter().max_by_key(|zone| zone.nr_free_racy())?;
+        let all = core::iter::once(richest).chain(self.iter());
+        all.into_iter().find_map(|zone| zone.take_region(frames))
+    }
+
+    /// Takes what is free of a pageblock in hand: in the zone, and if `drained` in the caches of
+    /// all CPUs, which go back to their zones first.
+    pub fn take_pieces(&self, frames: &FrameTable, pieces: &mut Pieces, drained: bool) {
+        if drained {
+            self.drain(frames);
+        }
+        self.zone_of(frames, pieces.first())
+            .take_pieces(frames, pieces);
+    }
+
+    /// Gives the frames in hand back, each by itself: the zone joins them.
+    pub fn put_pieces(&self, frames: &FrameTable, pieces: &Pieces) {
+        for frame in pieces.frames().filter(|&frame| pieces.has(frame)) {
+            self.put_idle(frames, (frame, Order::ZERO), false);
+        }
+    }
+
+    /// Whether a frame's pageblock lies in the arena as a whole, and may leave it.
+    #[must_use]
+    pub fn may_take(&self, frames: &FrameTable, pieces: &Pieces) -> bool {
+        let last = pieces.first().number() + (PAGEBLOCK_PAGES - 1);
+        let zone = || self.zone_of(frames, pieces.first());
+        last < frames.len()
+            && zone().holds(pieces.first())
+            && zone().holds(Frame::new(last))
+            && !pageblock::is_registered(frames, pieces.first())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+    use crate::alloc::{Config, Request, Topology};
+    use crate::units::Cpu;
+
+    const CPU: Cpu = Cpu::new(0);
+
+    fn bed(nr_frames: u32) -> (FrameTable, Zones) {
+        let frames = FrameTable::try_new(nr_frames).unwrap();
+        let config = Config::new(Topology::uniform(1));
+        let zones = Zones::try_new(config, &frames).unwrap();
+        (frames, zones)
+    }
+
+    #[test]
+    fn untouched_pageblocks_go_first() {
+        let (frames, zones) = bed(4 * PAGEBLOCK_PAGES);
+        let order = order_of(u32::from(PAGEBLOCK_ORDER));
+        let request = Request::new(order, Mobility::Movable);
+        let used = zones.alloc(&frames, CPU, &request).unwrap();
+        zones.free(&frames, CPU, used, order);
+        zones.drain(&frames);
+        let taken = [(); 4].map(|()| zones.take_region(&frames).unwrap());
+        assert_eq!(taken.map(|(_, has)| has), [false, false, false, true]);
+        assert_eq!(taken[3].0, used);
+        assert_eq!(zones.take_region(&frames), None);
+        assert_eq!(zones.nr_free(), 0);
+        for (first, _) in taken {
+            zones.put_idle(&frames, (first, order), true);
+        }
+        zones.check(&frames);
+        assert_eq!(zones.nr_free(), 4 * PAGEBLOCK_PAGES);
+    }
+
+    #[test]
+    fn a_pageblock_is_put_together_from_pieces_of_zone_and_caches() {
+        let (frames, zones) = bed(2 * PAGEBLOCK_PAGES);
+        let request = Request::new(Order::ZERO, Mobility::Movable);
+        let used = zones.alloc(&frames, CPU, &request).unwrap();
+        let cached = zones.alloc(&frames, CPU, &request).unwrap();
+        zones.free(&frames, CPU, cached, Order::ZERO);
+        let mut pieces = Pieces::of(used);
+        assert!(zones.may_take(&frames, &pieces));
+        zones.take_pieces(&frames, &mut pieces, false);
+        assert!(!pieces.has(used) && !pieces.has(cached) && !pieces.is_full());
+        zones.take_pieces(&frames, &mut pieces, true);
+        assert!(!pieces.has(used) && pieces.has(cached) && !pieces.is_full());
+        pieces.add(used, Order::ZERO);
+        assert!(pieces.is_full());
+        zones.put_pieces(&frames, &pieces);
+        zones.check(&frames);
+        assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES);
+    }
+}

@@ -1,0 +1,256 @@
+//! Frames out of use, so that the OS can have their memory: what the program reserves for its own
+//! heap, and what the budget is below the arena.
+
+use super::alloc::Idle;
+use super::{Here, Memory};
+use crate::alloc::{Mark, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
+use crate::frame::{FrameTable, List, State};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, SpinLock, rank};
+use crate::units::{Frame, Order, PAGE_BYTES};
+
+const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
+    Some(order) => order,
+    None => Order::ZERO,
+};
+const REGION_PAGES: u64 = PAGEBLOCK_PAGES as u64;
+
+/// Blocks out of use, by what the OS has of them.
+#[derive(Debug, Default)]
+struct Offline {
+    /// On their way: taken for a reservation that is not done yet.
+    pending: List,
+    /// The OS would not take their memory, or must not yet.
+    resident: List,
+    /// Without memory.
+    released: List,
+}
+
+/// How much is out of use, and how much should be.
+#[derive(Debug, Default)]
+pub(super) struct Balloon {
+    offline: SpinLock<Offline, { rank::BALLOON }>,
+    /// Pages that are out of use or on their way there.
+    nr_pages: AtomicU64,
+    /// Bytes that reservations hold.
+    reserved_bytes: AtomicU64,
+    nr_reservations: AtomicU32,
+    /// Pages by which the budget is below the arena.
+    shrunk_pages: AtomicU64,
+}
+
+impl Balloon {
+    /// Pages that should be out of use: whole pageblocks, rounded down, so that the arena keeps
+    /// the few frames that it has beyond the budget.
+    fn want(&self) -> u64 {
+        let reserved = self.reserved_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
+        let pages = reserved + self.shrunk_pages.load(Ordering::Relaxed);
+        pages / REGION_PAGES * REGION_PAGES
+    }
+
+    /// Pages out of use or on their way there.
+    pub(super) fn nr_pages(&self) -> u64 {
+        self.nr_pages.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that reservations hold.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts pages as on their way, if as many are still wanted.
+    fn claim(&self, nr_pages: u64) -> bool {
+        let claim = |now: u64| Some(now + nr_pages).filter(|&then| then <= self.want());
+        let claimed = self
+            .nr_pages
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
+        claimed.is_ok()
+    }
+
+    fn unclaim(&self, nr_pages: u64) {
+        self.nr_pages.fetch_sub(nr_pages, Ordering::Relaxed);
+    }
+}
+
+impl Memory {
+    /// Bytes that reservations hold in all.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.balloon.reserved_bytes()
+    }
+
+    /// Pages out of use: their memory is the OS's, or on its way there.
+    #[must_use]
+    pub fn offline_pages(&self) -> u64 {
+        self.balloon.nr_pages()
+    }
+
+    /// A reservation grows or shrinks by bytes, or one more or less is there.
+    pub(super) fn add_reserved(&self, nr_bytes: u64, nr_reservations: u32) {
+        let balloon = &self.balloon;
+        balloon
+            .reserved_bytes
+            .fetch_add(nr_bytes, Ordering::Relaxed);
+        balloon
+            .nr_reservations
+            .fetch_add(nr_reservations, Ordering::Relaxed);
+    }
+
+    /// See [`Memory::add_reserved`].
+    pub(super) fn sub_reserved(&self, nr_bytes: u64, nr_reservations: u32) {
+        let balloon = &self.balloon;
+        let before = balloon
+            .reserved_bytes
+            .fetch_sub(nr_bytes, Ordering::Relaxed);
+        assert!(before >= nr_bytes, "{nr_bytes} of {before} bytes go");
+        balloon
+            .nr_reservations
+            .fetch_sub(nr_reservations, Ordering::Relaxed);
+    }
+
+    /// Says by how many pages the budget is below the arena.
+    pub(super) fn set_shrunk(&self, nr_pages: u64) {
+        self.balloon.shrunk_pages.store(nr_pages, Ordering::Relaxed);
+    }
+
+    /// The next block to go out of use, if more should be: the caller lets the OS have its memory,
+    /// where it has some, and gives it to [`Memory::put_offline`].
+    ///
+    /// Free pageblocks first, those without memory all at once; else one is emptied; else, where
+    /// pinned pages and working memory are everywhere, smaller free blocks.
+    #[must_use]
+    pub fn next_offline(&self, here: Here<'_>) -> Option<Idle> {
+        if let Some(frame) = self.pop_pending() {
+            return Some(self.take_offline(frame, REGION, true));
+        }
+        let mut was_drained = false;
+        while self.balloon.claim(REGION_PAGES) {
+            if let Some((frame, has_memory)) = self.zones.take_region(&self.frames) {
+                let idle = self.take_offline(frame, REGION, has_memory);
+                if has_memory {
+                    return Some(idle);
+                }
+                self.put_offline(idle, true);
+                continue;
+            }
+            let used = match here.may_reclaim {
+                true => self.take_used_region(here, self.groups.root()),
+                false => None,
+            };
+            if let Some(frame) = used {
+                return Some(self.take_offline(frame, REGION, true));
+            }
+            self.balloon.unclaim(REGION_PAGES);
+            if was_drained {
+                break;
+            }
+            self.zones.drain(&self.frames);
+            was_drained = true;
+        }
+        self.next_piece(here)
+    }
+
+    /// A free block smaller than a pageblock.
+    fn next_piece(&self, here: Here<'_>) -> Option<Idle> {
+        for order in (0..PAGEBLOCK_ORDER).rev().filter_map(Order::new) {
+            let nr_pages = u64::from(order.nr_pages());
+            if !self.balloon.claim(nr_pages) {
+                continue;
+            }
+            let request = Request {
+                mark: Mark::None,
+                ..Request::new(order, Mobility::Unmovable)
+            };
+            if let Ok(frame) = self.zones.alloc(&self.frames, here.cpu, &request) {
+                return Some(self.take_offline(frame, order, true));
+            }
+            self.balloon.unclaim(nr_pages);
+        }
+        None
+    }
+
+    fn take_offline(&self, frame: Frame, order: Order, has_memory: bool) -> Idle {
+        // Whoever gets it next does not get anybody's bytes.
+        self.frames.set_group(frame, 0);
+        let offline = |word: crate::frame::Word| word.with_state(State::Offline).next_version();
+        self.frames.change_owned(frame, offline);
+        Idle::new(frame, order, has_memory)
+    }
+
+    /// Puts a block of [`Memory::next_offline`] out of use; whether the OS has its memory.
+    pub fn put_offline(&self, idle: Idle, is_released: bool) {
+        let (frame, order) = (idle.frame(), idle.order());
+        self.frames
+            .set_block(frame, order, crate::frame::Place::Out);
+        let mut offline = self.balloon.offline.lock();
+        let list = match is_released {
+            true => &mut offline.released,
+            false => &mut offline.resident,
+        };
+        list.push_head(&self.frames, frame);
+    }
+
+    /// Empties a pageblock of `subtree` for a reservation that is not charged yet, so that what is
+    /// evicted for it is what goes to the OS.
+    pub(super) fn take_pending(&self, here: Here<'_>, subtree: u32) -> bool {
+        let Some(frame) = self.take_used_region(here, subtree) else {
+            return false;
+        };
+        self.balloon
+            .nr_pages
+            .fetch_add(REGION_PAGES, Ordering::Relaxed);
+        self.frames
+            .set_block(frame, REGION, crate::frame::Place::Out);
+        let mut offline = self.balloon.offline.lock();
+        offline.pending.push_head(&self.frames, frame);
+        true
+    }
+
+    fn pop_pending(&self) -> Option<Frame> {
+        self.balloon.offline.lock().pending.pop_head(&self.frames)
+    }
+
+    /// Takes blocks back into use that are out of it without need, beyond one pageblock for each
+    /// reservation and 1/64 of the arena.
+    pub(super) fn deflate(&self) {
+        let balloon = &self.balloon;
+        let slack = u64::from(balloon.nr_reservations.load(Ordering::Relaxed));
+        let most = u64::from(self.frames.len()) / 64 / REGION_PAGES;
+        let slack = slack.min(most) * REGION_PAGES;
+        while balloon.nr_pages() > balloon.want() + slack && self.take_back() {}
+    }
+
+    /// Takes a block back into use if it is out of it without need.
+    pub(super) fn give_back_slack(&self) -> bool {
+        self.balloon.nr_pages() > self.balloon.want() && self.take_back()
+    }
+
+    fn take_back(&self) -> bool {
+        let mut offline = self.balloon.offline.lock();
+        let has_memory = offline.pending.pop_head(&self.frames);
+        let has_memory = has_memory.or_else(|| offline.resident.pop_head(&self.frames));
+        let is_released = has_memory.is_none();
+        let frame = has_memory.or_else(|| offline.released.pop_head(&self.frames));
+        drop(offline);
+        let Some(frame) = frame else { return false };
+        let (order, _) = self.frames.block(frame);
+        self.frames
+            .change_owned(frame, |word| word.with_state(State::Free).next_version());
+        let is_released = is_released && order == REGION;
+        self.zones
+            .put_idle(&self.frames, (frame, order), is_released);
+        self.balloon.unclaim(u64::from(order.nr_pages()));
+        true
+    }
+
+    /// Asserts that what is out of use adds up, at rest.
+    pub(super) fn check_balloon(&self) {
+        let offline = self.balloon.offline.lock();
+        let pages_of = |list: &List, frames: &FrameTable| -> u64 {
+            let orders = list.iter(frames).map(|frame| frames.block(frame).0);
+            orders.map(|order| u64::from(order.nr_pages())).sum()
+        };
+        let lists = [&offline.pending, &offline.resident, &offline.released];
+        let nr_pages: u64 = lists.iter().map(|list| pages_of(list, &self.frames)).sum();
+        assert_eq!(nr_pages, self.balloon.nr_pages(), "pages out of use");
+    }
+}

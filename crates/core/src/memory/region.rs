@@ -1,0 +1,130 @@
+//! Emptying a whole pageblock: its pages are evicted, its free frames taken in hand.
+
+use super::here::Stall;
+use super::{Here, Memory};
+use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};
+use crate::frame::{Place, State};
+use crate::reclaim::{Batch, MAX_BATCH};
+use crate::sync::Ordering;
+use crate::units::{Frame, index};
+
+/// Pageblocks looked at beside that of the coldest page.
+const MAX_BLOCKS: u32 = 64;
+/// Rounds of evicting and collecting: frames are freed to caches and zones meanwhile.
+const MAX_ROUNDS: u32 = 3;
+
+impl Memory {
+    /// Empties a pageblock that holds pages of the groups in `subtree`: that of the coldest page
+    /// of the group whose turn it is, else the next one with nothing in it that has to stay.
+    ///
+    /// Looks at `MAX_BLOCKS` pageblocks at most. The frames are the caller's.
+    pub(super) fn take_used_region(&self, here: Here<'_>, subtree: u32) -> Option<Frame> {
+        let _stall = Stall::begin(here, subtree);
+        let coldest = || {
+            let has_spare = |id| self.spare(id, subtree, true) > 0;
+            let (_, lruvec) = self.next_lruvec(subtree, has_spare)?;
+            lruvec.lock().coldest()
+        };
+        let cold = coldest().and_then(|frame| self.capture(here, frame, subtree));
+        cold.or_else(|| {
+            (0..MAX_BLOCKS).find_map(|_| {
+                let nr_blocks = self.frames.len() / PAGEBLOCK_PAGES;
+                let hand = self.region_hand.fetch_add(1, Ordering::Relaxed);
+                let block = hand.checked_rem(nr_blocks)?;
+                self.capture(here, Frame::new(block * PAGEBLOCK_PAGES), subtree)
+            })
+        })
+    }
+
+    /// Empties the pageblock that a frame lies in, if all of it can go and some is `subtree`'s.
+    fn capture(&self, here: Here<'_>, frame: Frame, subtree: u32) -> Option<Frame> {
+        let mut pieces = Pieces::of(frame);
+        if !self.may_empty(&pieces, subtree) {
+            return None;
+        }
+        for round in 0..MAX_ROUNDS {
+            // Caches of other CPUs are emptied only where pages alone do not make it.
+            self.zones.take_pieces(&self.frames, &mut pieces, round > 0);
+            if !pieces.is_full() {
+                self.evict_pieces(here, &mut pieces);
+            }
+            if pieces.is_full() {
+                return Some(pieces.first());
+            }
+        }
+        self.zones.put_pieces(&self.frames, &pieces);
+        None
+    }
+
+    /// Whether a pageblock has only free frames and pages that may be evicted, at least one of
+    /// them of a group in `subtree`. A look without a lock.
+    fn may_empty(&self, pieces: &Pieces, subtree: u32) -> bool {
+        if !self.zones.may_take(&self.frames, pieces) {
+            return false;
+        }
+        let (mut has_ours, mut last) = (false, None);
+        let (mut nr_pages, mut spare) = (0, u64::MAX);
+        let mut end = pieces.first().number();
+        for frame in pieces.frames() {
+            if frame.number() < end {
+                continue;
+            }
+            let (order, place) = self.frames.block(frame);
+            if order.get() > PAGEBLOCK_ORDER {
+                return false;
+            }
+            end = frame.number() + order.nr_pages();
+            if place != Place::Out {
+                continue;
+            }
+            let word = self.frames.word(frame);
+            if word.state() != State::Live || !word.is_evictable() {
+                return false;
+            }
+            nr_pages += u64::from(order.nr_pages());
+            let group = self.frames.group(frame);
+            if last != Some(group) {
+                last = Some(group);
+                spare = spare.min(self.spare(group, subtree, false));
+                has_ours |= self.groups.is_in(group, subtree);
+            }
+        }
+        // All of them might be the group's that can spare least.
+        has_ours && nr_pages <= spare
+    }
+
+    /// Evicts the pages of a pageblock that are not in hand, into it.
+    fn evict_pieces(&self, here: Here<'_>, pieces: &mut Pieces) {
+        const NONE: Frame = Frame::FIRST;
+        let mut run = (0, [NONE; index(MAX_BATCH)], 0);
+        for frame in pieces.frames() {
+            let word = self.frames.word(frame);
+            if pieces.has(frame) || word.state() != State::Live || !word.is_evictable() {
+                continue;
+            }
+            let group = self.frames.group(frame);
+            if run.0 != group || run.2 == run.1.len() {
+                self.evict_run(here, run.0, &run.1[..run.2], pieces);
+                run = (group, run.1, 0);
+            }
+            run.1[run.2] = frame;
+            run.2 += 1;
+        }
+        self.evict_run(here, run.0, &run.1[..run.2], pieces);
+    }
+
+    /// Evicts pages of one group.
+    fn evict_run(&self, here: Here<'_>, group: u32, run: &[Frame], pieces: &mut Pieces) {
+        let lruvec = self.groups.get(group).map(|record| record.lruvec());
+        let Some(lruvec) = lruvec.and_then(|id| self.lruvecs.get(id)) else {
+            return;
+        };
+        let mut batch = Batch::default();
+        let mut lists = lruvec.lock();
+        for &frame in run {
+            lists.isolate_frame(&self.frames, (group, frame), &mut batch);
+        }
+        drop(lists);
+        self.evict(here.cpu, lruvec, &batch, Some(pieces));
+    }
+}

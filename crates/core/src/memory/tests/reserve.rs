@@ -1,0 +1,191 @@
+//! Named cases of reservations, the balloon and a budget that moves.
+
+use super::*;
+use crate::alloc::PAGEBLOCK_PAGES;
+use crate::group::Limit;
+
+const REGION: u64 = PAGEBLOCK_PAGES as u64;
+
+/// Eight pageblocks of content, all of it pages of one group.
+fn full_of_pages() -> (Memory, [u32; 2], u32) {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let groups = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    for page in 0..9 * REGION {
+        let (frame, _) = have(&memory, groups[0], key(file, page), Ok(())).unwrap();
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    memory.groups().drain(root);
+    (memory, groups, file)
+}
+
+fn pages(nr_pages: u64) -> Reserved {
+    Reserved {
+        nr_bytes: nr_pages * PAGE_BYTES as u64,
+        nr_pages: u32::try_from(nr_pages).unwrap(),
+    }
+}
+
+/// Runs what a reservation needs; returns the blocks that had memory, by order.
+fn settle(memory: &Memory) -> Vec<u8> {
+    let mut released = Vec::new();
+    while let Some(idle) = memory.next_offline(CPU.into()) {
+        if idle.has_memory() {
+            released.push(idle.order().get());
+        }
+        memory.put_offline(idle, true);
+    }
+    memory.check();
+    released
+}
+
+#[test]
+fn a_reservation_takes_whole_pageblocks_out_of_a_full_cache() {
+    let (memory, [_, work], _) = full_of_pages();
+    let before = memory.stats().pgsteal;
+    memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
+    assert_eq!(settle(&memory), [9, 9, 9]);
+    assert_eq!(memory.offline_pages(), 3 * REGION);
+    // What was evicted for it is what went, but for the last, incomplete, batch.
+    let evicted = memory.stats().pgsteal - before;
+    assert!(evicted <= 3 * REGION + 64, "{evicted} pages evicted");
+    memory.unreserve(CPU, work, pages(3 * REGION));
+    assert_eq!((memory.offline_pages(), memory.reserved_bytes()), (0, 0));
+    memory.check();
+}
+
+#[test]
+fn untouched_pageblocks_cost_nothing() {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let memory = Memory::try_new(config).unwrap();
+    let work = memory.new_group(CPU.into(), memory.groups().root());
+    let work = work.unwrap();
+    memory.reserve(CPU.into(), work, pages(4 * REGION)).unwrap();
+    assert_eq!(settle(&memory), []);
+    assert_eq!(memory.offline_pages(), 4 * REGION);
+}
+
+#[test]
+fn a_refused_reservation_leaves_everything_in_use() {
+    let (memory, [cached, work], _) = full_of_pages();
+    let root = memory.groups().root();
+    let limit = |memory: &Memory, pages| memory.groups().set_limit(cached, Limit::Min, pages);
+    limit(&memory, 6 * REGION).unwrap();
+    let refused = memory.reserve(CPU.into(), work, pages(4 * REGION));
+    assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
+    assert_eq!(settle(&memory), []);
+    assert_eq!((memory.offline_pages(), memory.reserved_bytes()), (0, 0));
+    let kept = memory.groups().get(cached).unwrap().usage();
+    assert!(kept >= 6 * REGION, "{kept} pages of a protected group");
+    assert_eq!(memory.groups().get(work).unwrap().usage(), 0);
+}
+
+#[test]
+fn where_pins_are_everywhere_smaller_blocks_go() {
+    let (memory, [cached, work], file) = full_of_pages();
+    // One page of each pageblock stays.
+    let mut pinned = Vec::new();
+    let mut seen = [false; 16];
+    for page in 0..9 * REGION {
+        let Found::Pinned(frame) =
+            memory.pin(CPU, key(file, page), Access::Pin, &mut Effects::new())
+        else {
+            continue;
+        };
+        let block = &mut seen[usize::try_from(frame.number() / PAGEBLOCK_PAGES).unwrap()];
+        if core::mem::replace(block, true) {
+            memory.unpin(CPU, frame, &mut Effects::new());
+        } else {
+            pinned.push(frame);
+        }
+    }
+    // The frames beyond the budget may be a pageblock without any page.
+    memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
+    let orders = settle(&memory);
+    assert_eq!(
+        memory.offline_pages(),
+        3 * REGION,
+        "in blocks of {orders:?}"
+    );
+    assert!(orders.iter().any(|&order| order < 9), "{orders:?}");
+    let pins: usize = memory.pinned(cached).count();
+    assert_eq!(pins, pinned.len());
+    memory.unreserve(CPU, work, pages(3 * REGION));
+    memory.check();
+    for frame in pinned {
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+}
+
+#[test]
+fn a_reservation_that_goes_up_and_down_keeps_its_last_pageblock_out() {
+    let (memory, [_, work], _) = full_of_pages();
+    // Eight pageblocks are too few for slack: 1/64 of the arena is none.
+    memory.begin_reservation();
+    memory.reserve(CPU.into(), work, pages(REGION)).unwrap();
+    assert_eq!(settle(&memory), [9]);
+    memory.unreserve(CPU, work, pages(REGION));
+    assert_eq!(memory.offline_pages(), 0);
+    memory.end_reservation();
+    // A hundred give room for one.
+    let config = Config::for_resident(100 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let memory = Memory::try_new(config).unwrap();
+    let work = memory.new_group(CPU.into(), memory.groups().root());
+    let work = work.unwrap();
+    memory.begin_reservation();
+    for _ in 0..3 {
+        memory.reserve(CPU.into(), work, pages(2 * REGION)).unwrap();
+        assert_eq!(settle(&memory), []);
+        memory.unreserve(CPU, work, pages(2 * REGION));
+        assert_eq!(memory.offline_pages(), REGION);
+    }
+    memory.end_reservation();
+    assert_eq!(memory.offline_pages(), 0);
+}
+
+#[test]
+fn the_budget_moves_within_the_arena() {
+    let mut config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let arena = u64::from(config.arena_pages);
+    config.budget_pages -= 4 * PAGEBLOCK_PAGES;
+    let memory = Memory::try_new(config).unwrap();
+    assert_eq!(memory.offline_pages(), 4 * REGION);
+    let root = memory.groups().root();
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    let fill = |memory: &Memory| {
+        for page in 0..9 * REGION {
+            let (frame, _) = have(memory, root, key(file, page), Ok(())).unwrap();
+            memory.unpin(CPU, frame, &mut Effects::new());
+        }
+        u64::from(memory.stats().nr_used)
+    };
+    let small = fill(&memory);
+    assert!(small <= 4 * REGION + 200, "{small} pages");
+    assert_eq!(memory.set_budget(CPU.into(), arena), Ok(0));
+    assert_eq!(settle(&memory), []);
+    assert_eq!(memory.offline_pages(), 0);
+    let large = fill(&memory);
+    assert!(large >= 8 * REGION - 200, "{large} pages");
+    assert_eq!(memory.set_budget(CPU.into(), arena - 6 * REGION), Ok(0));
+    assert_eq!(settle(&memory), [9; 6]);
+    let (most, least) = match memory.set_budget(CPU.into(), arena + 1) {
+        Err(BadBudget { most, least }) => (most, least),
+        Ok(over) => panic!("{over} pages over a budget beyond the arena"),
+    };
+    assert_eq!(most, arena);
+    assert!(memory.set_budget(CPU.into(), least - 1).is_err());
+}
+
+#[test]
+fn a_forced_reservation_is_counted_and_given_back() {
+    let (memory, [_, work], _) = full_of_pages();
+    memory.set_max(CPU.into(), work, 100).unwrap();
+    memory.reserve_forced(CPU.into(), work, pages(REGION));
+    assert_eq!(memory.groups().get(work).unwrap().forced(), REGION);
+    assert_eq!(settle(&memory), [9]);
+    memory.unreserve(CPU, work, pages(REGION));
+    memory.check();
+    assert_eq!(memory.groups().get(work).unwrap().usage(), 0);
+}
