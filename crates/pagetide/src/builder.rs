@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::file::File;
 use crate::group::Group;
 use crate::home::Home;
+use crate::machine::{BudgetSource, memory_limit};
 use crate::shared::Shared;
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
@@ -18,10 +19,14 @@ use std::time::Duration;
 /// Frame numbers end below 2^32; a little room is left for per-CPU page caches.
 const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
 
+/// The budget's share of what the process may have, where none is named.
+const DEFAULT_FRACTION: f64 = 0.5;
+
 /// One budget, one arena, one tree of groups. A cheap handle.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<Home>,
+    budget_source: Arc<BudgetSource>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -52,15 +57,46 @@ pub struct Builder {
 
 #[derive(Clone, Copy, Debug)]
 enum Size {
+    /// A share of what the process may have.
+    Default(f64),
     Budget(u64),
     Resident(u32),
 }
 
+impl Size {
+    /// The budget in pages, and where it comes from.
+    fn resolve(self) -> Result<(u64, BudgetSource), Error> {
+        match self {
+            Size::Default(fraction) if fraction > 0.0 && fraction <= 1.0 => {
+                let of = memory_limit()?;
+                let pages = of.share_pages(fraction, MAX_BUDGET_PAGES);
+                Ok((pages, BudgetSource::Share { fraction, of }))
+            }
+            Size::Default(fraction) => Err(Error::BudgetFraction { fraction }),
+            Size::Budget(bytes) => Ok((bytes / PAGE_BYTES as u64, BudgetSource::Named)),
+            Size::Resident(nr_pages) => Ok((u64::from(nr_pages), BudgetSource::Named)),
+        }
+    }
+}
+
 impl Builder {
     /// The budget: file cache, working memory and pagetide's own records together. Rounded down to
-    /// whole pages. 256 MiB by default.
+    /// whole pages. By default a share of what the process may have, see
+    /// [`Builder::budget_fraction`].
     pub fn budget(mut self, budget: ByteSize) -> Builder {
         self.size = Size::Budget(budget.as_u64());
+        self
+    }
+
+    /// The budget as a share of what the process may have: the smaller of the machine's memory and
+    /// the limit of the cgroup that it lives in ([`memory_limit`]), looked up when the memory is
+    /// built. Above 0 and at most 1; 0.5 by default, which leaves the other half to the program's
+    /// own heap, stacks and code, and to others. Rounded down to whole pages, and at most what
+    /// frame numbers can count: just below 16 TiB.
+    ///
+    /// It replaces what [`Builder::budget`] said before.
+    pub fn budget_fraction(mut self, fraction: f64) -> Builder {
+        self.size = Size::Default(fraction);
         self
     }
 
@@ -135,18 +171,20 @@ impl Builder {
 
     /// Reserves the arena, builds the memory, and starts its housekeeping thread.
     ///
+    /// What is reserved becomes resident where it is used. Until then it is one page of records for
+    /// each free block of 4 MiB, 0.1 % of the budget, and more where the kernel backs all large
+    /// mappings with huge pages.
+    ///
     /// Memory is bound to nodes where the machine has several. Where the kernel forbids that, as
     /// in many containers, the memory is built all the same: [`Memory::unbound`] says why.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`], [`Error::Config`], [`Error::Arena`],
-    /// [`Error::NoMetadata`], [`Error::Thread`].
+    /// [`Error::NoMetadata`], [`Error::Thread`]; [`Error::BudgetFraction`] and
+    /// [`Error::CgroupLayout`] where no budget is named.
     pub fn build(self) -> Result<Memory, Error> {
+        let (pages, budget_source) = self.size.resolve()?;
         let topology = self.topology.unwrap_or_else(Topology::of_machine);
-        let pages = match self.size {
-            Size::Budget(bytes) => bytes / PAGE_BYTES as u64,
-            Size::Resident(nr_pages) => u64::from(nr_pages),
-        };
         let too_large = || Error::BudgetTooLarge {
             budget_bytes: bytes_of(pages),
             max_bytes: bytes_of(MAX_BUDGET_PAGES),
@@ -198,6 +236,7 @@ impl Builder {
         let home = Home::try_new(shared).map_err(|_| Error::NoMetadata { what: "CPUs" })?;
         Ok(Memory {
             shared: Arc::new(home),
+            budget_source: Arc::new(budget_source),
         })
     }
 }
@@ -273,7 +312,7 @@ impl Memory {
     /// Begins to build a memory.
     pub fn builder() -> Builder {
         Builder {
-            size: Size::Budget(256 << 20),
+            size: Size::Default(DEFAULT_FRACTION),
             policy: Policy::default(),
             topology: None,
             tuner: Tuner::default(),
@@ -290,6 +329,12 @@ impl Memory {
     #[must_use]
     pub fn budget(&self) -> ByteSize {
         ByteSize(bytes_of(u64::from(self.shared.core.config().budget_pages)))
+    }
+
+    /// Where the budget came from when the memory was built: to be shown to users.
+    #[must_use]
+    pub fn budget_source(&self) -> &BudgetSource {
+        &self.budget_source
     }
 
     /// Pages that the budget leaves for content and working memory.

@@ -166,4 +166,19 @@ pub enum Error {
         /// The page's number.
         page: u64,
     },
+    /// The budget was asked for as a share that is none.
+    #[error("a budget of {fraction} of the memory: a share is above 0 and at most 1")]
+    BudgetFraction {
+        /// The share asked for.
+        fraction: f64,
+    },
+    /// The memory limit of the cgroup that this process lives in cannot be told.
+    #[error("cannot tell this process's cgroup limit, name a budget: {path}: {problem}",
+        path = path.display())]
+    CgroupLayout {
+        /// The file or folder that is not as expected.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod budget;
+mod child;
 mod data;
 mod files;
+mod machine;
 mod nodes;

@@ -1,0 +1,50 @@
+//! A test that needs a process of its own runs its own binary once more, for that test alone.
+
+use std::env;
+use std::ffi::OsString;
+use std::process::Command;
+
+const ROLE: &str = "PAGETIDE_TEST_CHILD";
+
+/// What the parent told this process; `None` in the parent.
+pub(crate) fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+/// Arguments of this binary that run one test, named with its module.
+fn arguments(test: &str) -> [OsString; 4] {
+    let binary = env::current_exe().unwrap();
+    [
+        binary.into(),
+        test.into(),
+        "--exact".into(),
+        "--nocapture".into(),
+    ]
+}
+
+/// Runs one test in a process of its own, in which `role` is what it is told.
+pub(crate) fn run(test: &str, role: &str) {
+    let [binary, arguments @ ..] = arguments(test);
+    let mut command = Command::new(binary);
+    command.args(arguments);
+    expect_pass(command, role);
+}
+
+/// The same, begun by a shell that first runs `before`.
+pub(crate) fn run_after(before: &str, test: &str, role: &str) {
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(format!("{before} && exec \"$0\" \"$@\""));
+    command.args(arguments(test));
+    expect_pass(command, role);
+}
+
+fn expect_pass(mut command: Command, role: &str) {
+    let output = command.env(ROLE, role).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    // A name that is no test's would pass, too.
+    let has_run = said.contains("test result: ok. 1 passed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && has_run, "{said}\n{errors}");
+}
