@@ -181,4 +181,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A global memory is to be installed where there is one.
+    #[error("this process has a global memory already")]
+    GlobalExists,
 }

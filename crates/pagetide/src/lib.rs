@@ -31,6 +31,7 @@ mod builder;
 mod cpu;
 mod error;
 mod file;
+mod global;
 mod group;
 mod home;
 mod limits;

@@ -6,5 +6,6 @@ mod budget;
 mod child;
 mod data;
 mod files;
+mod global;
 mod machine;
 mod nodes;
