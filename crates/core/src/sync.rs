@@ -43,6 +43,8 @@ pub mod rank {
     pub const TABLE: u8 = 8;
     /// What is out of use.
     pub const BALLOON: u8 = 10;
+    /// One group's pressure.
+    pub const PRESSURE: u8 = 9;
 }
 
 /// Memory for core's own records was refused.

@@ -3,6 +3,7 @@
 mod charge;
 mod limits;
 mod placement;
+mod pressure;
 pub mod protect;
 mod record;
 mod stock;
@@ -11,6 +12,7 @@ pub mod throttle;
 pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
+pub use pressure::{PressureLine, PressureStats, Window};
 pub use record::{Event, Events, Group, Limit, NO_LIMIT};
 pub use stock::{NR_SLOTS, StockLine, Surplus};
 

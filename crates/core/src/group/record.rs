@@ -1,6 +1,7 @@
 //! One node of the tree: its counters, limits, protections and events.
 
 use super::placement::Placement;
+use super::pressure::Pressure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No limit.
@@ -103,6 +104,7 @@ pub struct Group {
     /// Pages of this group that were not resident when asked for.
     misses: AtomicU64,
     pub(super) placement: Placement,
+    pub(super) pressure: Pressure,
 }
 
 impl Group {
@@ -132,6 +134,7 @@ impl Group {
             self.store_limit(limit, pages);
         }
         self.placement.reset();
+        self.pressure.reset();
     }
 
     /// Live charges and stocks of the subtree, in pages.

@@ -4,6 +4,7 @@
 mod alloc;
 mod group;
 mod memory;
+mod pressure;
 mod zones;
 
 use proptest::test_runner::{Config, RngSeed};
