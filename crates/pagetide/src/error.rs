@@ -130,6 +130,14 @@ pub enum Error {
         /// The parent.
         group: String,
     },
+    /// A pressure trigger that is none, or whose times are out of their limits.
+    #[error("pressure trigger '{spec}' {problem}")]
+    BadTrigger {
+        /// The trigger as it was given.
+        spec: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// A file cannot be opened.
     #[error("cannot open {path}", path = path.display())]
     Open {

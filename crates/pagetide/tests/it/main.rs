@@ -9,3 +9,4 @@ mod files;
 mod global;
 mod machine;
 mod nodes;
+mod pressure;

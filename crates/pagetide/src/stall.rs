@@ -1,0 +1,335 @@
+//! Who works for a group, and who waits for memory: guards, and what a thread knows of itself.
+
+use crate::Group;
+use crate::shared::Shared;
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+/// This thread works for a group until dropped: made by [`Group::task`]. It stays on its thread.
+#[derive(Debug)]
+#[must_use = "the thread works for the group until this is dropped"]
+pub struct Task {
+    group: Group,
+    number: u64,
+    _stays: PhantomData<*const ()>,
+}
+
+impl Group {
+    /// Declares that this thread works for the group, and so for its ancestors, until the returned
+    /// value is dropped.
+    ///
+    /// Pressure is measured against those who work: with two tasks on two CPUs, one that waits is
+    /// 50 % `some`. Threads that are not declared are seen only while they wait for memory, so
+    /// without declared tasks `full` equals `some`, and both are the time in which anybody waits.
+    ///
+    /// A thread works for one group of a memory at a time: for the one declared last.
+    pub fn task(&self) -> Task {
+        let shared: &Shared = self.shared();
+        let (number, before) = own(|own| own.add_task(shared, self.id())).unwrap_or_default();
+        let (tree, now) = (shared.core.groups(), shared.now());
+        if let Some(before) = before {
+            tree.leave_task(before, now);
+        }
+        tree.enter_task(self.id(), now);
+        Task {
+            group: self.clone(),
+            number,
+            _stays: PhantomData,
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let shared: &Shared = self.group.shared();
+        let after = own(|own| own.remove_task(shared, self.number));
+        let (tree, now) = (shared.core.groups(), shared.now());
+        match after.unwrap_or(After::Nothing) {
+            After::Nothing => tree.leave_task(self.group.id(), now),
+            After::Group(group) => {
+                tree.leave_task(self.group.id(), now);
+                tree.enter_task(group, now);
+            }
+            After::Same => {}
+        }
+    }
+}
+
+/// This thread waits for memory of a group until dropped. Several at a time, of one memory, are one
+/// stall: the one that began first.
+///
+/// The group is kept by a handle meanwhile. Cost: a clock read and a lock a level, at both ends.
+#[derive(Debug)]
+// Begun by those who reclaim, wait at `high` and read again.
+#[cfg_attr(not(test), allow(dead_code))]
+#[must_use = "the stall lasts until this is dropped"]
+pub(crate) struct Stall<'a> {
+    shared: &'a Shared,
+    group: u32,
+    /// The group that the thread works for.
+    task: Option<u32>,
+    is_inner: bool,
+    _stays: PhantomData<*const ()>,
+}
+
+#[cfg_attr(not(test), allow(dead_code))]
+impl<'a> Stall<'a> {
+    /// Begins a stall.
+    pub(crate) fn begin(shared: &'a Shared, group: u32) -> Stall<'a> {
+        let begun = own(|own| own.begin_stall(shared)).unwrap_or(Begun::Outer(None));
+        let (is_inner, task) = match begun {
+            Begun::Inner => (true, None),
+            Begun::Outer(task) => (false, task),
+        };
+        if !is_inner {
+            let tree = shared.core.groups();
+            tree.begin_stall(group, shared.now(), task);
+        }
+        Stall {
+            shared,
+            group,
+            task,
+            is_inner,
+            _stays: PhantomData,
+        }
+    }
+}
+
+impl Drop for Stall<'_> {
+    fn drop(&mut self) {
+        if self.is_inner {
+            return;
+        }
+        // Where this fails, the thread ends and forgot already.
+        let _forgotten = own(|own| own.stalls.retain(|memory| *memory != key(self.shared)));
+        let tree = self.shared.core.groups();
+        tree.end_stall(self.group, self.shared.now(), self.task);
+    }
+}
+
+/// What this thread does, by memories: few at a time.
+#[derive(Default)]
+struct Own {
+    tasks: Vec<Declared>,
+    /// Memories in which it stalls.
+    stalls: Vec<usize>,
+    nr_declared: u64,
+}
+
+struct Declared {
+    memory: usize,
+    group: u32,
+    number: u64,
+}
+
+/// What a thread does after a [`Task`] of it was dropped.
+enum After {
+    /// It works for no group.
+    Nothing,
+    /// It works for the group that it had declared before.
+    Group(u32),
+    /// It worked for another group that it declared later, and still does.
+    Same,
+}
+
+enum Begun {
+    /// It stalls already.
+    Inner,
+    /// It works for this group.
+    Outer(Option<u32>),
+}
+
+thread_local! {
+    static OWN: RefCell<Own> = const {
+        RefCell::new(Own {
+            tasks: Vec::new(),
+            stalls: Vec::new(),
+            nr_declared: 0,
+        })
+    };
+}
+
+/// What this thread knows of itself; `None` where it ends and has forgotten it.
+fn own<R>(ask: impl FnOnce(&mut Own) -> R) -> Option<R> {
+    OWN.try_with(|own| ask(&mut own.borrow_mut())).ok()
+}
+
+/// A memory's address: it stays alive while a task or stall of it is known.
+fn key(shared: &Shared) -> usize {
+    std::ptr::from_ref(shared).addr()
+}
+
+impl Own {
+    fn task(&self, memory: usize) -> Option<&Declared> {
+        let mut of_memory = self.tasks.iter().rev().filter(|own| own.memory == memory);
+        of_memory.next()
+    }
+
+    /// The new task's number, from 1, and the group that the thread worked for until now.
+    fn add_task(&mut self, shared: &Shared, group: u32) -> (u64, Option<u32>) {
+        let memory = key(shared);
+        let before = self.task(memory).map(|task| task.group);
+        self.nr_declared += 1;
+        let number = self.nr_declared;
+        self.tasks.push(Declared {
+            memory,
+            group,
+            number,
+        });
+        (number, before)
+    }
+
+    fn remove_task(&mut self, shared: &Shared, number: u64) -> After {
+        let memory = key(shared);
+        let is_last = self.task(memory).is_some_and(|task| task.number == number);
+        self.tasks.retain(|task| task.number != number);
+        if !is_last {
+            return After::Same;
+        }
+        self.task(memory)
+            .map_or(After::Nothing, |task| After::Group(task.group))
+    }
+
+    fn begin_stall(&mut self, shared: &Shared) -> Begun {
+        let memory = key(shared);
+        if self.stalls.contains(&memory) {
+            return Begun::Inner;
+        }
+        self.stalls.push(memory);
+        Begun::Outer(self.task(memory).map(|task| task.group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory, PressureKind};
+    use std::time::Duration;
+
+    fn memory() -> Memory {
+        let builder = Memory::builder().budget(ByteSize::mib(8));
+        builder.without_thread().build().unwrap()
+    }
+
+    fn stall(group: &Group) -> Stall<'_> {
+        Stall::begin(group.shared(), group.id())
+    }
+
+    /// Tasks and stalls now.
+    fn counts(group: &Group) -> [u32; 2] {
+        let stats = group.shared().core.groups().pressure(group.id(), 0);
+        let stats = stats.unwrap();
+        [stats.nr_tasks, stats.nr_stalled]
+    }
+
+    #[test]
+    fn stalls_within_a_stall_are_one() {
+        let (memory, other) = (memory(), memory());
+        let [web, batch] = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+        let outer = stall(&web);
+        assert_eq!([counts(&web), counts(&memory.root())], [[1, 1]; 2]);
+        let inner = [stall(&web), stall(&batch)];
+        assert_eq!([counts(&web), counts(&batch)], [[1, 1], [0, 0]]);
+        // Another memory knows nothing of it.
+        let elsewhere = other.root();
+        let beside = stall(&elsewhere);
+        assert_eq!(counts(&elsewhere), [1, 1]);
+        drop(inner);
+        assert_eq!(counts(&memory.root()), [1, 1]);
+        drop(outer);
+        assert_eq!([counts(&web), counts(&memory.root())], [[0, 0]; 2]);
+        assert_eq!(counts(&elsewhere), [1, 1]);
+        drop(beside);
+        let again = stall(&batch);
+        assert_eq!([counts(&batch), counts(&elsewhere)], [[1, 1], [0, 0]]);
+        drop(again);
+    }
+
+    #[test]
+    fn threads_stall_each_for_itself() {
+        let memory = memory();
+        let root = memory.root();
+        let task = root.task();
+        let own = stall(&root);
+        assert_eq!(counts(&root), [1, 1]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let theirs = stall(&root);
+                assert_eq!(counts(&root), [2, 2]);
+                drop(theirs);
+            });
+        });
+        drop((own, task));
+        assert_eq!(counts(&root), [0, 0]);
+    }
+
+    #[test]
+    fn a_thread_works_for_the_group_that_it_declared_last() {
+        let memory = memory();
+        let [web, batch] = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+        let both = || [counts(&web)[0], counts(&batch)[0]];
+        let first = web.task();
+        assert_eq!(both(), [1, 0]);
+        let second = batch.task();
+        assert_eq!(both(), [0, 1]);
+        assert_eq!(counts(&memory.root()), [1, 0]);
+        let third = web.task();
+        assert_eq!(both(), [1, 0]);
+        drop(second);
+        assert_eq!(both(), [1, 0]);
+        drop(third);
+        assert_eq!(both(), [1, 0]);
+        // A stall in another group: one task at the root, one more in that group.
+        let away = stall(&batch);
+        assert_eq!([counts(&batch), counts(&memory.root())], [[1, 1]; 2]);
+        assert_eq!(counts(&web), [1, 0]);
+        drop(away);
+        drop(first);
+        assert_eq!(both(), [0, 0]);
+        assert_eq!(counts(&memory.root()), [0, 0]);
+    }
+
+    #[test]
+    fn a_task_of_one_memory_is_none_of_another() {
+        let (memory, other) = (memory(), memory());
+        let (here, there) = (memory.root(), other.root());
+        let tasks = [here.task(), there.task()];
+        assert_eq!([counts(&here), counts(&there)], [[1, 0]; 2]);
+        drop(tasks);
+        assert_eq!([counts(&here), counts(&there)], [[0, 0]; 2]);
+    }
+
+    #[test]
+    fn time_passes_while_a_stall_lasts_and_no_longer() {
+        let memory = memory();
+        let web = memory.root().child("web").unwrap();
+        let lasting = stall(&web);
+        while web.pressure().some.total.is_zero() {
+            std::hint::spin_loop();
+        }
+        drop(lasting);
+        let ended = web.pressure();
+        assert_eq!(ended.some.total, ended.full.total);
+        assert!(!ended.full.total.is_zero());
+        assert_eq!(web.pressure().some.total, ended.some.total);
+        assert!(memory.root().pressure().some.total >= ended.some.total);
+    }
+
+    #[test]
+    fn a_trigger_fires_once_for_a_stall() {
+        let memory = memory();
+        let web = memory.root().child("web").unwrap();
+        let mut some = web.trigger("some 20000 500000").unwrap();
+        let (threshold, window) = (Duration::from_millis(20), Duration::from_millis(500));
+        let root = memory.root();
+        let mut full = root.trigger_on(PressureKind::Full, threshold, window);
+        let full = full.as_mut().unwrap();
+        assert!(!some.poll());
+        let lasting = stall(&web);
+        assert!(some.wait(Duration::from_secs(60)));
+        drop(lasting);
+        assert!(full.poll(), "the root stalled for as long");
+        assert!(!some.poll() && !full.poll(), "one event a window");
+        assert!(web.pressure().some.total >= threshold);
+    }
+}
