@@ -5,9 +5,10 @@ use crate::file::File;
 use crate::group::Group;
 use crate::home::Home;
 use crate::machine::{BudgetSource, memory_limit};
-use crate::shared::Shared;
+use crate::shared::{Shared, Timing};
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
+use crate::worker;
 use crate::{ByteSize, Error, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
@@ -50,8 +51,9 @@ pub struct Builder {
     movable_percent: u8,
     node_reclaim: bool,
     weights: Weights,
-    release_after: Option<Duration>,
-    throttle_max: Duration,
+    timing: Timing,
+    isolated: Option<Vec<u32>>,
+    arena_max: Option<u64>,
     has_thread: bool,
 }
 
@@ -152,14 +154,30 @@ impl Builder {
     /// `None`: only at [`Memory::release`]. At most 64 MiB a second go, and none while a thread may
     /// run on an isolated CPU, which that would interrupt.
     pub fn release_after(mut self, idle: Option<Duration>) -> Builder {
-        self.release_after = idle;
+        self.timing.release_after = idle;
         self
     }
 
     /// The longest that one call is slowed down because its group is above `high`: 10 ms by
     /// default. Zero: `high` only reclaims.
     pub fn throttle_max(mut self, longest: Duration) -> Builder {
-        self.throttle_max = longest;
+        self.timing.throttle_max = longest;
+        self
+    }
+
+    /// What [`Memory::set_budget`] may raise the budget to later: the budget itself by default.
+    /// Each page of it costs about 100 bytes of records, which the budget pays.
+    pub fn arena_max(mut self, most: ByteSize) -> Builder {
+        self.arena_max = Some(most.as_u64());
+        self
+    }
+
+    /// CPUs that memory must not interrupt: while a thread of this process may run on one of them,
+    /// none is taken away from the process, because that makes the kernel interrupt them. What is
+    /// kept back so counts in [`Stats::releases_deferred`]. By default those that the machine keeps
+    /// free (`isolcpus`, `nohz_full`).
+    pub fn isolated_cpus(mut self, cpus: &[u32]) -> Builder {
+        self.isolated = Some(cpus.to_vec());
         self
     }
 
@@ -185,14 +203,11 @@ impl Builder {
     pub fn build(self) -> Result<Memory, Error> {
         let (pages, budget_source) = self.size.resolve()?;
         let topology = self.topology.unwrap_or_else(Topology::of_machine);
-        let too_large = || Error::BudgetTooLarge {
-            budget_bytes: bytes_of(pages),
-            max_bytes: bytes_of(MAX_BUDGET_PAGES),
-        };
-        if pages > MAX_BUDGET_PAGES {
-            return Err(too_large());
-        }
-        let pages = u32::try_from(pages).map_err(|_| too_large())?;
+        let most = self
+            .arena_max
+            .map_or(pages, |most| pages.max(most / PAGE_BYTES as u64));
+        let [pages, arena_pages] = [pages, most].map(countable);
+        let (pages, arena_pages) = (pages?, arena_pages?);
         let mut config = Config::on(topology.core().clone(), pages, self.policy.to_core());
         config.alloc.tuner = self.tuner.to_core();
         config.alloc.movable_percent = self.movable_percent;
@@ -200,6 +215,7 @@ impl Builder {
         config.alloc.weights = self.weights;
         // Three of the largest batches. Source: kernel 6.7, keeping a batch of high-order pages.
         config.alloc.keeps_batch = cache_share() > 3 * 63 * PAGE_BYTES as u64;
+        config.arena_pages = arena_pages;
         if let Size::Resident(_) = self.size {
             config.fit(pages);
         }
@@ -219,14 +235,8 @@ impl Builder {
         let arena = Arena::reserve(nr_frames);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
-        let shared = Shared::new(
-            core,
-            arena,
-            self.release_after,
-            self.throttle_max,
-            topology,
-            unbound,
-        );
+        let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
+        let shared = Shared::new(core, arena, self.timing, isolated, topology, unbound);
         let shared = Arc::new(shared);
         if self.has_thread {
             shared
@@ -239,6 +249,16 @@ impl Builder {
             budget_source: Arc::new(budget_source),
         })
     }
+}
+
+/// A number of pages for which there are frame numbers.
+fn countable(pages: u64) -> Result<u32, Error> {
+    let counted = u32::try_from(pages).ok();
+    let counted = counted.filter(|&pages| u64::from(pages) <= MAX_BUDGET_PAGES);
+    counted.ok_or(Error::BudgetTooLarge {
+        budget_bytes: bytes_of(pages),
+        max_bytes: bytes_of(MAX_BUDGET_PAGES),
+    })
 }
 
 /// Binds each node's frames to the kernel's node.
@@ -319,8 +339,12 @@ impl Memory {
             movable_percent: 0,
             node_reclaim: false,
             weights: Weights::EQUAL,
-            release_after: Some(Duration::from_secs(10)),
-            throttle_max: Duration::from_millis(10),
+            timing: Timing {
+                release_after: Some(Duration::from_secs(10)),
+                throttle_max: Duration::from_millis(10),
+            },
+            isolated: None,
+            arena_max: None,
             has_thread: true,
         }
     }
@@ -328,7 +352,9 @@ impl Memory {
     /// The budget in bytes.
     #[must_use]
     pub fn budget(&self) -> ByteSize {
-        ByteSize(bytes_of(u64::from(self.shared.core.config().budget_pages)))
+        let groups = self.shared.core.groups();
+        let root = groups.get(groups.root()).expect("the root stays");
+        ByteSize(bytes_of(root.max()))
     }
 
     /// Where the budget came from when the memory was built: to be shown to users.

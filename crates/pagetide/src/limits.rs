@@ -87,7 +87,8 @@ impl Group {
     }
 
     /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
-    /// over it. The root's limit is the budget, whatever is set here above it.
+    /// over it. The root's limit is the budget: see
+    /// [`Memory::set_budget`](crate::Memory::set_budget).
     ///
     /// # Errors
     /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
@@ -95,9 +96,9 @@ impl Group {
     pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
         let shared = self.shared();
         let core = &shared.core;
-        let mut pages = pages_of(max);
+        let pages = pages_of(max);
         if self.id() == core.groups().root() {
-            pages = pages.min(u64::from(core.config().budget_pages));
+            return self.set_budget(pages);
         }
         let over = core.set_max(shared.here(), self.id(), pages);
         match over.map_err(|refused| self.min_over_max(refused))? {
@@ -107,7 +108,7 @@ impl Group {
     }
 
     #[cold]
-    fn still_over(&self, over_pages: u64) -> Error {
+    pub(crate) fn still_over(&self, over_pages: u64) -> Error {
         let pinned = self.shared().core.pinned(self.id());
         Error::StillOver {
             group: self.name(),

@@ -2,6 +2,7 @@
 
 use crate::cpu;
 use crate::shared::Shared;
+use crate::stall::Stall;
 use crate::{shrinker, throttle};
 use pagetide_core::memory::{Here, Platform};
 
@@ -19,9 +20,10 @@ impl Platform for Shared {
         u32::try_from(before.saturating_sub(usage())).unwrap_or(u32::MAX)
     }
 
-    fn begin_stall(&self, _group: u32) {}
-
-    fn end_stall(&self, _group: u32) {}
+    fn stall(&self, group: u32, work: &mut dyn FnMut()) {
+        let _stall = Stall::begin(self, group);
+        work();
+    }
 
     fn throttle(&self, group: u32, delay_ns: u64) {
         throttle::owe(group, delay_ns, self.throttle_max);
@@ -52,8 +54,7 @@ impl Shared {
         if shrinker::is_shrinking() {
             return;
         }
-        self.begin_stall(group);
+        let _stall = Stall::begin(self, group);
         std::thread::sleep(delay);
-        self.end_stall(group);
     }
 }

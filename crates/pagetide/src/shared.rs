@@ -38,10 +38,21 @@ pub(crate) struct Shared {
     pub(crate) shrinkers: Shrinkers,
     /// The longest that a charge above `high` is slowed down.
     pub(crate) throttle_max: Duration,
+    /// CPUs that no release may interrupt.
+    isolated: Vec<u32>,
     worker: OnceLock<Worker>,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
     unbound: Option<std::io::Error>,
+}
+
+/// How long things take at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// How long a block is free before its memory goes back to the OS.
+    pub(crate) release_after: Option<Duration>,
+    /// The longest that a charge above `high` is slowed down.
+    pub(crate) throttle_max: Duration,
 }
 
 /// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
@@ -57,8 +68,8 @@ impl Shared {
     pub(crate) fn new(
         core: Core,
         arena: Arena,
-        release_after: Option<Duration>,
-        throttle_max: Duration,
+        timing: Timing,
+        isolated: Vec<u32>,
         topology: Topology,
         unbound: Option<std::io::Error>,
     ) -> Shared {
@@ -72,11 +83,12 @@ impl Shared {
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             start: Instant::now(),
-            release_after,
+            release_after: timing.release_after,
             nr_released_bytes: AtomicU64::new(0),
             nr_releases_deferred: AtomicU64::new(0),
             shrinkers: Shrinkers::default(),
-            throttle_max,
+            throttle_max: timing.throttle_max,
+            isolated,
             worker: OnceLock::new(),
             topology,
             unbound,
@@ -121,9 +133,9 @@ impl Shared {
         let Some(idle) = self.core.take_idle(before) else {
             return;
         };
-        if worker::is_on_isolated_cpus() {
+        if self.would_interrupt() {
             self.core.put_idle(idle, false);
-            self.nr_releases_deferred.fetch_add(1, Ordering::Relaxed);
+            self.count_deferred();
             return;
         }
         let mut released = self.release(idle).unwrap_or(u64::MAX);
@@ -145,6 +157,15 @@ impl Shared {
             released += bytes;
         }
         released
+    }
+
+    /// Whether taking memory away would interrupt a CPU that is not to be interrupted.
+    pub(crate) fn would_interrupt(&self) -> bool {
+        !self.isolated.is_empty() && worker::may_run_on(&self.isolated)
+    }
+
+    pub(crate) fn count_deferred(&self) {
+        self.nr_releases_deferred.fetch_add(1, Ordering::Relaxed);
     }
 
     fn release(&self, idle: Idle) -> Option<u64> {

@@ -25,6 +25,16 @@ pub trait Shrinker: Send + Sync {
     fn scan(&self, nr_objects: u64) -> Option<u64>;
 }
 
+impl<T: Shrinker + ?Sized> Shrinker for Arc<T> {
+    fn count(&self) -> u64 {
+        (**self).count()
+    }
+
+    fn scan(&self, nr_objects: u64) -> Option<u64> {
+        (**self).scan(nr_objects)
+    }
+}
+
 /// Keeps a [`Shrinker`] registered until it is dropped. A call that is under way then still ends.
 #[must_use = "a shrinker is registered as long as this lives"]
 pub struct Registration {
@@ -182,7 +192,7 @@ mod tests {
         is_stuck: bool,
     }
 
-    impl Shrinker for Arc<Objects> {
+    impl Shrinker for Objects {
         fn count(&self) -> u64 {
             self.left.load(Ordering::Relaxed)
         }

@@ -61,7 +61,6 @@ impl Drop for Task {
 /// The group is kept by a handle meanwhile. Cost: a clock read and a lock a level, at both ends.
 #[derive(Debug)]
 // Begun by those who reclaim, wait at `high` and read again.
-#[cfg_attr(not(test), allow(dead_code))]
 #[must_use = "the stall lasts until this is dropped"]
 pub(crate) struct Stall<'a> {
     shared: &'a Shared,
@@ -72,7 +71,6 @@ pub(crate) struct Stall<'a> {
     _stays: PhantomData<*const ()>,
 }
 
-#[cfg_attr(not(test), allow(dead_code))]
 impl<'a> Stall<'a> {
     /// Begins a stall.
     pub(crate) fn begin(shared: &'a Shared, group: u32) -> Stall<'a> {

@@ -64,16 +64,18 @@ impl Drop for Worker {
     }
 }
 
-/// Whether a thread of this process may run on a CPU that the machine keeps free of interruptions
-/// (`isolcpus`, `nohz_full`): taking memory away would interrupt it.
-pub(crate) fn is_on_isolated_cpus() -> bool {
+/// CPUs that the machine keeps free of interruptions (`isolcpus`, `nohz_full`).
+pub(crate) fn isolated_cpus() -> Vec<u32> {
     let listed = |name| fs::read_to_string(format!("/sys/devices/system/cpu/{name}")).ok();
     let of = |text: Option<String>| text.and_then(|text| list_of(&text)).unwrap_or_default();
     let mut isolated = of(listed("isolated"));
     isolated.extend(of(listed("nohz_full")));
-    if isolated.is_empty() {
-        return false;
-    }
+    isolated
+}
+
+/// Whether a thread of this process may run on one of these CPUs: taking memory away would
+/// interrupt it. Reads `/proc/self/task`.
+pub(crate) fn may_run_on(isolated: &[u32]) -> bool {
     let Ok(threads) = fs::read_dir("/proc/self/task") else {
         return true;
     };

@@ -1,6 +1,5 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
-use super::here::Stall;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, Request, Scan, Step};
 use crate::frame::State;
@@ -145,7 +144,7 @@ impl Memory {
                 false => group,
             };
             let freed = match here.may_reclaim {
-                true => self.reclaim_for(here, from, order.nr_pages()),
+                true => self.reclaim_for(here, (group, from), order.nr_pages()),
                 false => 0,
             };
             if nr_drained == 0 && freed == 0 {
@@ -209,7 +208,7 @@ impl Memory {
                 Step::Done(frame) => return Some(frame),
                 Step::Short(_) => return None,
                 Step::ReclaimNode(node) => {
-                    let freed = self.reclaim_for(here, group, request.order.nr_pages());
+                    let freed = self.reclaim_for(here, (group, group), request.order.nr_pages());
                     self.zones.end_reclaim(node);
                     scan.reclaimed(freed > 0);
                 }
@@ -245,24 +244,32 @@ impl Memory {
                 self.groups.count_event(over, Event::Oom);
                 return Err(AllocError::OverLimit { group: over });
             }
-            let is_emptied = by_region && self.take_pending(here, over);
-            if !is_emptied && self.reclaim_for(here, over, nr_pages) == 0 {
+            let is_emptied = by_region && self.take_pending(here, group, over);
+            if !is_emptied && self.reclaim_for(here, (group, over), nr_pages) == 0 {
                 retries += 1;
             }
             charged = self.groups.charge(here.cpu, group, nr_pages);
         }
     }
 
-    /// One round of reclaim in `subtree`, of pages and of what shrinkers have, as a stall of the
-    /// caller. Returns the pages that came back.
-    pub(super) fn reclaim_for(&self, here: Here<'_>, subtree: u32, nr_pages: u32) -> u32 {
-        let _stall = Stall::begin(here, subtree);
-        let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
-        let freed = self.reclaim(here.cpu, subtree, nr_pages);
-        // Shrinkers give in proportion to what pages gave, or all that is asked where those gave
-        // nothing.
-        let of = if freed == 0 { 0 } else { usage };
-        freed + here.platform.shrink(subtree, freed.max(nr_pages), of)
+    /// One round of reclaim in `subtree`, of pages and of what shrinkers have, as a stall of a
+    /// caller that charges `group`. Returns the pages that came back.
+    pub(super) fn reclaim_for(
+        &self,
+        here: Here<'_>,
+        (group, subtree): (u32, u32),
+        nr_pages: u32,
+    ) -> u32 {
+        let mut freed = 0;
+        here.platform.stall(group, &mut || {
+            let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
+            freed = self.reclaim(here.cpu, subtree, nr_pages);
+            // Shrinkers give in proportion to what pages gave, or all that is asked where those
+            // gave nothing.
+            let of = if freed == 0 { 0 } else { usage };
+            freed += here.platform.shrink(subtree, freed.max(nr_pages), of);
+        });
+        freed
     }
 
     /// After a charge that took levels above their `high`: reclaims a batch on each, and tells the
@@ -274,7 +281,7 @@ impl Memory {
             self.groups.count_event(level, Event::High);
             if here.may_reclaim {
                 let want = u32::try_from(over).unwrap_or(u32::MAX).min(nr_pages);
-                self.reclaim_for(here, level, want);
+                self.reclaim_for(here, (group, level), want);
             }
         }
         let delay_ns = self.groups.delay_ns(group, nr_pages);

@@ -191,8 +191,11 @@ impl Memory {
 
     /// Empties a pageblock of `subtree` for a reservation that is not charged yet, so that what is
     /// evicted for it is what goes to the OS.
-    pub(super) fn take_pending(&self, here: Here<'_>, subtree: u32) -> bool {
-        let Some(frame) = self.take_used_region(here, subtree) else {
+    pub(super) fn take_pending(&self, here: Here<'_>, group: u32, subtree: u32) -> bool {
+        let mut frame = None;
+        let mut take = || frame = self.take_used_region(here, subtree);
+        here.platform.stall(group, &mut take);
+        let Some(frame) = frame else {
             return false;
         };
         self.balloon

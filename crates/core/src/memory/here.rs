@@ -12,11 +12,9 @@ pub trait Platform: Debug {
     /// What it calls must not make core reclaim: those calls come with [`Here::without_reclaim`].
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32;
 
-    /// The calling thread stalls on memory of `group` from now on, until `end_stall`.
-    fn begin_stall(&self, group: u32);
-
-    /// The end of the last stall that this thread began.
-    fn end_stall(&self, group: u32);
+    /// Runs `work`, which takes memory from others or waits for it, as a stall of the calling
+    /// thread on memory of `group`.
+    fn stall(&self, group: u32, work: &mut dyn FnMut());
 
     /// The calling thread charged `group` while a level was above its `high`, and is to be slowed
     /// down by `delay_ns` when it next holds no page.
@@ -29,9 +27,9 @@ impl Platform for () {
         0
     }
 
-    fn begin_stall(&self, _group: u32) {}
-
-    fn end_stall(&self, _group: u32) {}
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
 
     fn throttle(&self, _group: u32, _delay_ns: u64) {}
 }
@@ -71,24 +69,5 @@ impl From<Cpu> for Here<'static> {
     /// A caller with nobody around it.
     fn from(cpu: Cpu) -> Here<'static> {
         Here::new(cpu, &())
-    }
-}
-
-/// A stall on memory of a group, from its making until it is dropped.
-pub(super) struct Stall<'a> {
-    here: Here<'a>,
-    group: u32,
-}
-
-impl<'a> Stall<'a> {
-    pub(super) fn begin(here: Here<'a>, group: u32) -> Stall<'a> {
-        here.platform.begin_stall(group);
-        Stall { here, group }
-    }
-}
-
-impl Drop for Stall<'_> {
-    fn drop(&mut self) {
-        self.here.platform.end_stall(self.group);
     }
 }

@@ -301,7 +301,10 @@ impl Memory {
 
     /// Makes room for a record of core's own; whether there was any to be made.
     fn reclaim_records(&self, here: Here<'_>) -> bool {
-        self.reclaim_for(here, self.groups.root(), BATCH) > 0
+        {
+            let root = self.groups.root();
+            self.reclaim_for(here, (root, root), BATCH) > 0
+        }
     }
 
     /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
@@ -318,7 +321,7 @@ impl Memory {
         let mut idle = 0;
         while over() > 0 && idle < MAX_RETRIES {
             let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
-            let freed = self.reclaim_for(here, group, want);
+            let freed = self.reclaim_for(here, (group, group), want);
             idle = if freed == 0 { idle + 1 } else { 0 };
             self.groups.drain(group);
         }

@@ -1,6 +1,5 @@
 //! Emptying a whole pageblock: its pages are evicted, its free frames taken in hand.
 
-use super::here::Stall;
 use super::{Here, Memory};
 use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};
 use crate::frame::{Place, State};
@@ -19,7 +18,6 @@ impl Memory {
     ///
     /// Looks at `MAX_BLOCKS` pageblocks at most. The frames are the caller's.
     pub(super) fn take_used_region(&self, here: Here<'_>, subtree: u32) -> Option<Frame> {
-        let _stall = Stall::begin(here, subtree);
         let coldest = || {
             let has_spare = |id| self.spare(id, subtree, true) > 0;
             let (_, lruvec) = self.next_lruvec(subtree, has_spare)?;

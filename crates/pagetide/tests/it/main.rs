@@ -10,3 +10,4 @@ mod global;
 mod machine;
 mod nodes;
 mod pressure;
+mod reserve;

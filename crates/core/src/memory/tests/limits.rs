@@ -90,12 +90,9 @@ impl Platform for Told {
         0
     }
 
-    fn begin_stall(&self, _group: u32) {
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
         self.nr_stalls.set(self.nr_stalls.get() + 1);
-    }
-
-    fn end_stall(&self, _group: u32) {
-        assert!(self.nr_stalls.get() > 0);
+        work();
     }
 
     fn throttle(&self, _group: u32, delay_ns: u64) {

@@ -1,0 +1,263 @@
+//! Reservations: bytes of the program's own heap, under the same budget.
+
+use crate::builder::bytes_of;
+use crate::shared::Shared;
+use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES, cpu};
+use pagetide_core::memory::{BadBudget, Idle, Reserved};
+use pagetide_core::units::Order;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the program's own heap that are charged to a group until they are given back or this
+/// is dropped.
+///
+/// Growing makes the page cache give way, and gives the memory of as many of its frames back to
+/// the OS before it returns: first reserve, then allocate, and the process stays inside the
+/// budget. Shared by reference between threads.
+///
+/// ```
+/// use pagetide::{ByteSize, Memory};
+///
+/// # fn main() -> Result<(), pagetide::Error> {
+/// let memory = Memory::builder().budget(ByteSize::mib(64)).build()?;
+/// let batch = memory.root().child("batch")?;
+/// let reservation = batch.reserve(ByteSize::mib(10))?;
+/// let mut rows: Vec<u64> = Vec::with_capacity((10 << 20) / 8);
+/// # rows.push(1);
+/// drop(rows);
+/// reservation.shrink(ByteSize::mib(4));
+/// reservation.try_grow(ByteSize::mib(2))?;
+/// assert_eq!(reservation.size(), ByteSize::mib(8));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Reservation {
+    group: Group,
+    nr_bytes: AtomicU64,
+}
+
+impl Group {
+    /// Reserves bytes of the program's own heap. Zero bytes are a reservation to grow later.
+    ///
+    /// Cost: for less than 2 MiB mostly a charge; for each 2 MiB at most one pageblock that is
+    /// emptied and one system call, where no pinned page or working memory is in the way.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`]; nothing stays charged.
+    pub fn reserve(&self, size: ByteSize) -> Result<Reservation, Error> {
+        self.shared().core.begin_reservation();
+        let reservation = Reservation {
+            group: self.clone(),
+            nr_bytes: AtomicU64::new(0),
+        };
+        reservation.try_grow(size)?;
+        Ok(reservation)
+    }
+}
+
+impl Reservation {
+    /// Bytes reserved.
+    #[must_use]
+    pub fn size(&self) -> ByteSize {
+        ByteSize(self.nr_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The group that is charged.
+    #[must_use]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Reserves more. When it returns, the OS has the memory of as many frames, to a pageblock of
+    /// 2 MiB.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`]; the reservation is as it was.
+    pub fn try_grow(&self, more: ByteSize) -> Result<(), Error> {
+        let shared = self.group.shared();
+        let group = self.group.id();
+        let grown = self.add(more.as_u64());
+        let Some(reserved) = grown else {
+            return Err(self.too_large());
+        };
+        if let Err(error) = shared.core.reserve(shared.here(), group, reserved) {
+            self.nr_bytes.fetch_sub(more.as_u64(), Ordering::Relaxed);
+            return Err(shared.alloc_error(error, group, Order::ZERO));
+        }
+        shared.fill_balloon();
+        shared.pay_debt();
+        Ok(())
+    }
+
+    /// Reserves more even where a limit says no: for bytes that are there already. What goes past
+    /// a limit is counted: `forced` of [`Group::stat`].
+    ///
+    /// # Panics
+    /// Beyond 16 TiB.
+    pub fn grow(&self, more: ByteSize) {
+        let shared = self.group.shared();
+        let reserved = self.add(more.as_u64()).expect("at most 16 TiB");
+        let group = self.group.id();
+        shared.core.reserve_forced(shared.here(), group, reserved);
+        shared.fill_balloon();
+    }
+
+    /// Gives bytes back: to be called after the program has freed them.
+    ///
+    /// # Panics
+    /// Where fewer bytes are reserved.
+    pub fn shrink(&self, less: ByteSize) {
+        let less = less.as_u64();
+        let take = |size: u64| size.checked_sub(less);
+        let before = self
+            .nr_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let before = before
+            .unwrap_or_else(|size| panic!("{less} bytes given back of a reservation of {size}"));
+        let reserved = between(before - less, before).expect("it was charged");
+        let shared = self.group.shared();
+        let core = &shared.core;
+        core.unreserve(cpu::current(), self.group.id(), reserved);
+    }
+
+    /// Grows or shrinks to a size. Not together with other changes of the same reservation.
+    ///
+    /// # Errors
+    /// As [`Reservation::try_grow`].
+    pub fn resize(&self, size: ByteSize) -> Result<(), Error> {
+        let now = self.size().as_u64();
+        match size.as_u64().checked_sub(now) {
+            Some(more) => self.try_grow(ByteSize(more)),
+            None => {
+                self.shrink(ByteSize(now - size.as_u64()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives everything back; returns how much it was.
+    pub fn free(&self) -> ByteSize {
+        let size = self.size();
+        self.shrink(size);
+        size
+    }
+
+    /// Adds to the size; `None` where its pages cannot be counted.
+    fn add(&self, more: u64) -> Option<Reserved> {
+        let add = |size: u64| {
+            let sum = size.checked_add(more)?;
+            between(size, sum).map(|_| sum)
+        };
+        let before = self
+            .nr_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let before = before.ok()?;
+        between(before, before + more)
+    }
+
+    #[cold]
+    fn too_large(&self) -> Error {
+        let root = self.group.shared().core.groups().root();
+        let error = pagetide_core::memory::AllocError::OverLimit { group: root };
+        let shared = self.group.shared();
+        shared.alloc_error(error, self.group.id(), Order::ZERO)
+    }
+}
+
+/// What the bytes from `start` to `end` of a reservation are charged as: each page with its first
+/// byte. `None` beyond 2^32 - 1 pages.
+fn between(start: u64, end: u64) -> Option<Reserved> {
+    let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
+    Some(Reserved {
+        nr_bytes: end - start,
+        nr_pages: u32::try_from(pages(end) - pages(start)).ok()?,
+    })
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.free();
+        self.group.shared().core.end_reservation();
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("group", &self.group)
+            .field("size", &self.size())
+            .finish()
+    }
+}
+
+impl Memory {
+    /// Changes the budget, within what the arena was made for
+    /// ([`Builder::arena_max`](crate::Builder::arena_max)). A smaller one reclaims, and gives the
+    /// memory of what it has less back to the OS before it returns.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`]: nothing is changed.
+    /// [`Error::StillOver`] where memory in use keeps it over the new budget, which stays set.
+    pub fn set_budget(&self, budget: ByteSize) -> Result<(), Error> {
+        self.root().set_max(budget)
+    }
+}
+
+impl Group {
+    /// Sets the root's limit.
+    pub(crate) fn set_budget(&self, pages: u64) -> Result<(), Error> {
+        let shared = self.shared();
+        let over = shared.core.set_budget(shared.here(), pages);
+        shared.fill_balloon();
+        match over {
+            Ok(0) => Ok(()),
+            Ok(over_pages) => Err(self.still_over(over_pages)),
+            Err(BadBudget { least, .. }) if pages < least => Err(Error::BudgetTooSmall {
+                budget_bytes: bytes_of(pages),
+                needed_bytes: bytes_of(least),
+            }),
+            Err(BadBudget { most, .. }) => Err(Error::BudgetTooLarge {
+                budget_bytes: bytes_of(pages),
+                max_bytes: bytes_of(most),
+            }),
+        }
+    }
+}
+
+impl Shared {
+    /// Takes as much of the arena out of use as should be, and lets the OS have its memory.
+    pub(crate) fn fill_balloon(&self) {
+        while let Some(idle) = self.core.next_offline(self.here()) {
+            let is_released = self.let_go(&idle);
+            self.core.put_offline(idle, is_released);
+        }
+    }
+
+    /// Lets the OS have the memory of a block, where that interrupts no isolated CPU.
+    fn let_go(&self, idle: &Idle) -> bool {
+        if !idle.has_memory() {
+            return true;
+        }
+        if self.would_interrupt() {
+            self.count_deferred();
+            return false;
+        }
+        self.arena.release(idle).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_charged_with_its_first_byte() {
+        let pages = |start, end| between(start, end).map(|reserved| reserved.nr_pages);
+        assert_eq!(
+            [pages(0, 0), pages(0, 1), pages(0, 4096)],
+            [0, 1, 1].map(Some)
+        );
+        assert_eq!([pages(1, 4096), pages(1, 4097)], [0, 1].map(Some));
+        assert_eq!(pages(0, u64::from(u32::MAX) * 4096 + 1), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! Reservations as users meet them: the process gives up as much as it takes.
+
+use crate::data;
+use pagetide::{ByteSize, Error, File, Memory, Shrinker};
+use std::sync::Arc;
+
+fn warm(file: &File, pages: u64) {
+    let mut byte = [0];
+    for page in 0..pages {
+        assert_eq!(file.read_at(&mut byte, page * 4096).unwrap(), 1);
+    }
+}
+
+#[test]
+fn a_reservation_is_refused_with_the_group_named_and_nothing_kept() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::mib(8)).unwrap();
+    let held = work.reserve(ByteSize::mib(6)).unwrap();
+    let error = work.reserve(ByteSize::mib(3)).unwrap_err();
+    assert!(
+        matches!(&error, Error::OverLimit { group, .. } if group == "work"),
+        "{error}"
+    );
+    assert!(held.try_grow(ByteSize::mib(3)).is_err());
+    assert_eq!(held.size(), ByteSize::mib(6));
+    held.resize(ByteSize::mib(8)).unwrap();
+    assert_eq!((held.free(), held.size()), (ByteSize::mib(8), ByteSize(0)));
+    drop(held);
+    assert_eq!(work.usage(), ByteSize(0));
+    assert!(work.reserve(ByteSize(u64::MAX)).is_err());
+}
+
+#[test]
+fn growing_past_a_limit_is_allowed_by_name_only() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::mib(1)).unwrap();
+    let held = work.reserve(ByteSize(0)).unwrap();
+    held.grow(ByteSize::mib(3));
+    assert_eq!(work.usage(), ByteSize::mib(3));
+    assert!(work.reserve(ByteSize(1)).is_err());
+    let over = work.set_max(ByteSize::mib(2)).unwrap_err();
+    assert!(matches!(over, Error::StillOver { .. }), "{over}");
+    drop(held);
+    assert_eq!(work.usage(), ByteSize(0));
+}
+
+#[test]
+#[should_panic(expected = "4097 bytes given back of a reservation of 4096")]
+fn giving_back_more_than_there_is_panics() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let held = memory.root().reserve(ByteSize(4096)).unwrap();
+    held.shrink(ByteSize(4097));
+}
+
+#[test]
+fn the_budget_moves_within_the_arena_and_says_what_it_cannot() {
+    let (small, large) = (ByteSize::mib(32), ByteSize::mib(96));
+    let memory = Memory::builder().budget(small).arena_max(large).build();
+    let memory = memory.unwrap();
+    assert_eq!(memory.budget(), small);
+    let data = data::numbered_file((64 << 20) / 4096);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    warm(&file, (64 << 20) / 4096);
+    assert!(memory.stats().resident_pages * 4096 < small.as_u64());
+    memory.set_budget(large).unwrap();
+    warm(&file, (64 << 20) / 4096);
+    let before = memory.stats().bytes_read;
+    warm(&file, (64 << 20) / 4096);
+    assert_eq!(memory.stats().bytes_read, before);
+    memory.set_budget(ByteSize::mib(48)).unwrap();
+    assert!(memory.stats().resident_pages * 4096 < 48 << 20);
+    let error = memory.set_budget(ByteSize::mib(97)).unwrap_err();
+    assert!(matches!(error, Error::BudgetTooLarge { .. }), "{error}");
+    let error = memory.set_budget(ByteSize::kib(1)).unwrap_err();
+    assert!(matches!(error, Error::BudgetTooSmall { .. }), "{error}");
+    assert_eq!(memory.budget(), ByteSize::mib(48));
+}
+
+/// A cache of the program's own: objects of 64 KiB under a reservation.
+struct Objects(pagetide::Reservation);
+
+const OBJECT: u64 = 64 << 10;
+
+impl Shrinker for Objects {
+    fn count(&self) -> u64 {
+        self.0.size().as_u64() / OBJECT
+    }
+
+    fn scan(&self, nr_objects: u64) -> Option<u64> {
+        let nr_objects = nr_objects.min(self.count());
+        self.0.shrink(ByteSize(nr_objects * OBJECT));
+        // Inside a shrinker nothing is reclaimed for.
+        assert!(self.0.group().reserve(ByteSize::mib(64)).is_err());
+        Some(nr_objects)
+    }
+}
+
+#[test]
+fn a_shrinker_gives_way_to_working_memory() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let foreign = memory.root().child("foreign").unwrap();
+    let held = foreign.reserve(ByteSize::mib(48)).unwrap();
+    let objects = Arc::new(Objects(held));
+    let registered = foreign.add_shrinker(Arc::clone(&objects));
+    let work = memory.root().child("work").unwrap();
+    let mut bufs = Vec::new();
+    for _ in 0..20 {
+        bufs.push(work.alloc(pagetide::Order::new(9)).unwrap());
+    }
+    let left = objects.0.size();
+    assert!(left < ByteSize::mib(24), "{left} left");
+    drop((bufs, registered));
+    objects.0.try_grow(ByteSize::mib(48) - left).unwrap();
+    assert!(work.reserve(ByteSize::mib(40)).is_err());
+}
