@@ -3,6 +3,7 @@
 
 use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;
+use pagetide_core::group::Count;
 use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -206,7 +207,7 @@ fn one_read_a_page_whoever_asks() {
             .groups()
             .get(world.group)
             .expect("the group")
-            .misses();
+            .count(Count::Pgmajfault);
         assert_eq!(misses, 1);
         world.memory.check();
     });

@@ -6,7 +6,7 @@ use crate::page::Buf;
 use crate::shrinker::{Registration, Shrinker};
 use crate::{ByteSize, Error, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
-use pagetide_core::group::{ChildError, CpuMask};
+use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
 use std::fmt;
 use std::sync::Arc;
@@ -219,7 +219,7 @@ impl Group {
     /// Pages of this group, without its children, that were not resident when asked for.
     #[must_use]
     pub fn misses(&self) -> u64 {
-        self.record().misses()
+        self.record().count(Count::Pgmajfault)
     }
 
     /// Lets a cache of the program's own, whose memory is charged to this group, join reclaim.

@@ -45,6 +45,7 @@ mod resident;
 mod shared;
 mod shrinker;
 mod stall;
+mod stat;
 mod store;
 mod throttle;
 mod topology;
@@ -65,6 +66,7 @@ pub use reservation::Reservation;
 pub use resident::resident_bytes;
 pub use shrinker::{Registration, Shrinker};
 pub use stall::Task;
+pub use stat::GroupStat;
 pub use store::Store;
 pub use topology::{BadTopology, Topology};
 

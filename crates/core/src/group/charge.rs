@@ -1,6 +1,6 @@
 //! Charging: every level or none, by way of the CPU's stock.
 
-use super::record::{Event, Group, Limit};
+use super::record::{Count, Event, Group, Limit};
 use super::{MAX_DEPTH, OverLimit, StockLine, Tree};
 use crate::sync::Ordering;
 use crate::units::{Cpu, PAGE_BYTES};
@@ -68,7 +68,7 @@ impl Tree {
     }
 
     /// Charges `nr_pages` at every level whatever the limits say, for what cannot fail. Counted in
-    /// [`Group::forced`] as far as it exceeds a limit.
+    /// [`Count::Pgforced`] where a limit was in the way.
     pub fn charge_forced(&self, cpu: Cpu, id: u32, nr_pages: u32) {
         if self.charge(cpu, id, nr_pages).is_ok() {
             return;
@@ -77,7 +77,8 @@ impl Tree {
             group.add_forced(u64::from(nr_pages));
             self.tell_claims(group);
         }
-        self.live(id).count_forced(u64::from(nr_pages));
+        self.live(id)
+            .add_count(Count::Pgforced, u64::from(nr_pages));
     }
 
     /// Gives back what [`Tree::charge`] took, into the CPU's stock as far as that keeps it.
@@ -128,7 +129,15 @@ impl Tree {
     pub fn charge_bytes(&self, cpu: Cpu, bytes: usize) -> Result<(), OverLimit> {
         let pages = bytes.div_ceil(PAGE_BYTES);
         let nr_pages = u32::try_from(pages).map_err(|_| OverLimit { group: self.root })?;
-        self.charge(cpu, self.root, nr_pages).map(|_| ())
+        self.charge(cpu, self.root, nr_pages)?;
+        self.nr_record_pages.fetch_add(nr_pages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Pages that [`Tree::charge_bytes`] charged so far.
+    #[must_use]
+    pub fn nr_record_pages(&self) -> u32 {
+        self.nr_record_pages.load(Ordering::Relaxed)
     }
 
     fn charge_counters(&self, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {

@@ -13,7 +13,7 @@ pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
 pub use pressure::{PressureLine, PressureStats, Window};
-pub use record::{Event, Events, Group, Limit, NO_LIMIT};
+pub use record::{Count, Event, Events, Group, Limit, NO_LIMIT};
 pub use stock::{NR_SLOTS, StockLine, Surplus};
 
 use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
@@ -62,6 +62,8 @@ pub struct Tree {
     is_placed: AtomicU32,
     /// 1 once any group had a `min` or a `low`.
     is_protected: AtomicU32,
+    /// Pages charged for core's own records since.
+    nr_record_pages: AtomicU32,
 }
 
 impl Tree {
@@ -92,6 +94,7 @@ impl Tree {
             nr_cpus: nr_cpus.max(1),
             is_placed: AtomicU32::new(0),
             is_protected: AtomicU32::new(0),
+            nr_record_pages: AtomicU32::new(0),
         };
         tree.set_batches();
         Ok(tree)
@@ -191,6 +194,7 @@ impl Tree {
         let lruvec = group.lruvec();
         self.tell_claims(group);
         if let Some(parent) = self.get(group.parent()) {
+            parent.inherit(group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }
         self.groups.remove(id);

@@ -50,6 +50,23 @@ pub struct Events {
     pub oom: u64,
 }
 
+/// What a group counts beside its events, by the names of `memory.stat` where it has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Pages that were not resident when asked for. `pgmajfault`.
+    Pgmajfault,
+    /// Pages that reclaim looked at.
+    Pgscan,
+    /// Pages that reclaim evicted.
+    Pgsteal,
+    /// Evicted pages that were asked for again while their shadow was there.
+    WorkingsetRefaultFile,
+    /// Pages charged past a limit because the charge could not fail. Not a name of the kernel's.
+    Pgforced,
+}
+
+const NR_COUNTS: usize = 5;
+
 #[derive(Debug, Default)]
 struct EventCounts([AtomicU64; NR_EVENTS]);
 
@@ -99,10 +116,11 @@ pub struct Group {
     lruvec: AtomicU32,
     /// Of the subtree, and of this very group.
     events: [EventCounts; 2],
-    /// Pages charged past a limit because the charge could not fail.
-    forced: AtomicU64,
-    /// Pages of this group that were not resident when asked for.
-    misses: AtomicU64,
+    counts: [AtomicU64; NR_COUNTS],
+    /// Pages whose content is being read.
+    nr_reading: AtomicU64,
+    /// Pages charged for the program's own heap.
+    nr_reserved: AtomicU64,
     pub(super) placement: Placement,
     pub(super) pressure: Pressure,
 }
@@ -115,7 +133,8 @@ impl Group {
         for count in [&self.dead, &self.lruvec, &self.nr_children, &self.batch] {
             count.store(0, Ordering::Relaxed);
         }
-        for count in [&self.usage, &self.peak, &self.forced, &self.misses] {
+        let gauges = [&self.usage, &self.peak, &self.nr_reading, &self.nr_reserved];
+        for count in gauges.into_iter().chain(&self.counts) {
             count.store(0, Ordering::Relaxed);
         }
         for claim in &self.claims {
@@ -194,25 +213,59 @@ impl Group {
         }
     }
 
-    /// Pages ever charged past a limit to this very group, because the charge could not fail.
+    /// What this very group counted so far, and the groups below it that are gone.
     #[must_use]
-    pub fn forced(&self) -> u64 {
-        self.forced.load(Ordering::Relaxed)
+    pub fn count(&self, count: Count) -> u64 {
+        self.counts[count as usize].load(Ordering::Relaxed)
     }
 
-    pub(super) fn count_forced(&self, nr_pages: u64) {
-        self.forced.fetch_add(nr_pages, Ordering::Relaxed);
+    /// Counts more of something. One read-modify-write.
+    pub fn add_count(&self, count: Count, more: u64) {
+        self.counts[count as usize].fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Pages of this group that were not resident when asked for.
+    /// Takes over what a child that goes has counted.
+    pub(super) fn inherit(&self, child: &Group) {
+        for (own, of_child) in self.counts.iter().zip(&child.counts) {
+            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Pages charged to this very group for the program's own heap.
     #[must_use]
-    pub fn misses(&self) -> u64 {
-        self.misses.load(Ordering::Relaxed)
+    pub fn nr_reserved(&self) -> u64 {
+        self.nr_reserved.load(Ordering::Relaxed)
     }
 
-    /// Counts a page that was not resident.
-    pub fn count_miss(&self) {
-        self.misses.fetch_add(1, Ordering::Relaxed);
+    /// Counts pages as charged for the program's own heap.
+    pub fn add_reserved(&self, nr_pages: u32) {
+        self.nr_reserved
+            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
+    }
+
+    /// The end of [`Group::add_reserved`].
+    pub fn sub_reserved(&self, nr_pages: u32) {
+        self.nr_reserved
+            .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);
+    }
+
+    /// Pages of this very group whose content is being read.
+    #[must_use]
+    pub fn nr_reading(&self) -> u64 {
+        self.nr_reading.load(Ordering::Relaxed)
+    }
+
+    /// A read of a page of the group begins.
+    pub fn begin_read(&self, nr_pages: u32) {
+        self.nr_reading
+            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
+        self.add_count(Count::Pgmajfault, 1);
+    }
+
+    /// The end of [`Group::begin_read`].
+    pub fn end_read(&self, nr_pages: u32) {
+        self.nr_reading
+            .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);
     }
 
     /// Id of the group's lruvec, 0 before its first page.

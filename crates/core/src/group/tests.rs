@@ -167,10 +167,10 @@ fn a_forced_charge_passes_every_limit_and_is_counted() {
     let child = tree.child(A, parent).unwrap();
     tree.set_max(parent, 10).unwrap();
     tree.charge_forced(A, child, 8);
-    assert_eq!(tree.get(child).unwrap().forced(), 0);
+    assert_eq!(tree.get(child).unwrap().count(Count::Pgforced), 0);
     tree.charge_forced(A, child, 8);
     assert_eq!([usage(&tree, child), usage(&tree, parent)], [16, 16]);
-    assert_eq!(tree.get(child).unwrap().forced(), 8);
+    assert_eq!(tree.get(child).unwrap().count(Count::Pgforced), 8);
     tree.uncharge(A, child, 16);
     tree.drain(tree.root());
     assert_eq!([usage(&tree, child), usage(&tree, parent)], [0, 0]);

@@ -2,7 +2,7 @@
 
 use super::{AllocError, Here, Memory};
 use crate::alloc::Pieces;
-use crate::group::{Event, Protection};
+use crate::group::{Count, Event, Protection};
 use crate::page_cache;
 use crate::reclaim::{Batch, Lruvec, Outcome, Victim};
 use crate::sync::{Ordering, SpinLock, rank};
@@ -39,6 +39,9 @@ impl Memory {
         self.stats
             .scanned
             .fetch_add(u64::from(scanned), Ordering::Relaxed);
+        if let Some(group) = self.groups.get(id) {
+            group.add_count(Count::Pgscan, u64::from(scanned));
+        }
         self.evict(cpu, lruvec, &batch, None)
     }
 
@@ -103,10 +106,9 @@ impl Memory {
             }
         }
         drop(lists);
-        let mut freed = 0;
+        let freed = self.count_evicted(batch, refused);
         for (at, victim) in batch.iter().enumerate() {
             if refused >> at & 1 == 0 {
-                freed += self.frames.block(victim.frame).0.nr_pages();
                 match &mut in_hand {
                     None => self.put_block(cpu, victim.frame),
                     Some(pieces) => pieces.add(victim.frame, self.end_use(cpu, victim.frame)),
@@ -114,6 +116,22 @@ impl Memory {
             } else if left_their_file >> at & 1 != 0 {
                 self.reap(cpu, victim.frame);
             }
+        }
+        freed
+    }
+
+    /// Counts a batch of one group's pages but those that were refused; returns the pages. Before
+    /// they are uncharged: the group may go with them.
+    fn count_evicted(&self, batch: &Batch, refused: u64) -> u32 {
+        let victims = (0..).zip(batch.iter());
+        let evicted = victims.filter(|(at, _)| refused >> at & 1 == 0);
+        let freed = evicted
+            .map(|(_, victim)| self.frames.block(victim.frame).0.nr_pages())
+            .sum();
+        let first = batch.iter().next();
+        let group = first.and_then(|victim| self.groups.get(self.frames.group(victim.frame)));
+        if let Some(group) = group {
+            group.add_count(Count::Pgsteal, u64::from(freed));
         }
         self.stats
             .evicted

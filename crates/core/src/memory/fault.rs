@@ -4,6 +4,7 @@ use super::alloc::Block;
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
+use crate::group::Count;
 use crate::page_cache::{self, Access, Found};
 use crate::reclaim::Token;
 use crate::units::{Cpu, Frame, PageKey};
@@ -136,7 +137,7 @@ impl PageIn {
         drop(bucket);
         memory.mapping_of(self.key).list(&memory.frames, frame);
         if let Some(group) = memory.groups.get(self.group) {
-            group.count_miss();
+            group.begin_read(order.nr_pages());
         }
         effects.push(Effect::Read(Io {
             frame,
@@ -191,11 +192,16 @@ impl Memory {
     /// Ends a read: the page is live and queued, or failed with a code and forgotten.
     pub fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>, effects: &mut Effects) {
         let Io { frame, key, .. } = io;
+        let group = self.groups.get(self.frames.group(frame));
+        let group = group.expect("a group lives while a page is charged to it");
+        group.end_read(io.order().nr_pages());
         match result {
             Ok(()) => {
                 let refault = refault_of(self.frames.note(frame));
-                let group = self.groups.get(self.frames.group(frame));
-                let lruvec = group.and_then(|group| self.lruvecs.get(group.lruvec()));
+                if refault.is_some() {
+                    group.add_count(Count::WorkingsetRefaultFile, 1);
+                }
+                let lruvec = self.lruvecs.get(group.lruvec());
                 let lruvec = lruvec.expect("made before the page was published");
                 lruvec.lock().insert(&self.frames, frame, refault);
             }

@@ -11,6 +11,7 @@ mod pins;
 mod place;
 mod region;
 mod reserve;
+mod stat;
 
 pub use alloc::Idle;
 pub use effects::{Effect, Effects, Io};
@@ -18,6 +19,7 @@ pub use fault::{PageError, PageIn, Step};
 pub use here::{Here, Platform};
 pub use pins::Pinned;
 pub use reserve::{BadBudget, Reserved};
+pub use stat::Stat;
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;

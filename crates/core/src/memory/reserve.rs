@@ -45,8 +45,15 @@ impl Memory {
             self.deflate();
             return Err(error);
         }
-        self.add_reserved(reserved.nr_bytes, 0);
+        self.count_reserved(group, reserved);
         Ok(())
+    }
+
+    fn count_reserved(&self, group: u32, reserved: Reserved) {
+        self.add_reserved(reserved.nr_bytes, 0);
+        if let Some(group) = self.groups.get(group) {
+            group.add_reserved(reserved.nr_pages);
+        }
     }
 
     /// As [`Memory::reserve`] for bytes that are there already: it goes past limits where it has
@@ -55,12 +62,15 @@ impl Memory {
         if self.reserve(here, group, reserved).is_err() {
             self.groups
                 .charge_forced(here.cpu, group, reserved.nr_pages);
-            self.add_reserved(reserved.nr_bytes, 0);
+            self.count_reserved(group, reserved);
         }
     }
 
     /// Gives back what [`Memory::reserve`] charged.
     pub fn unreserve(&self, cpu: Cpu, group: u32, reserved: Reserved) {
+        if let Some(group) = self.groups.get(group) {
+            group.sub_reserved(reserved.nr_pages);
+        }
         if reserved.nr_pages > 0 {
             self.groups.uncharge(cpu, group, reserved.nr_pages);
         }

@@ -4,11 +4,12 @@ extern crate std;
 
 mod limits;
 mod reserve;
+mod stat;
 
 use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
-use crate::group::CpuMask;
+use crate::group::{Count, CpuMask};
 use crate::page_cache::{Access, Found};
 use crate::units::{Frame, Node, NodeMask};
 use std::vec::Vec;
@@ -69,7 +70,10 @@ fn fifo_evicts_in_the_order_of_arrival() {
         .to_vec();
     assert_eq!(misses, [true, true, true, true, false, true, true, true]);
     memory.check();
-    assert_eq!(memory.groups().get(group).unwrap().misses(), 7);
+    assert_eq!(
+        memory.groups().get(group).unwrap().count(Count::Pgmajfault),
+        7
+    );
 }
 
 #[test]

@@ -162,6 +162,8 @@ enum Queues {
 #[derive(Debug)]
 pub struct Lruvec {
     queues: Queues,
+    /// Frames of the pages on the lists, and of those that are isolated.
+    nr_frames: u32,
 }
 
 impl Default for Lruvec {
@@ -185,7 +187,10 @@ impl Lruvec {
             Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
             Policy::Mglru => Queues::Mglru(mglru::Mglru::new()),
         };
-        Lruvec { queues }
+        Lruvec {
+            queues,
+            nr_frames: 0,
+        }
     }
 
     fn rules(&mut self) -> &mut dyn Rules {
@@ -208,9 +213,20 @@ impl Lruvec {
         self.shared().nr_pages()
     }
 
+    /// Frames of all its pages, those that are isolated just now too.
+    #[must_use]
+    pub fn nr_frames(&self) -> u32 {
+        self.nr_frames
+    }
+
+    fn forget(&mut self, frames: &FrameTable, frame: Frame) {
+        self.nr_frames -= frames.block(frame).0.nr_pages();
+    }
+
     /// Queues a page whose read has ended and makes it `Live`, in one lock hold.
     pub fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) {
         let generation = self.rules().insert(frames, frame, refault);
+        self.nr_frames += frames.block(frame).0.nr_pages();
         let live = |word: Word| {
             let word = word.with_state(State::Live).with_generation(generation);
             Some(word.next_version())
@@ -263,6 +279,7 @@ impl Lruvec {
     pub fn settle(&mut self, frames: &FrameTable, victim: &Victim, outcome: Outcome) -> bool {
         if outcome == Outcome::Evicted {
             self.rules().evicted(victim.token);
+            self.forget(frames, victim.frame);
             return false;
         }
         // The list first, so that no moment shows a generation without a place on its list.
@@ -280,6 +297,7 @@ impl Lruvec {
         let left_its_file = before.state() != State::Live;
         if left_its_file {
             self.rules().remove(frames, victim.frame, generation);
+            self.forget(frames, victim.frame);
         }
         left_its_file
     }
@@ -289,6 +307,7 @@ impl Lruvec {
         let generation = frames.word(frame).generation();
         if generation != 0 {
             self.rules().remove(frames, frame, generation);
+            self.forget(frames, frame);
             let unlist = |word: Word| Some(word.with_generation(0));
             assert!(
                 frames.update(frame, unlist).is_ok(),

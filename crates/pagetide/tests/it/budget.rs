@@ -103,3 +103,33 @@ fn budgets_that_cannot_be_are_refused() {
             .is_ok()
     );
 }
+
+#[test]
+fn who_is_above_high_is_slowed_down_and_protected_pages_stay() {
+    let memory = Memory::builder()
+        .budget(ByteSize::mib(64))
+        .throttle_max(std::time::Duration::from_millis(2))
+        .build()
+        .unwrap();
+    let group = memory.root().child("work").unwrap().high(ByteSize::mib(4));
+    let start = std::time::Instant::now();
+    let bufs: Vec<_> = (0..6)
+        .map(|_| group.alloc(Order::new(8)).unwrap())
+        .collect();
+    // Two of them came while it was above: 25 and 50 % over, each the longest delay there is.
+    assert!(start.elapsed() >= std::time::Duration::from_millis(4));
+    assert!(group.events().high >= 2, "{}", group.events());
+    assert!(group.pressure().some.total >= std::time::Duration::from_millis(4));
+    drop(bufs);
+    group.clear_high();
+    assert_eq!(group.high_limit(), None);
+    let refused = group.set_max(ByteSize::mib(4)).and_then(|()| {
+        let min = group.set_min(ByteSize::mib(5));
+        assert_eq!(group.protections(), (ByteSize(0), ByteSize(0)));
+        min
+    });
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "group work: min of 1280 pages is over max of 1024"
+    );
+}

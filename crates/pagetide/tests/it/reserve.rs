@@ -41,7 +41,18 @@ fn growing_past_a_limit_is_allowed_by_name_only() {
     assert_eq!(work.usage(), ByteSize::mib(3));
     assert!(work.reserve(ByteSize(1)).is_err());
     let over = work.set_max(ByteSize::mib(2)).unwrap_err();
-    assert!(matches!(over, Error::StillOver { .. }), "{over}");
+    let Error::StillOver {
+        over_pages,
+        reserved_pages,
+        ..
+    } = over
+    else {
+        panic!("{over}");
+    };
+    assert_eq!((over_pages, reserved_pages), (256, 768));
+    let stat = work.stat();
+    assert_eq!((stat.reserved, stat.pgforced), (3 << 20, 768));
+    assert!(stat.to_string().contains("\nreserved 3145728\n"), "{stat}");
     drop(held);
     assert_eq!(work.usage(), ByteSize(0));
 }

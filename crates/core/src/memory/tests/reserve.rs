@@ -183,7 +183,10 @@ fn a_forced_reservation_is_counted_and_given_back() {
     let (memory, [_, work], _) = full_of_pages();
     memory.set_max(CPU.into(), work, 100).unwrap();
     memory.reserve_forced(CPU.into(), work, pages(REGION));
-    assert_eq!(memory.groups().get(work).unwrap().forced(), REGION);
+    assert_eq!(
+        memory.groups().get(work).unwrap().count(Count::Pgforced),
+        REGION
+    );
     assert_eq!(settle(&memory), [9]);
     memory.unreserve(CPU, work, pages(REGION));
     memory.check();

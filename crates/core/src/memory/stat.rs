@@ -1,0 +1,92 @@
+//! What a group's memory is: the numbers of `memory.stat`.
+
+use super::Memory;
+use crate::group::Count;
+use crate::units::PAGE_BYTES;
+use core::fmt;
+
+/// What is charged to a group and those below it, in bytes, and what they counted so far.
+///
+/// Named as in the kernel's `memory.stat`. At a moment: exact while nobody charges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Working memory, and pages that left their file while pinned.
+    pub anon: u64,
+    /// Pages of files, those being read too.
+    pub file: u64,
+    /// Core's own records. They are the root's.
+    pub kernel: u64,
+    /// Bytes of the program's own heap, in whole pages for each reservation.
+    pub reserved: u64,
+    /// Charged ahead, in the stocks of CPUs. The kernel has no such number.
+    pub stock: u64,
+    /// Pages that were not resident when asked for.
+    pub pgmajfault: u64,
+    /// Pages that reclaim looked at.
+    pub pgscan: u64,
+    /// Pages that reclaim evicted.
+    pub pgsteal: u64,
+    /// Evicted pages that were asked for again while their shadow was there.
+    pub workingset_refault_file: u64,
+    /// Pages charged past a limit because the charge could not fail. Not a name of the kernel's.
+    pub pgforced: u64,
+}
+
+impl fmt::Display for Stat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines = [
+            ("anon", self.anon),
+            ("file", self.file),
+            ("kernel", self.kernel),
+            ("reserved", self.reserved),
+            ("stock", self.stock),
+            ("workingset_refault_file", self.workingset_refault_file),
+            ("pgscan", self.pgscan),
+            ("pgsteal", self.pgsteal),
+            ("pgmajfault", self.pgmajfault),
+            ("pgforced", self.pgforced),
+        ];
+        lines
+            .iter()
+            .try_for_each(|(name, number)| writeln!(f, "{name} {number}"))
+    }
+}
+
+impl Memory {
+    /// What a group's memory is. O(groups).
+    #[must_use]
+    pub fn stat(&self, id: u32) -> Stat {
+        let mut stat = Stat::default();
+        let Some(group) = self.groups.get(id) else {
+            return stat;
+        };
+        let below = self
+            .groups
+            .iter()
+            .filter(|&(other, _)| self.groups.is_in(other, id));
+        let mut file = 0;
+        for (_, group) in below {
+            file += group.nr_reading();
+            if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
+                file += u64::from(lruvec.lock().nr_frames());
+            }
+            stat.reserved += group.nr_reserved() * PAGE_BYTES as u64;
+            stat.pgmajfault += group.count(Count::Pgmajfault);
+            stat.pgscan += group.count(Count::Pgscan);
+            stat.pgsteal += group.count(Count::Pgsteal);
+            stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
+            stat.pgforced += group.count(Count::Pgforced);
+        }
+        let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
+        stat.file = bytes(file);
+        stat.stock = bytes(u64::from(self.groups.stocked(id)));
+        if id == self.groups.root() {
+            stat.kernel = bytes(
+                u64::from(self.config.metadata_pages()) + u64::from(self.groups.nr_record_pages()),
+            );
+        }
+        let others = stat.file + stat.kernel + stat.reserved + stat.stock;
+        stat.anon = bytes(group.usage()).saturating_sub(others);
+        stat
+    }
+}
