@@ -325,6 +325,8 @@ impl File {
     }
 
     /// Brings a page in: reads it, or waits for whoever does.
+    #[cold]
+    #[inline(never)] // In place, it would take the registers of the hit path.
     fn fault(&self, key: PageKey, access: Access) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.

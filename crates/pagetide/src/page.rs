@@ -32,6 +32,7 @@ pub(crate) struct Pin<'a> {
 
 impl<'a> Pin<'a> {
     /// Takes over a pin that core gave on a frame of a page of `order`.
+    #[inline]
     pub(crate) fn new(shared: &'a Home, frame: Frame, order: Order) -> Pin<'a> {
         Pin {
             shared,
@@ -51,13 +52,17 @@ impl<'a> Pin<'a> {
     }
 
     /// Makes the pin an owned page of `len` bytes.
+    #[inline]
     pub(crate) fn into_page(self, len: usize) -> Page {
-        throttle::hold();
         let pin = std::mem::ManuallyDrop::new(self);
+        // Counted only where somebody may be slowed down: it takes a tenth of a pin's time.
+        let is_counted = pin.shared.core.groups().has_high();
+        if is_counted {
+            throttle::hold();
+        }
         Page {
             shared: pin.shared.shard(),
-            frame: pin.frame,
-            order: pin.order,
+            block: Block::new(pin.frame, pin.order, is_counted),
             len,
         }
     }
@@ -75,8 +80,7 @@ impl Drop for Pin<'_> {
 /// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
 pub struct Page {
     shared: Arc<Shard>,
-    frame: Frame,
-    order: Order,
+    block: Block,
     len: usize,
 }
 
@@ -84,9 +88,12 @@ impl Deref for Page {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.shared.arena.block(self.frame, self.order);
+        let start = self
+            .shared
+            .arena
+            .block(self.block.frame(), self.block.order());
         debug_assert!(
-            self.len <= self.order.bytes(),
+            self.len <= self.block.order().bytes(),
             "a page is no longer than its block"
         );
         // SAFETY: as in `Pin::bytes`; `len` is at most the block's length (`File::pin` bounds it).
@@ -96,15 +103,17 @@ impl Deref for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        throttle::let_go();
-        self.shared.unpin(self.frame);
+        if self.block.is_counted() {
+            throttle::let_go();
+        }
+        self.shared.unpin(self.block.frame());
     }
 }
 
 impl fmt::Debug for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Page")
-            .field("frame", &self.frame)
+            .field("frame", &self.block.frame())
             .field("len", &self.len)
             .finish()
     }
@@ -117,14 +126,23 @@ pub struct Buf {
     block: Block,
 }
 
-/// A block of frames in one word: frame, then order. A [`Buf`] is two words by it, which move in
-/// registers; of a third field, parts are written and the whole read back, which takes longer.
+/// A block of frames in one word: frame, a mark, order. What has it moves in registers, or by whole
+/// words; of more fields, parts are written and the whole read back, which takes longer.
 #[derive(Clone, Copy)]
 struct Block(u64);
 
 impl Block {
-    fn new(frame: Frame, order: Order) -> Block {
-        Block(u64::from(frame.number()) << 8 | u64::from(order.get()))
+    const COUNTED: u64 = 1 << 7;
+    const ORDER: u8 = 0xF;
+
+    fn new(frame: Frame, order: Order, is_counted: bool) -> Block {
+        let mark = if is_counted { Block::COUNTED } else { 0 };
+        Block(u64::from(frame.number()) << 8 | mark | u64::from(order.get()))
+    }
+
+    /// Whether its thread counts it as held.
+    fn is_counted(self) -> bool {
+        self.0 & Block::COUNTED != 0
     }
 
     fn frame(self) -> Frame {
@@ -133,14 +151,14 @@ impl Block {
 
     fn order(self) -> Order {
         let [order, ..] = self.0.to_le_bytes();
-        Order::new(order).expect("`new` put an order there")
+        Order::new(order & Block::ORDER).expect("`new` put an order there")
     }
 }
 
 impl Buf {
     /// Takes over a block of working memory from core, its bytes as they are.
     pub(crate) fn new(shared: Arc<Shard>, frame: Frame, order: Order) -> Buf {
-        let block = Block::new(frame, order);
+        let block = Block::new(frame, order, false);
         Buf { shared, block }
     }
 }

@@ -47,13 +47,15 @@ pub(crate) fn take_debt() -> Option<(u32, Duration)> {
 }
 
 /// The thread holds one more pinned page.
-#[inline]
+#[cold]
+#[inline(never)] // Off the path of those who are under no `high`.
 pub(crate) fn hold() {
     THREAD.with(|thread| thread.nr_held.set(thread.nr_held.get().saturating_add(1)));
 }
 
 /// The thread dropped a pinned page.
-#[inline]
+#[cold]
+#[inline(never)]
 pub(crate) fn let_go() {
     // A thread whose locals are gone drops pages too.
     let _ = THREAD.try_with(|thread| thread.nr_held.set(thread.nr_held.get().saturating_sub(1)));

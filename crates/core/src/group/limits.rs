@@ -52,7 +52,7 @@ impl Tree {
                 self.is_protected.fetch_max(1, Ordering::Relaxed);
                 self.tell_claims(group);
             }
-            Limit::High => {}
+            Limit::High => self.has_high.store(1, Ordering::Relaxed),
             Limit::Max => {
                 self.set_batches();
                 drop(shape);
@@ -121,6 +121,13 @@ impl Tree {
     #[must_use]
     pub fn is_protected(&self) -> bool {
         self.is_protected.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether any group ever had a `high`.
+    #[must_use]
+    #[inline]
+    pub fn has_high(&self) -> bool {
+        self.has_high.load(Ordering::Relaxed) != 0
     }
 
     /// What reclaim on behalf of `target` leaves to the group `id` in its subtree: nothing to the

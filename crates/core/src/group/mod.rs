@@ -62,6 +62,8 @@ pub struct Tree {
     is_placed: AtomicU32,
     /// 1 once any group had a `min` or a `low`.
     is_protected: AtomicU32,
+    /// 1 once any group had a `high`.
+    has_high: AtomicU32,
     /// Pages charged for core's own records since.
     nr_record_pages: AtomicU32,
 }
@@ -94,6 +96,7 @@ impl Tree {
             nr_cpus: nr_cpus.max(1),
             is_placed: AtomicU32::new(0),
             is_protected: AtomicU32::new(0),
+            has_high: AtomicU32::new(0),
             nr_record_pages: AtomicU32::new(0),
         };
         tree.set_batches();

@@ -161,6 +161,8 @@ impl Memory {
     }
 
     /// Frees a failed or detached frame if this was its last holder.
+    #[cold]
+    #[inline(never)] // Off the path of every unpin.
     pub(super) fn reap(&self, cpu: Cpu, frame: Frame) {
         if page_cache::try_reap(&self.frames, frame) {
             self.put_block(cpu, frame);

@@ -176,6 +176,7 @@ impl Memory {
     }
 
     /// Drops a pin. One read-modify-write; the last one frees a frame that lost its page.
+    #[inline]
     pub fn unpin(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
         let before = self.frames.unpin(frame);
         if before.pins() > 1 {
