@@ -158,6 +158,8 @@ fn a_min_over_max_is_refused_either_way() {
     );
     let record = tree.get(group).unwrap();
     assert_eq!((record.limit(Limit::Min), record.max()), (100, 100));
+    tree.set_limit(tree.root(), Limit::Min, 1 << 20).unwrap();
+    tree.set_max(tree.root(), 1 << 10).unwrap();
 }
 
 #[test]

@@ -94,8 +94,7 @@ impl Memory {
     /// because they are in use. Afterwards the caller runs [`Memory::next_offline`].
     ///
     /// # Errors
-    /// [`BadBudget`] beyond the arena, or too small for core's records; nothing is changed. The
-    /// root's `min` may be larger than the budget: nobody reclaims from outside of the root.
+    /// [`BadBudget`] beyond the arena, or too small for core's records; nothing is changed.
     pub fn set_budget(&self, here: Here<'_>, budget_pages: u64) -> Result<u64, BadBudget> {
         let most = u64::from(self.config.arena_pages);
         let least = u64::from(self.config.metadata_pages() + MIN_PAGES);
@@ -103,7 +102,7 @@ impl Memory {
             return Err(BadBudget { least, most });
         }
         let over = self.set_max(here, self.groups.root(), budget_pages);
-        let over = over.map_err(|_| BadBudget { least, most })?;
+        let over = over.expect("the root's `max` has no lower bound");
         self.set_shrunk(most - budget_pages);
         self.deflate();
         Ok(over)
