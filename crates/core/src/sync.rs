@@ -12,16 +12,33 @@ pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(any(loom, shuttle)))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use std::sync::atomic::Ordering;
+#[cfg(all(not(debug_assertions), not(any(loom, shuttle))))]
+pub use std::sync::atomic::{AtomicU32, AtomicU64};
+
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+pub use counted::{AtomicU32, AtomicU64};
 
 #[cfg(any(loom, shuttle))]
 pub use checked::{Guard, SpinLock};
 #[cfg(not(any(loom, shuttle)))]
 pub use spin::{Guard, SpinLock};
 
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+mod counted;
 mod table;
 
 pub use table::Table;
+
+/// Read-modify-writes that this thread made so far through core's atomics and spin locks, each try
+/// of a compare-and-swap counted. `None` in release builds, which do not count.
+#[must_use]
+pub fn nr_rmws() -> Option<u64> {
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+    return Some(counted::nr_rmws());
+    #[cfg(not(all(debug_assertions, not(any(loom, shuttle)))))]
+    None
+}
 
 /// Ranks of the locks, outer to inner. A thread takes them in rising order only, at most two.
 pub mod rank {
@@ -41,10 +58,12 @@ pub mod rank {
     pub const ZONE: u8 = 7;
     /// Growth of a table.
     pub const TABLE: u8 = 8;
+    /// The charge stock of one CPU, in the variant that locks it.
+    pub const STOCK: u8 = 9;
     /// What is out of use.
     pub const BALLOON: u8 = 10;
     /// One group's pressure.
-    pub const PRESSURE: u8 = 9;
+    pub const PRESSURE: u8 = 11;
 }
 
 /// Memory for core's own records was refused.
@@ -57,9 +76,9 @@ pub struct NoMetadata {
 #[cfg(not(any(loom, shuttle)))]
 mod spin {
     use super::std;
+    use super::{AtomicU32, Ordering};
     use core::cell::UnsafeCell;
     use core::ops::{Deref, DerefMut};
-    use core::sync::atomic::{AtomicU32, Ordering};
 
     const HELD: u32 = 1;
     const POISONED: u32 = 2;

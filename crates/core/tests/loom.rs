@@ -10,7 +10,7 @@ use pagetide_core::alloc::{
     Ask, BulkFree, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
 };
 use pagetide_core::frame::{FrameTable, State, Word, flag};
-use pagetide_core::group::{StockLine, Surplus, Tree};
+use pagetide_core::group::{ByteLine, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -60,7 +60,7 @@ fn drain_against_consume_loses_no_page() {
 #[test]
 fn a_drain_during_charges_keeps_usage_at_live_charges_and_stocks() {
     loom::model(|| {
-        let tree = Arc::new(Tree::try_new(1, 1 << 13).expect("memory"));
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::Atomic).expect("memory"));
         let group = tree.root();
         let drainer = {
             let tree = Arc::clone(&tree);
@@ -163,7 +163,8 @@ fn of_two_last_holders_one_reaps() {
 fn two_owners_of_a_full_line_and_a_drain_lose_no_page() {
     loom::model(|| {
         let line = Arc::new(StockLine::default());
-        for group in 1..=7 {
+        let nr_slots = u32::try_from(NR_SLOTS).expect("few");
+        for group in 1..=nr_slots {
             assert_eq!(line.refill(group, 1, 4), None);
         }
         let out = |surplus: Option<Surplus>| surplus.map_or(0, |surplus| surplus.nr_pages);
@@ -180,14 +181,31 @@ fn two_owners_of_a_full_line_and_a_drain_lose_no_page() {
         );
         left += out(line.refill(1, 2, 4));
         left += stray.join().expect("the stray does not panic");
-        assert_eq!(consumed + left + line.held(|_| true), 7 + 3 + 2);
+        assert_eq!(consumed + left + line.held(|_| true), nr_slots + 3 + 2);
+    });
+}
+
+#[test]
+fn a_drain_under_the_lock_keeps_usage_at_live_charges_and_stocks() {
+    loom::model(|| {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::Spinlock).expect("memory"));
+        let group = tree.root();
+        tree.charge(Cpu::new(0), group, 1).expect("room");
+        let drainer = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || tree.drain(tree.root()))
+        };
+        tree.charge(Cpu::new(0), group, 2).expect("room");
+        drainer.join().expect("the drainer does not panic");
+        let usage = tree.get(group).expect("the root").usage();
+        assert_eq!(usage, 3 + u64::from(tree.stocked(group)));
     });
 }
 
 #[test]
 fn two_cpus_and_a_drain_keep_usage_exact() {
     loom::model(|| {
-        let tree = Arc::new(Tree::try_new(2, 1 << 13).expect("memory"));
+        let tree = Arc::new(Tree::try_new(2, 1 << 13, StockKind::Atomic).expect("memory"));
         let group = tree.root();
         let other = {
             let tree = Arc::clone(&tree);
@@ -206,10 +224,107 @@ fn two_cpus_and_a_drain_keep_usage_exact() {
     });
 }
 
+/// Bytes and changes of statistics among what left a byte line.
+fn sums(outs: &[Out]) -> (u32, i32) {
+    outs.iter().fold((0, 0), |(bytes, state), out| match *out {
+        Out::Bytes { nr_bytes, .. } => (bytes + nr_bytes, state),
+        Out::State { delta, .. } => (bytes, state + delta),
+        Out::Pages(_) => panic!("a byte line holds no pages"),
+    })
+}
+
+#[test]
+fn a_drain_of_a_byte_line_loses_no_byte_and_no_change() {
+    loom::model(|| {
+        let line = Arc::new(ByteLine::default());
+        assert_eq!(line.refill(7, 4000, || 0, &mut |_| ()), 0);
+        let drainer = {
+            let line = Arc::clone(&line);
+            thread::spawn(move || {
+                let mut outs = Vec::new();
+                line.drain(|_| true, &mut |out| outs.push(out));
+                outs
+            })
+        };
+        let consumed = if line.consume(7, 30) { 30 } else { 0 };
+        let mut mine = Vec::new();
+        line.mod_state(7, Item::SlabReclaimable, 5, &mut |out| mine.push(out));
+        let nr_pages = line.refill(7, 200, || 0, &mut |out| mine.push(out));
+        let theirs = drainer.join().expect("the drainer does not panic");
+        let held = line.held(|_| true);
+        line.drain(|_| true, &mut |out| mine.push(out));
+        let ((bytes, state), (more_bytes, more_state)) = (sums(&mine), sums(&theirs));
+        assert!(held <= 4096);
+        let sum = consumed + bytes + more_bytes + nr_pages * 4096;
+        assert_eq!((sum, state + more_state), (4200, 5));
+    });
+}
+
+/// What the group's usage must be: its live bytes, and what is held back.
+fn check_bytes(tree: &Tree, group: u32, live: u64) {
+    let held = tree.held_bytes(group) + u64::from(tree.stocked(group)) * 4096;
+    let usage = tree.get(group).expect("the group").usage();
+    assert_eq!(usage * 4096, live + held);
+}
+
+fn bytes_against_a_drain(kind: StockKind) {
+    loom::model(move || {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, kind).expect("memory"));
+        let group = tree.root();
+        tree.charge_bytes(Cpu::new(0), group, 5000).expect("room");
+        let drainer = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || tree.drain(tree.root()))
+        };
+        tree.charge_bytes(Cpu::new(0), group, 3000).expect("room");
+        assert!(tree.get(group).expect("the root").usage() >= 2);
+        tree.uncharge_bytes(Cpu::new(0), group, 5000);
+        drainer.join().expect("the drainer does not panic");
+        check_bytes(&tree, group, 3000);
+        tree.drain(group);
+        assert_eq!(tree.get(group).expect("the root").usage(), 1);
+    });
+}
+
+#[test]
+fn a_drain_during_charges_of_bytes_keeps_the_books() {
+    bytes_against_a_drain(StockKind::Atomic);
+}
+
+#[test]
+fn a_drain_under_the_lock_during_charges_of_bytes_keeps_the_books() {
+    bytes_against_a_drain(StockKind::Spinlock);
+}
+
+#[test]
+fn a_group_that_dies_during_an_uncharge_of_bytes_holds_none() {
+    for kind in [StockKind::Atomic, StockKind::Spinlock] {
+        loom::model(move || {
+            let tree = Arc::new(Tree::try_new(1, 1 << 13, kind).expect("memory"));
+            let cpu = Cpu::new(0);
+            let group = tree.child(cpu, tree.root()).expect("a group");
+            tree.charge_bytes(cpu, group, 100).expect("room");
+            tree.drain(group);
+            let killer = {
+                let tree = Arc::clone(&tree);
+                thread::spawn(move || tree.kill(group))
+            };
+            tree.mod_state(cpu, group, Item::SlabReclaimable, -100);
+            tree.uncharge_bytes(cpu, group, 100);
+            killer.join().expect("the killer does not panic");
+            assert_eq!((tree.stocked(group), tree.held_bytes(group)), (0, 0));
+            assert_eq!(tree.get(group).expect("the group").usage(), 0);
+            tree.mod_state(cpu, tree.root(), Item::SlabReclaimable, 300);
+            tree.drain(tree.root());
+            assert_eq!(tree.state(tree.root(), Item::SlabReclaimable), 200);
+        });
+    }
+}
+
 /// A group that becomes exact, or dies, while `work` runs, has no stock afterwards.
 fn no_stock_after(limits: fn(&Tree, u32), work: fn(&Tree, u32), live: u64) {
     loom::model(move || {
-        let tree = Arc::new(Tree::try_new(1, 1 << 13).expect("memory"));
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::Atomic).expect("memory"));
         let group = tree.child(Cpu::new(0), tree.root()).expect("a group");
         tree.charge(Cpu::new(0), group, 2).expect("room");
         tree.drain(group);

@@ -3,7 +3,7 @@
 
 use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;
-use pagetide_core::group::Count;
+use pagetide_core::group::{Count, Item, StockKind, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -412,4 +412,142 @@ fn give_back(
         assert_eq!(owner, Some(worker));
     }
     zones.free(frames, Cpu::new(worker), frame, order);
+}
+
+/// Worker `worker` of a tree of three groups: charges and gives back on a CPU that it may share,
+/// drains, and moves a limit. Leaves some pages and bytes charged, which it returns.
+fn charger(tree: &Tree, groups: [u32; 3], worker: u32) -> [(u64, u64); 3] {
+    let mut live = [(0, 0); 3];
+    let mut seed = u64::from(worker) + 1;
+    for step in 0..STEPS {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let (which, cpu) = ((seed >> 33) as usize % 3, Cpu::new((seed >> 40) as u32 % 3));
+        let (id, (pages, bytes)) = (groups[which], &mut live[which]);
+        match (seed >> 48) % 8 {
+            0..=2 if tree.charge(cpu, id, 1 + worker).is_ok() => *pages += u64::from(1 + worker),
+            3 if *pages > 0 => {
+                tree.uncharge(cpu, id, 1);
+                *pages -= 1;
+            }
+            4 | 5 if tree.charge_bytes(cpu, id, 900 * (1 + step)).is_ok() => {
+                *bytes += 900 * (1 + step);
+                tree.mod_state(cpu, id, Item::SlabReclaimable, 900);
+            }
+            6 if *bytes > 0 => {
+                tree.uncharge_bytes(cpu, id, 900);
+                tree.mod_state(cpu, id, Item::SlabReclaimable, -900);
+                *bytes -= 900;
+            }
+            7 if worker == 0 => {
+                assert_eq!(tree.set_max(id, 20 + 400 * (step % 2)), Ok(()));
+            }
+            _ => tree.drain(id),
+        }
+        let usage = tree.get(id).expect("a group").usage();
+        assert!(
+            usage >= *pages + bytes.div_ceil(4096),
+            "usage below live charges"
+        );
+    }
+    live
+}
+
+/// Five workers over three CPUs; afterwards the books are exact, and the groups go.
+fn chargers(kind: StockKind) {
+    check(move || {
+        let tree = Arc::new(Tree::try_new(3, 1 << 14, kind).expect("memory"));
+        let cpu = Cpu::new(0);
+        let parent = tree.child(cpu, tree.root()).expect("a group");
+        let [left, right] = [(); 2].map(|()| tree.child(cpu, parent).expect("a group"));
+        tree.drain(tree.root());
+        let before = tree.get(tree.root()).expect("the root").usage();
+        let groups = [parent, left, right];
+        let workers: Vec<_> = (0..5)
+            .map(|worker| {
+                let tree = Arc::clone(&tree);
+                thread::spawn(move || charger(&tree, groups, worker))
+            })
+            .collect();
+        let mut live = [(0, 0); 3];
+        for worker in workers {
+            let more = worker.join().expect("a worker does not panic");
+            for (sum, more) in live.iter_mut().zip(more) {
+                *sum = (sum.0 + more.0, sum.1 + more.1);
+            }
+        }
+        let bytes: u64 = live.iter().map(|(_, bytes)| bytes).sum();
+        let pages: u64 = live.iter().map(|(pages, _)| pages).sum();
+        let usage = || tree.get(parent).expect("the group").usage();
+        let held = tree.held_bytes(parent) + u64::from(tree.stocked(parent)) * 4096;
+        assert_eq!(usage() * 4096, pages * 4096 + bytes + held);
+        for ((pages, bytes), id) in live.into_iter().zip(groups).rev() {
+            tree.kill(id);
+            tree.uncharge(cpu, id, u32::try_from(pages).expect("few"));
+            tree.uncharge_bytes(cpu, id, bytes);
+            assert_eq!((tree.stocked(id), tree.held_bytes(id)), (0, 0));
+            assert_eq!(tree.bury(id), Some(0));
+        }
+        tree.drain(tree.root());
+        assert_eq!(tree.get(tree.root()).expect("the root").usage(), before);
+    });
+}
+
+#[test]
+fn pages_bytes_limits_and_drains_with_atomic_stocks() {
+    chargers(StockKind::Atomic);
+}
+
+#[test]
+fn pages_bytes_limits_and_drains_with_locked_stocks() {
+    chargers(StockKind::Spinlock);
+}
+
+#[test]
+fn pages_bytes_limits_and_drains_without_stocks() {
+    chargers(StockKind::None);
+}
+
+/// Groups that die while others charge, uncharge and drain on their CPUs.
+fn deaths(kind: StockKind) {
+    check(move || {
+        let tree = Arc::new(Tree::try_new(2, 1 << 14, kind).expect("memory"));
+        let cpu = Cpu::new(0);
+        let group = tree.child(cpu, tree.root()).expect("a group");
+        tree.charge(cpu, group, 5).expect("room");
+        tree.charge_bytes(cpu, group, 5 * 1000).expect("room");
+        let workers: Vec<_> = (0..5)
+            .map(|worker| {
+                let tree = Arc::clone(&tree);
+                thread::spawn(move || {
+                    let cpu = Cpu::new(worker % 2);
+                    if worker == 4 {
+                        tree.kill(group);
+                    }
+                    tree.mod_state(cpu, group, Item::SlabUnreclaimable, -7);
+                    tree.uncharge_bytes(cpu, group, 1000);
+                    tree.uncharge(cpu, group, 1);
+                    tree.bury(group).is_some()
+                })
+            })
+            .collect();
+        let buried = workers
+            .into_iter()
+            .map(|worker| worker.join().expect("no panic"));
+        let nr_buried = buried.filter(|&is_buried| is_buried).count();
+        // Whoever was last found it empty, or a drain of its last charge came later.
+        assert!(nr_buried == 1 || nr_buried == 0 && tree.bury(group).is_some());
+        tree.mod_state(cpu, tree.root(), Item::SlabUnreclaimable, 40);
+        tree.drain(tree.root());
+        assert_eq!(tree.state(tree.root(), Item::SlabUnreclaimable), 5);
+    });
+}
+
+#[test]
+fn a_group_dies_among_atomic_stocks() {
+    deaths(StockKind::Atomic);
+}
+
+#[test]
+fn a_group_dies_among_locked_stocks() {
+    deaths(StockKind::Spinlock);
 }

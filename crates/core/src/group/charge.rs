@@ -1,7 +1,8 @@
 //! Charging: every level or none, by way of the CPU's stock.
 
 use super::record::{Count, Event, Group, Limit};
-use super::{MAX_DEPTH, OverLimit, StockLine, Tree};
+use super::stock::{Counts, Stocks};
+use super::{MAX_DEPTH, Out, OverLimit, Surplus, Tree};
 use crate::sync::Ordering;
 use crate::units::{Cpu, PAGE_BYTES};
 
@@ -26,7 +27,7 @@ impl Tree {
     #[inline]
     pub fn charge(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
         let batch = self.live(id).batch.load(Ordering::Relaxed);
-        if nr_pages < batch && self.stocks.of(cpu).consume(id, nr_pages) {
+        if nr_pages < batch && self.stocks.consume(cpu, id, nr_pages) {
             return Ok(Charged::Within);
         }
         self.charge_past_stock(cpu, id, nr_pages, batch)
@@ -41,14 +42,42 @@ impl Tree {
         nr_pages: u32,
         batch: u32,
     ) -> Result<Charged, OverLimit> {
-        if nr_pages < batch
-            && let Ok(charged) = self.charge_counters(id, batch)
-        {
-            if let Some(surplus) = self.stocks.of(cpu).refill(id, batch - nr_pages, batch) {
-                self.uncharge_counters(surplus.group, surplus.nr_pages);
+        let charged = self.charge_draining(cpu, id, nr_pages, batch);
+        charged.inspect_err(|over| self.count_event(over.group, Event::Max))
+    }
+
+    /// [`Tree::charge`] without counting a refusal.
+    pub(super) fn try_charge(
+        &self,
+        cpu: Cpu,
+        id: u32,
+        nr_pages: u32,
+    ) -> Result<Charged, OverLimit> {
+        let batch = self.live(id).batch.load(Ordering::Relaxed);
+        if nr_pages < batch && self.stocks.consume(cpu, id, nr_pages) {
+            return Ok(Charged::Within);
+        }
+        self.charge_draining(cpu, id, nr_pages, batch)
+    }
+
+    fn charge_draining(
+        &self,
+        cpu: Cpu,
+        id: u32,
+        nr_pages: u32,
+        batch: u32,
+    ) -> Result<Charged, OverLimit> {
+        self.run_scheduled(cpu);
+        if nr_pages < batch && self.stocks.takes(cpu, id) {
+            let ahead = self.ahead(id, batch);
+            if ahead > nr_pages
+                && let Ok(charged) = self.charge_counters(id, ahead)
+            {
+                Counts::count(&self.counts.of(cpu).refills);
+                self.refill(cpu, id, ahead - nr_pages, batch);
+                self.drain_if_exact(cpu, self.live(id), id);
+                return Ok(charged);
             }
-            self.drain_if_exact(self.live(id), id);
-            return Ok(charged);
         }
         // Each level that refuses is drained once: an outer one may refuse for its own stocks.
         let mut drained = None;
@@ -60,11 +89,32 @@ impl Tree {
             if drained == Some(over.group) {
                 break;
             }
-            self.drain(over.group);
+            self.drain_from(cpu, over.group);
             drained = Some(over.group);
         }
-        let charged = self.charge_counters(id, nr_pages);
-        charged.inspect_err(|over| self.count_event(over.group, Event::Max))
+        self.charge_counters(id, nr_pages)
+    }
+
+    /// Pages to charge for a stock: a batch, or half of what is left below the nearest limit. Near
+    /// a limit each charge would else try a batch in vain first.
+    fn ahead(&self, id: u32, batch: u32) -> u32 {
+        let room = |(_, group): (u32, &Group)| group.max().saturating_sub(group.usage());
+        let margin = self.path(id).map(room).min().unwrap_or(0);
+        match u32::try_from(margin) {
+            Ok(margin) if margin < batch => margin.div_ceil(2),
+            _ => batch,
+        }
+    }
+
+    /// Puts charged pages into the CPU's stock; what does not stay there is uncharged.
+    fn refill(&self, cpu: Cpu, id: u32, nr_pages: u32, batch: u32) {
+        let out = &mut |out| self.trim(cpu, out);
+        self.stocks.refill(cpu, id, nr_pages, batch, out);
+    }
+
+    fn trim(&self, cpu: Cpu, out: Out) {
+        Counts::count(&self.counts.of(cpu).trims);
+        self.book(out);
     }
 
     /// Charges `nr_pages` at every level whatever the limits say, for what cannot fail. Counted in
@@ -74,16 +124,31 @@ impl Tree {
             return;
         }
         for (_, group) in self.path(id) {
-            group.add_forced(u64::from(nr_pages));
+            if group.add_forced(u64::from(nr_pages)) > group.max() {
+                self.has_over.store(1, Ordering::Relaxed);
+            }
             self.tell_claims(group);
         }
         self.live(id)
             .add_count(Count::Pgforced, u64::from(nr_pages));
     }
 
-    /// Gives back what [`Tree::charge`] took, into the CPU's stock as far as that keeps it.
+    /// Gives back what [`Tree::charge`] took: under `StockKind::Atomic` into the CPU's stock as far
+    /// as that keeps it, else to the counters.
     #[inline]
     pub fn uncharge(&self, cpu: Cpu, id: u32, nr_pages: u32) {
+        match &self.stocks {
+            Stocks::Atomic(_) => self.give_back(cpu, id, nr_pages),
+            _ => {
+                self.run_scheduled(cpu);
+                self.uncharge_counters(id, nr_pages);
+            }
+        }
+    }
+
+    /// Gives charged pages back into the CPU's stock as far as that keeps them.
+    #[inline]
+    pub(super) fn give_back(&self, cpu: Cpu, id: u32, nr_pages: u32) {
         let group = self.live(id);
         let batch = group.batch.load(Ordering::Relaxed);
         // What a group over its limit gives back must not serve a new charge from the stock.
@@ -91,15 +156,25 @@ impl Tree {
         if nr_pages > batch || is_over() {
             return self.uncharge_counters(id, nr_pages);
         }
-        if let Some(surplus) = self.stocks.of(cpu).refill(id, nr_pages, batch) {
-            self.uncharge_counters(surplus.group, surplus.nr_pages);
+        match &self.stocks {
+            Stocks::Atomic(lines) => {
+                if let Some(surplus) = lines.of(cpu).pages.refill(id, nr_pages, batch) {
+                    self.trim(cpu, Out::Pages(surplus));
+                }
+            }
+            _ => self.refill(cpu, id, nr_pages, batch),
         }
-        self.drain_if_exact(group, id);
+        self.drain_if_exact(cpu, group, id);
     }
 
     /// Whether the group or one of its ancestors is over its limit.
     #[inline]
-    fn is_over(&self, group: &Group) -> bool {
+    pub(super) fn is_over(&self, group: &Group) -> bool {
+        self.has_over.load(Ordering::Relaxed) != 0 && self.is_path_over(group)
+    }
+
+    #[cold]
+    fn is_path_over(&self, group: &Group) -> bool {
         let mut level = group;
         while level.usage() <= level.max() {
             match self.get(level.parent()) {
@@ -115,10 +190,10 @@ impl Tree {
     /// The record is the group's as long as the stock has what was refilled; afterwards there is
     /// nothing to drain, whatever the record says.
     #[inline]
-    fn drain_if_exact(&self, group: &Group, id: u32) {
-        // Ordered by `StockLine::publish`: this sees the batch of 0, or the drain the refill.
+    pub(super) fn drain_if_exact(&self, cpu: Cpu, group: &Group, id: u32) {
+        // Ordered by `Stocks::publish`: this sees the batch of 0, or the drain the refill.
         if group.batch.load(Ordering::Relaxed) == 0 {
-            self.drain(id);
+            self.drain_from(cpu, id);
         }
     }
 
@@ -126,7 +201,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`OverLimit`] where the budget has no room.
-    pub fn charge_bytes(&self, cpu: Cpu, bytes: usize) -> Result<(), OverLimit> {
+    pub fn charge_records(&self, cpu: Cpu, bytes: usize) -> Result<(), OverLimit> {
         let pages = bytes.div_ceil(PAGE_BYTES);
         let nr_pages = u32::try_from(pages).map_err(|_| OverLimit { group: self.root })?;
         self.charge(cpu, self.root, nr_pages)?;
@@ -134,7 +209,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Pages that [`Tree::charge_bytes`] charged so far.
+    /// Pages that [`Tree::charge_records`] charged so far.
     #[must_use]
     pub fn nr_record_pages(&self) -> u32 {
         self.nr_record_pages.load(Ordering::Relaxed)
@@ -156,7 +231,7 @@ impl Tree {
         Ok(charged)
     }
 
-    fn uncharge_counters(&self, id: u32, nr_pages: u32) {
+    pub(super) fn uncharge_counters(&self, id: u32, nr_pages: u32) {
         self.path(id)
             .for_each(|(_, group)| self.sub(group, nr_pages));
     }
@@ -166,24 +241,65 @@ impl Tree {
         self.tell_claims(group);
     }
 
-    /// Returns the stocks of a subtree to the counters, from any thread, before it returns.
+    /// Returns the stocks of a subtree to the counters, from any thread, before it returns; under
+    /// `StockKind::Scheduled` it asks their owners to, and does not wait.
     ///
-    /// One exchange for each slot that holds pages of the subtree, none for the others.
+    /// One exchange for each slot that holds something of the subtree, none for the others, and
+    /// one walk up for the pages of a group that lie in one slot after the other.
     pub fn drain(&self, subtree: u32) {
-        for line in self.stocks.iter() {
-            line.drain(
-                |group| self.is_in(group, subtree),
-                |surplus| self.uncharge_counters(surplus.group, surplus.nr_pages),
-            );
+        let mut nr_slots = 0;
+        let mut same = Surplus {
+            group: 0,
+            nr_pages: 0,
+        };
+        let out = &mut |out| {
+            nr_slots += 1;
+            match out {
+                Out::Pages(surplus) if surplus.group == same.group => {
+                    same.nr_pages += surplus.nr_pages;
+                }
+                Out::Pages(surplus) => {
+                    self.uncharge_surplus(core::mem::replace(&mut same, surplus));
+                }
+                other => self.book(other),
+            }
+        };
+        self.stocks.drain(|group| self.is_in(group, subtree), out);
+        self.uncharge_surplus(same);
+        if nr_slots > 0 {
+            self.nr_drained.fetch_add(nr_slots, Ordering::Relaxed);
         }
+    }
+
+    fn uncharge_surplus(&self, surplus: Surplus) {
+        if surplus.nr_pages > 0 {
+            self.uncharge_counters(surplus.group, surplus.nr_pages);
+        }
+    }
+
+    /// [`Tree::drain`] on a CPU, which runs what is asked of itself.
+    pub(super) fn drain_from(&self, cpu: Cpu, subtree: u32) {
+        self.drain(subtree);
+        self.run_scheduled(cpu);
+    }
+
+    /// Empties the stock of a CPU if a drain asked its owner to: what the owner does when it next
+    /// charges or uncharges. Returns whether there was something to do.
+    ///
+    /// Only under `StockKind::Scheduled`, and only on that CPU.
+    #[inline]
+    pub fn run_scheduled(&self, cpu: Cpu) -> bool {
+        self.stocks.is_scheduled(cpu) && self.run_asked(cpu)
+    }
+
+    #[cold]
+    fn run_asked(&self, cpu: Cpu) -> bool {
+        self.stocks.run_scheduled(cpu, &mut |out| self.book(out))
     }
 
     /// Pages in the stocks of a subtree.
     #[must_use]
     pub fn stocked(&self, subtree: u32) -> u32 {
-        self.stocks
-            .iter()
-            .map(|line: &StockLine| line.held(|group| self.is_in(group, subtree)))
-            .sum()
+        self.stocks.held(|group| self.is_in(group, subtree)).0
     }
 }

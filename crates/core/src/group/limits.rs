@@ -2,7 +2,7 @@
 
 use super::protect::{Share, effective};
 use super::record::{Event, Group, Limit};
-use super::{BATCH, MAX_DEPTH, NR_SLOTS, StockLine, Tree};
+use super::{BATCH, MAX_DEPTH, Tree};
 use crate::sync::Ordering;
 use crate::units::index;
 
@@ -57,7 +57,7 @@ impl Tree {
             Limit::Max => {
                 self.set_batches();
                 drop(shape);
-                self.stocks.iter().for_each(StockLine::publish);
+                self.stocks.publish();
                 self.drain(id);
             }
         }
@@ -72,16 +72,21 @@ impl Tree {
         self.set_limit(id, Limit::Max, max)
     }
 
+    /// For a changed limit: who is exact now, and whether anybody is over.
     pub(super) fn set_batches(&self) {
-        for (id, _) in self.groups.iter() {
+        let mut has_over = 0;
+        for (id, group) in self.groups.iter() {
             self.set_batch(id);
+            has_over |= u32::from(group.usage() > group.max());
         }
+        self.has_over.store(has_over, Ordering::Relaxed);
     }
 
     /// A group under a limit of fewer than two batches a CPU is exact, and all stocks together
-    /// hold at most 1/64 of the root's `max`.
+    /// hold at most 1/64 of the root's `max`, a page for each that holds bytes.
     pub(super) fn set_batch(&self, id: u32) {
-        let all_slots = u64::from(self.nr_cpus) * NR_SLOTS as u64;
+        let (nr_slots, nr_words) = self.stocks.nr_slots();
+        let all = |nr: u32| u64::from(self.nr_cpus) * u64::from(nr);
         let root_max = self.live(self.root).max();
         let least = self
             .path(id)
@@ -89,8 +94,9 @@ impl Tree {
             .min()
             .unwrap_or(0);
         let exact = least < u64::from(2 * self.nr_cpus * BATCH);
-        let batch = (root_max / 64 / all_slots).min(u64::from(BATCH));
-        let batch = if exact {
+        let for_pages = (root_max / 64).saturating_sub(all(nr_words));
+        let batch = (for_pages / all(nr_slots.max(1))).min(u64::from(BATCH));
+        let batch = if exact || nr_slots == 0 {
             0
         } else {
             u32::try_from(batch).expect("at most BATCH")

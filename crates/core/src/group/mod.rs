@@ -1,5 +1,6 @@
 #![doc = include_str!("README.md")]
 
+mod bytes;
 mod charge;
 mod limits;
 mod placement;
@@ -14,10 +15,14 @@ pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
 pub use pressure::{PressureLine, PressureStats, Window};
 pub use record::{Count, Event, Events, Group, Limit, NO_LIMIT};
-pub use stock::{NR_SLOTS, StockLine, Surplus};
+pub use stock::{
+    ByteLine, Item, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock, StockKind,
+    StockLine, StockStats, Surplus,
+};
 
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
 use crate::units::Cpu;
+use stock::{Counts, Stocks};
 
 /// Pages that a stock slot is filled with, where the root's `max` allows.
 ///
@@ -55,9 +60,16 @@ pub struct Tree {
     groups: Table<Group>,
     /// Serialises changes of the tree's shape and limits.
     shape: SpinLock<(), { rank::GROUP_TREE }>,
-    stocks: PerCpu<StockLine>,
+    stocks: Stocks,
+    kind: StockKind,
+    counts: PerCpu<Counts>,
+    /// Stocks of a group that drains emptied.
+    nr_drained: AtomicU64,
     root: u32,
     nr_cpus: u32,
+    /// 1 while a group may be over its limit: since a lowered `max` or a forced charge, until a
+    /// limit is set and none is.
+    has_over: AtomicU32,
     /// 1 once any group has said on which nodes or CPUs it is.
     is_placed: AtomicU32,
     /// 1 once any group had a `min` or a `low`.
@@ -71,17 +83,18 @@ pub struct Tree {
 impl Tree {
     /// Bytes that [`Tree::try_new`] takes.
     #[must_use]
-    pub const fn bytes(nr_cpus: u32) -> usize {
-        PerCpu::<StockLine>::bytes(nr_cpus)
+    pub const fn bytes(nr_cpus: u32, stocks: StockKind) -> usize {
+        Stocks::bytes(stocks, nr_cpus) + PerCpu::<Counts>::bytes(nr_cpus)
     }
 
-    /// A tree of a root alone, limited to `max` pages.
+    /// A tree of a root alone, limited to `max` pages, with stocks of a `kind`.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new(nr_cpus: u32, max: u64) -> Result<Tree, NoMetadata> {
+    pub fn try_new(nr_cpus: u32, max: u64, kind: StockKind) -> Result<Tree, NoMetadata> {
         let groups: Table<Group> = Table::new();
-        let stocks = PerCpu::try_new(nr_cpus, StockLine::default)?;
+        let stocks = Stocks::try_new(kind, nr_cpus)?;
+        let counts = PerCpu::try_new(nr_cpus, Counts::default)?;
         let set_up = |_, group: &Group| {
             group.reset(0, 0);
             group.store_limit(Limit::Max, max);
@@ -92,8 +105,12 @@ impl Tree {
             groups,
             shape,
             stocks,
+            kind,
+            counts,
+            nr_drained: AtomicU64::new(0),
             root,
             nr_cpus: nr_cpus.max(1),
+            has_over: AtomicU32::new(0),
             is_placed: AtomicU32::new(0),
             is_protected: AtomicU32::new(0),
             has_high: AtomicU32::new(0),
@@ -101,6 +118,12 @@ impl Tree {
         };
         tree.set_batches();
         Ok(tree)
+    }
+
+    /// Which stocks it has.
+    #[must_use]
+    pub fn stock_kind(&self) -> StockKind {
+        self.kind
     }
 
     /// The root's id.
@@ -154,7 +177,7 @@ impl Tree {
         if depth > MAX_DEPTH {
             return Err(ChildError::TooDeep);
         }
-        let charge = |bytes: usize| self.charge_bytes(cpu, bytes).is_ok();
+        let charge = |bytes: usize| self.charge_records(cpu, bytes).is_ok();
         let set_up = |_, group: &Group| group.reset(parent, depth);
         let made = self.groups.insert(charge, set_up);
         let id = made.map_err(ChildError::NoMetadata)?;
@@ -176,7 +199,7 @@ impl Tree {
         group.store_limit(Limit::Low, 0);
         self.tell_claims(group);
         drop(shape);
-        self.stocks.iter().for_each(StockLine::publish);
+        self.stocks.publish();
         self.drain(id);
     }
 

@@ -175,7 +175,7 @@ mod tests {
     const CPU: Cpu = Cpu::new(0);
 
     fn tree() -> (Tree, [u32; 2]) {
-        let tree = Tree::try_new(8, 1 << 20).unwrap();
+        let tree = Tree::try_new(8, 1 << 20, crate::group::StockKind::Atomic).unwrap();
         let parent = tree.child(CPU, tree.root()).unwrap();
         let child = tree.child(CPU, parent).unwrap();
         (tree, [parent, child])

@@ -1,7 +1,10 @@
 //! One node of the tree: its counters, limits, protections and events.
 
+#[cfg(doc)]
+use super::Item;
 use super::placement::Placement;
 use super::pressure::Pressure;
+use super::stock::NR_ITEMS;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No limit.
@@ -123,6 +126,10 @@ pub struct Group {
     nr_reserved: AtomicU64,
     pub(super) placement: Placement,
     pub(super) pressure: Pressure,
+    /// Bytes of charged pages that no CPU and no object has, below a page.
+    pub(super) parked: AtomicU32,
+    /// Bytes of the subtree by [`Item`], signed.
+    pub(super) state: [AtomicU64; NR_ITEMS],
 }
 
 impl Group {
@@ -130,11 +137,13 @@ impl Group {
     pub(super) fn reset(&self, parent: u32, depth: u32) {
         self.parent.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
-        for count in [&self.dead, &self.lruvec, &self.nr_children, &self.batch] {
+        let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
+        for count in counts.into_iter().chain([&self.parked]) {
             count.store(0, Ordering::Relaxed);
         }
         let gauges = [&self.usage, &self.peak, &self.nr_reading, &self.nr_reserved];
-        for count in gauges.into_iter().chain(&self.counts) {
+        let counts = self.counts.iter().chain(&self.state);
+        for count in gauges.into_iter().chain(counts) {
             count.store(0, Ordering::Relaxed);
         }
         for claim in &self.claims {

@@ -8,7 +8,7 @@ const A: Cpu = Cpu::new(0);
 const B: Cpu = Cpu::new(1);
 
 fn tree(max: u64) -> Tree {
-    Tree::try_new(2, max).unwrap()
+    Tree::try_new(2, max, StockKind::Atomic).unwrap()
 }
 
 fn usage(tree: &Tree, id: u32) -> u64 {

@@ -183,7 +183,7 @@ impl Memory {
         }
         let policy = self.config.policy;
         let make = || {
-            let charge = |bytes: usize| self.groups.charge_bytes(here.cpu, bytes).is_ok();
+            let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
             let set_up = |_, lruvec: &SpinLock<Lruvec, _>| *lruvec.lock() = Lruvec::new(policy);
             self.lruvecs.insert(charge, set_up)
         };

@@ -12,7 +12,7 @@ impl Memory {
     /// [`NoMetadata`] where the budget or the allocator refuses the record.
     pub fn open_mapping(&self, here: Here<'_>, order: Order) -> Result<u32, NoMetadata> {
         self.zones.cache_order(order);
-        let charge = |bytes: usize| self.groups.charge_bytes(here.cpu, bytes).is_ok();
+        let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
         let mut made = self.mappings.open(charge, order);
         while made.is_err() && here.may_reclaim && self.reclaim_records(here) {
             made = self.mappings.open(charge, order);

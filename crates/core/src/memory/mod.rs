@@ -23,7 +23,7 @@ pub use stat::Stat;
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{BATCH, ChildError, MinOverMax, Tree};
+use crate::group::{BATCH, ChildError, MinOverMax, StockKind, Tree};
 
 use crate::page_cache::{Index, Mapping, Mappings};
 use crate::reclaim::{Lruvec, Policy, Shadows};
@@ -51,6 +51,8 @@ pub struct Config {
     pub policy: Policy,
     /// The allocator room, with the topology.
     pub alloc: AllocConfig,
+    /// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
+    pub stocks: StockKind,
 }
 
 impl Config {
@@ -69,6 +71,7 @@ impl Config {
             shadow_frames: budget_pages,
             policy,
             alloc: AllocConfig::new(topology),
+            stocks: StockKind::default(),
         }
     }
 
@@ -115,7 +118,7 @@ impl Config {
             + Index::bytes(self.nr_frames())
             + Shadows::bytes(self.shadow_frames)
             + Zones::bytes(&self.alloc, self.nr_frames())
-            + Tree::bytes(nr_cpus)
+            + Tree::bytes(nr_cpus, self.stocks)
     }
 
     /// [`Config::metadata_bytes`] in whole pages.
@@ -222,7 +225,7 @@ impl Memory {
             Ok(Memory {
                 zones,
                 frames,
-                groups: Tree::try_new(nr_cpus, u64::from(config.budget_pages))?,
+                groups: Tree::try_new(nr_cpus, config.budget_pages.into(), config.stocks)?,
                 lruvecs: Table::new(),
                 index: Index::try_new(nr_frames)?,
                 shadows: Shadows::try_new(config.shadow_frames)?,

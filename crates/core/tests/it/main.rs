@@ -5,6 +5,7 @@ mod alloc;
 mod group;
 mod memory;
 mod pressure;
+mod stocks;
 mod zones;
 
 use proptest::test_runner::{Config, RngSeed};

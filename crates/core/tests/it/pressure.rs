@@ -1,6 +1,6 @@
 //! Pressure beside a naive twin: threads in place of counts, exact fractions in place of rounding.
 
-use pagetide_core::group::{PressureLine, PressureStats, Tree};
+use pagetide_core::group::{PressureLine, PressureStats, StockKind, Tree};
 use pagetide_core::units::{Cpu, SECOND};
 use proptest::prelude::*;
 
@@ -196,7 +196,7 @@ struct Both {
 
 impl Both {
     fn new(nr_cpus: u32) -> Both {
-        let tree = Tree::try_new(nr_cpus, 1 << 20).expect("memory");
+        let tree = Tree::try_new(nr_cpus, 1 << 20, StockKind::Atomic).expect("memory");
         let mut ids = [tree.root(); NR_GROUPS];
         for (at, &parent) in PARENTS.iter().enumerate() {
             ids[at + 1] = tree.child(Cpu::new(0), ids[parent]).expect("a group");

@@ -10,7 +10,7 @@ const CPU: Cpu = Cpu::new(0);
 const MS: u64 = SECOND / 1000;
 
 fn tree(nr_cpus: u32) -> Tree {
-    Tree::try_new(nr_cpus, 1 << 20).unwrap()
+    Tree::try_new(nr_cpus, 1 << 20, crate::group::StockKind::Atomic).unwrap()
 }
 
 fn at(tree: &Tree, id: u32, now: u64) -> PressureStats {

@@ -1,34 +1,32 @@
-//! The stock line of one CPU: seven words of (group, pages) and a victim word.
+//! The stock line of one CPU: seven words of (group, pages) and a word of counts.
 //!
 //! Every move is one compare-and-swap or one exchange, by any thread: a thread that moved to
 //! another CPU, or a drain from elsewhere, makes a move fail or find less, never wrong.
 
+use super::Surplus;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Groups whose pages one CPU's line can hold.
-pub const NR_SLOTS: usize = 7;
+/// Groups whose pages one CPU's line can hold. Loom explores every word there is: it gets few.
+pub const NR_SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
 
 /// Pre-charged pages on one CPU. 64 bytes.
 #[derive(Debug)]
 pub struct StockLine {
     /// Group id in the high half, pages in the low one; no pages: the word is free to take.
     slots: [AtomicU64; NR_SLOTS],
-    /// Counts replacements; the victim is this modulo [`NR_SLOTS`]. A hint.
-    victim: AtomicU64,
+    /// Charges served in the upper bits, turns of [`StockLine::turn`] in the lower ones. Loaded and
+    /// stored: a count that two threads race for is off by one.
+    counts: AtomicU64,
 }
+
+/// Bits of `counts` for the turns.
+const TURN_BITS: u32 = 16;
+/// A group without a slot in a full line gets one in one of so many tries: more groups than slots
+/// that charge in turn would else drive each other out each time.
+const TRIES: u64 = 8;
 
 #[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<StockLine>() == 64);
-
-/// Pages of a group that left a stock and are still charged: the caller uncharges them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Surplus {
-    /// Whose pages.
-    pub group: u32,
-    /// How many.
-    pub nr_pages: u32,
-}
 
 fn pack(group: u32, nr_pages: u32) -> u64 {
     u64::from(group) << 32 | u64::from(nr_pages)
@@ -45,7 +43,7 @@ impl Default for StockLine {
     fn default() -> Self {
         StockLine {
             slots: core::array::from_fn(|_| AtomicU64::new(0)),
-            victim: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
         }
     }
 }
@@ -66,14 +64,51 @@ impl StockLine {
                 .compare_exchange(word, left, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
             {
+                let counts = self.counts.load(Ordering::Relaxed);
+                let more = counts.wrapping_add(1 << TURN_BITS);
+                self.counts.store(more, Ordering::Relaxed);
                 return true;
             }
         }
         false
     }
 
+    /// Charges that the line served, about.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.counts.load(Ordering::Relaxed) >> TURN_BITS
+    }
+
+    /// Counts a try of a group without a slot; the victim, where the line now changes hands.
+    fn turn(&self) -> Option<&AtomicU64> {
+        let counts = self.counts.load(Ordering::Relaxed);
+        let (turn, mask) = (counts & ((1 << TURN_BITS) - 1), (1 << TURN_BITS) - 1);
+        let next = counts & !mask | (turn + 1) & mask;
+        self.counts.store(next, Ordering::Relaxed);
+        let victim = usize::try_from(turn / TRIES % NR_SLOTS as u64).expect("below NR_SLOTS");
+        turn.is_multiple_of(TRIES).then(|| &self.slots[victim])
+    }
+
+    /// Whether a batch for a group would find a place: its own slot, a free one, or, in one of
+    /// [`TRIES`] tries, a victim's.
+    #[must_use]
+    pub fn takes(&self, group: u32) -> bool {
+        let mut slots = self
+            .slots
+            .iter()
+            .map(|slot| unpack(slot.load(Ordering::Relaxed)));
+        let is_due = |counts: u64| (counts & ((1 << TURN_BITS) - 1)).is_multiple_of(TRIES);
+        let has_place = slots.any(|held| held.group == group || held.nr_pages == 0)
+            || is_due(self.counts.load(Ordering::Relaxed));
+        if !has_place {
+            self.turn();
+        }
+        has_place
+    }
+
     /// Puts charged pages into the line; a slot keeps at most `batch`, and half of that where it
-    /// would be more. Returns what must be uncharged instead: the excess, or what the victim held.
+    /// would be more. Returns what must be uncharged instead: the excess, what a victim held, or
+    /// all of it where the line is full and keeps its groups.
     ///
     /// AcqRel where it puts pages in pairs with itself in [`StockLine::publish`].
     #[inline]
@@ -120,10 +155,10 @@ impl StockLine {
             // Two surpluses cannot be told at once: keep nothing of an oversized refill.
             return Some(Surplus { group, nr_pages });
         }
-        let victim = self.victim.load(Ordering::Relaxed);
-        self.victim.store(victim.wrapping_add(1), Ordering::Relaxed);
-        let victim = usize::try_from(victim % NR_SLOTS as u64).expect("below NR_SLOTS");
-        let out = unpack(self.slots[victim].swap(new, Ordering::AcqRel));
+        let Some(victim) = self.turn() else {
+            return Some(Surplus { group, nr_pages });
+        };
+        let out = unpack(victim.swap(new, Ordering::AcqRel));
         (out.nr_pages > 0).then_some(out)
     }
 
@@ -192,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eighth_group_replaces_the_victims_in_turn() {
+    fn an_eighth_group_gets_a_victims_slot_in_one_of_eight_tries() {
         let line = StockLine::default();
         for group in 1..=7 {
             assert_eq!(line.refill(group, group, 64), None);
@@ -204,6 +239,14 @@ mod tests {
                 nr_pages: 1
             })
         );
+        let own = Surplus {
+            group: 9,
+            nr_pages: 5,
+        };
+        for _ in 1..8 {
+            assert_eq!(line.refill(9, 5, 64), Some(own));
+        }
+        assert!(line.takes(9));
         assert_eq!(
             line.refill(9, 5, 64),
             Some(Surplus {
@@ -212,6 +255,28 @@ mod tests {
             })
         );
         assert_eq!(line.held(|_| true), 5 + 5 + 3 + 4 + 5 + 6 + 7);
+    }
+
+    #[test]
+    fn a_full_line_says_beforehand_that_it_keeps_its_groups() {
+        let line = StockLine::default();
+        for group in 1..=7 {
+            assert!(line.takes(group));
+            assert_eq!(line.refill(group, group, 64), None);
+        }
+        let _first = line.refill(8, 5, 64);
+        let tries: usize = (0..16).map(|_| usize::from(line.takes(9))).sum();
+        // The eighth try is told that it may, and stays the next until somebody refills.
+        assert_eq!(tries, 16 - 7);
+        assert!((2..=8).all(|group| line.takes(group)));
+    }
+
+    #[test]
+    fn hits_are_counted_beside_the_turns() {
+        let line = StockLine::default();
+        assert_eq!(line.refill(7, 60, 64), None);
+        assert!(line.consume(7, 50) && line.consume(7, 3) && !line.consume(7, 8));
+        assert_eq!(line.hits(), 2);
     }
 
     #[test]

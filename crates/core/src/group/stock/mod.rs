@@ -1,0 +1,328 @@
+//! The stocks of all CPUs, in one of four variants: pages and bytes charged ahead.
+
+mod atomic;
+mod atomic_bytes;
+mod scheduled;
+mod single;
+mod spinlock;
+mod stats;
+
+pub use atomic::{NR_SLOTS, StockLine};
+pub use atomic_bytes::{ByteLine, NR_BYTE_WORDS};
+pub use scheduled::OwnerStock;
+pub use spinlock::SpinStock;
+pub(super) use stats::Counts;
+pub use stats::StockStats;
+
+use crate::sync::{NoMetadata, PerCpu};
+use crate::units::{Cpu, PAGE_BYTES, count, index};
+
+/// A page in bytes, as stocks count them.
+pub(super) const PAGE: u32 = 4096;
+const _: () = assert!(index(PAGE) == PAGE_BYTES);
+
+/// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StockKind {
+    /// A line of seven groups a CPU and one of bytes, each move one compare-and-swap or exchange.
+    #[default]
+    Atomic,
+    /// One group a CPU under a spin lock, drained by the caller under it. Source: seed 002.
+    Spinlock,
+    /// One group a CPU, reached by its owner only; a drain asks the owner and does not wait.
+    ///
+    /// The baseline that seed 002 replaced, with its flaw: a charge near a limit may be refused
+    /// for pages in another CPU's stock. For threads that stay on their CPU while they charge, as
+    /// in a kernel: of two that use one CPU number at once, one's move may be lost, and a count
+    /// with it.
+    Scheduled,
+    /// No stock: each charge walks up to the root.
+    None,
+}
+
+/// Pages of a group that left a stock and are still charged: the caller uncharges them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Surplus {
+    /// Whose pages.
+    pub group: u32,
+    /// How many.
+    pub nr_pages: u32,
+}
+
+/// Bytes below a page of which statistics are kept. Source: the fields of `memory.stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// Objects that a shrinker can free.
+    SlabReclaimable,
+    /// Objects that stay until their owner frees them.
+    SlabUnreclaimable,
+}
+
+/// Statistics of bytes that a group has.
+pub const NR_ITEMS: usize = 2;
+
+impl Item {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Item; NR_ITEMS] = [Item::SlabReclaimable, Item::SlabUnreclaimable];
+}
+
+/// What left a stock, for the caller to book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Out {
+    /// Whole pages, to be uncharged.
+    Pages(Surplus),
+    /// Charged bytes, to be kept in the group's record until they make a page.
+    Bytes {
+        /// Whose.
+        group: u32,
+        /// How many.
+        nr_bytes: u32,
+    },
+    /// A change of a statistic, for every level.
+    State {
+        /// Whose.
+        group: u32,
+        /// Which.
+        item: Item,
+        /// By how many bytes.
+        delta: i32,
+    },
+}
+
+/// Where an [`Out`] goes.
+pub type Sink<'a> = &'a mut dyn FnMut(Out);
+
+/// Splits a sum of bytes into what a CPU keeps, at most a page, and whole pages to give back.
+pub(super) fn carry(nr_bytes: u32) -> (u32, u32) {
+    if nr_bytes > PAGE {
+        (nr_bytes % PAGE, nr_bytes / PAGE)
+    } else {
+        (nr_bytes, 0)
+    }
+}
+
+/// Both lines of one CPU.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    pub(super) pages: StockLine,
+    pub(super) bytes: ByteLine,
+}
+
+/// The stocks of all CPUs.
+#[derive(Debug)]
+pub(super) enum Stocks {
+    Atomic(PerCpu<Lines>),
+    Spinlock(PerCpu<SpinStock>),
+    Scheduled(PerCpu<OwnerStock>),
+    None,
+}
+
+impl Stocks {
+    pub(super) const fn bytes(kind: StockKind, nr_cpus: u32) -> usize {
+        match kind {
+            StockKind::Atomic => PerCpu::<Lines>::bytes(nr_cpus),
+            StockKind::Spinlock => PerCpu::<SpinStock>::bytes(nr_cpus),
+            StockKind::Scheduled => PerCpu::<OwnerStock>::bytes(nr_cpus),
+            StockKind::None => 0,
+        }
+    }
+
+    pub(super) fn try_new(kind: StockKind, nr_cpus: u32) -> Result<Stocks, NoMetadata> {
+        Ok(match kind {
+            StockKind::Atomic => Stocks::Atomic(PerCpu::try_new(nr_cpus, Lines::default)?),
+            StockKind::Spinlock => Stocks::Spinlock(PerCpu::try_new(nr_cpus, SpinStock::default)?),
+            StockKind::Scheduled => {
+                Stocks::Scheduled(PerCpu::try_new(nr_cpus, OwnerStock::default)?)
+            }
+            StockKind::None => Stocks::None,
+        })
+    }
+
+    /// Groups whose pages, and groups whose bytes, one CPU can hold.
+    pub(super) fn nr_slots(&self) -> (u32, u32) {
+        match self {
+            Stocks::Atomic(_) => (count(NR_SLOTS), count(NR_BYTE_WORDS)),
+            Stocks::Spinlock(_) | Stocks::Scheduled(_) => (1, 1),
+            Stocks::None => (0, 0),
+        }
+    }
+
+    /// Takes pages of a group out of the CPU's stock.
+    #[inline]
+    pub(super) fn consume(&self, cpu: Cpu, group: u32, nr_pages: u32) -> bool {
+        match self {
+            Stocks::Atomic(lines) => lines.of(cpu).pages.consume(group, nr_pages),
+            Stocks::Spinlock(stocks) => stocks.of(cpu).consume(group, nr_pages),
+            Stocks::Scheduled(stocks) => stocks.of(cpu).consume(group, nr_pages),
+            Stocks::None => false,
+        }
+    }
+
+    /// Whether a batch for a group would find a place in the CPU's stock.
+    pub(super) fn takes(&self, cpu: Cpu, group: u32) -> bool {
+        match self {
+            Stocks::Atomic(lines) => lines.of(cpu).pages.takes(group),
+            Stocks::Spinlock(_) | Stocks::Scheduled(_) => true,
+            Stocks::None => false,
+        }
+    }
+
+    /// Puts charged pages into the CPU's stock; what does not stay there goes to `out`.
+    pub(super) fn refill(&self, cpu: Cpu, group: u32, nr_pages: u32, batch: u32, out: Sink<'_>) {
+        match self {
+            Stocks::Atomic(lines) => {
+                let surplus = lines.of(cpu).pages.refill(group, nr_pages, batch);
+                surplus.map(Out::Pages).into_iter().for_each(out);
+            }
+            Stocks::Spinlock(stocks) => stocks.of(cpu).refill(group, nr_pages, batch, out),
+            Stocks::Scheduled(stocks) => stocks.of(cpu).refill(group, nr_pages, batch, out),
+            Stocks::None => out(Out::Pages(Surplus { group, nr_pages })),
+        }
+    }
+
+    /// Takes bytes of a group out of the CPU's stock.
+    #[inline]
+    pub(super) fn consume_bytes(&self, cpu: Cpu, group: u32, nr_bytes: u32) -> bool {
+        match self {
+            Stocks::Atomic(lines) => lines.of(cpu).bytes.consume(group, nr_bytes),
+            Stocks::Spinlock(stocks) => stocks.of(cpu).consume_bytes(group, nr_bytes),
+            Stocks::Scheduled(stocks) => stocks.of(cpu).consume_bytes(group, nr_bytes),
+            Stocks::None => false,
+        }
+    }
+
+    /// Puts charged bytes, less than a page, into the CPU's stock, and with them what `parked`
+    /// has where the group had no place there. Returns whole pages of the group to give back;
+    /// what another group loses goes to `out`.
+    #[inline]
+    pub(super) fn refill_bytes(
+        &self,
+        cpu: Cpu,
+        (group, nr_bytes): (u32, u32),
+        parked: impl FnOnce() -> u32,
+        out: Sink<'_>,
+    ) -> u32 {
+        match self {
+            Stocks::Atomic(lines) => {
+                let line = &lines.of(cpu).bytes;
+                line.refill(group, nr_bytes, parked, out)
+            }
+            Stocks::Spinlock(stocks) => stocks.of(cpu).refill_bytes(group, nr_bytes, parked, out),
+            Stocks::Scheduled(stocks) => stocks.of(cpu).refill_bytes(group, nr_bytes, parked, out),
+            Stocks::None => {
+                out(Out::Bytes { group, nr_bytes });
+                0
+            }
+        }
+    }
+
+    /// Changes a statistic of a group by at most a page; what is due goes to `out`.
+    #[inline]
+    pub(super) fn mod_state(
+        &self,
+        cpu: Cpu,
+        (group, item, delta): (u32, Item, i32),
+        parked: impl FnOnce() -> u32,
+        out: Sink<'_>,
+    ) {
+        match self {
+            Stocks::Atomic(lines) => lines.of(cpu).bytes.mod_state(group, item, delta, out),
+            Stocks::Spinlock(stocks) => {
+                let change = (group, item, delta);
+                stocks.of(cpu).mod_state(change, parked, out);
+            }
+            Stocks::Scheduled(stocks) => {
+                let change = (group, item, delta);
+                stocks.of(cpu).mod_state(change, parked, out);
+            }
+            Stocks::None => out(Out::State { group, item, delta }),
+        }
+    }
+
+    /// Makes what this thread wrote before seen by every later refill, and sees every earlier one.
+    /// Where only owners may look, each is asked to empty its stock.
+    pub(super) fn publish(&self) {
+        match self {
+            Stocks::Atomic(lines) => lines.iter().for_each(|lines| {
+                lines.pages.publish();
+                lines.bytes.publish();
+            }),
+            Stocks::Spinlock(stocks) => stocks.iter().for_each(SpinStock::publish),
+            Stocks::Scheduled(stocks) => stocks.iter().for_each(OwnerStock::schedule),
+            Stocks::None => {}
+        }
+    }
+
+    /// Empties the stocks that hold something of the groups that `wanted` names, or has their
+    /// owners asked to.
+    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: Sink<'_>) {
+        match self {
+            Stocks::Atomic(lines) => {
+                for lines in lines.iter() {
+                    let pages = |surplus| out(Out::Pages(surplus));
+                    lines.pages.drain(&wanted, pages);
+                    lines.bytes.drain(&wanted, out);
+                }
+            }
+            Stocks::Spinlock(stocks) => stocks.iter().for_each(|stock| stock.drain(&wanted, out)),
+            Stocks::Scheduled(stocks) => {
+                let holders = stocks.iter().filter(|stock| stock.holds(&wanted));
+                holders.for_each(OwnerStock::schedule);
+            }
+            Stocks::None => {}
+        }
+    }
+
+    /// Whether the CPU's owner was asked to empty its stock.
+    #[inline]
+    pub(super) fn is_scheduled(&self, cpu: Cpu) -> bool {
+        matches!(self, Stocks::Scheduled(stocks) if stocks.of(cpu).is_scheduled())
+    }
+
+    /// The owner's part of a drain, on its CPU.
+    pub(super) fn run_scheduled(&self, cpu: Cpu, out: Sink<'_>) -> bool {
+        match self {
+            Stocks::Scheduled(stocks) => stocks.of(cpu).run(out),
+            _ => false,
+        }
+    }
+
+    /// Pages and bytes in the stocks of the groups that `wanted` names.
+    pub(super) fn held(&self, wanted: impl Fn(u32) -> bool) -> (u32, u64) {
+        let add = |(pages, bytes): (u32, u64), (more_pages, more_bytes): (u32, u32)| {
+            (pages + more_pages, bytes + u64::from(more_bytes))
+        };
+        match self {
+            Stocks::Atomic(lines) => {
+                let of = |lines: &Lines| (lines.pages.held(&wanted), lines.bytes.held(&wanted));
+                lines.iter().map(of).fold((0, 0), add)
+            }
+            Stocks::Spinlock(stocks) => {
+                let of = |stock: &SpinStock| stock.held(&wanted);
+                stocks.iter().map(of).fold((0, 0), add)
+            }
+            Stocks::Scheduled(stocks) => {
+                let of = |stock: &OwnerStock| stock.held(&wanted);
+                stocks.iter().map(of).fold((0, 0), add)
+            }
+            Stocks::None => (0, 0),
+        }
+    }
+
+    /// Adds what the stocks themselves count.
+    pub(super) fn add_stats(&self, stats: &mut StockStats) {
+        match self {
+            Stocks::Atomic(lines) => {
+                for lines in lines.iter() {
+                    stats.hits += lines.pages.hits();
+                    stats.byte_hits += lines.bytes.hits();
+                }
+            }
+            Stocks::Spinlock(stocks) => stocks.iter().for_each(|stock| stock.add_stats(stats)),
+            Stocks::Scheduled(stocks) => stocks.iter().for_each(|stock| stock.add_stats(stats)),
+            Stocks::None => {}
+        }
+    }
+}
