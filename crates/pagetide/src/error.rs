@@ -192,4 +192,125 @@ pub enum Error {
     /// A global memory is to be installed where there is one.
     #[error("this process has a global memory already")]
     GlobalExists,
+    /// The pin budget of a group has no room for more pins.
+    #[error(
+        "group {group} over its pin limit: {asked_pages} more than {pinned_pages} of {max_pages} \
+         pages{}{}", awaited_text(*awaited_pages), pinned_text(by_file)
+    )]
+    PinLimit {
+        /// The group whose limit it is.
+        group: String,
+        /// Pages asked for.
+        asked_pages: u64,
+        /// Pages that others wait for, and for whom what is left is kept.
+        awaited_pages: u64,
+        /// Pages that count: pinned, or promised by a permit.
+        pinned_pages: u64,
+        /// The limit in pages.
+        max_pages: u64,
+        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        by_file: Vec<(String, u64)>,
+    },
+    /// A permit has fewer pages left than a pin takes.
+    #[error(
+        "a pin of {asked_pages} pages under a permit of group {group} that has {left_pages} of \
+         {permit_pages} left"
+    )]
+    PermitSpent {
+        /// The permit's group.
+        group: String,
+        /// Pages that the pin takes.
+        asked_pages: u64,
+        /// Pages that the permit has left.
+        left_pages: u64,
+        /// Pages of the permit.
+        permit_pages: u64,
+    },
+    /// A wait that only those who wait could end.
+    #[error(
+        "group {group}: waiting for {asked_pages} pages of {what} would deadlock: those who wait \
+         hold {held_pages} of {max_pages}{}",
+        pinned_text(by_file)
+    )]
+    WouldDeadlock {
+        /// The group whose limit it is.
+        group: String,
+        /// Pins or memory.
+        what: &'static str,
+        /// Pages asked for.
+        asked_pages: u64,
+        /// Pages held by those who wait, this one included.
+        held_pages: u64,
+        /// The limit in pages.
+        max_pages: u64,
+        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        by_file: Vec<(String, u64)>,
+    },
+    /// A wait that had not ended by its deadline.
+    #[error(
+        "group {group}: no {asked_pages} pages of {what} by the deadline: {usage_pages} of \
+         {max_pages} in use{}",
+        pinned_text(by_file)
+    )]
+    TimedOut {
+        /// The group whose limit was met.
+        group: String,
+        /// Pins or memory.
+        what: &'static str,
+        /// Pages asked for.
+        asked_pages: u64,
+        /// Pages that counted at the end.
+        usage_pages: u64,
+        /// The limit in pages.
+        max_pages: u64,
+        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        by_file: Vec<(String, u64)>,
+    },
+}
+
+/// Files that a message names.
+const NAMED_FILES: usize = 4;
+
+fn awaited_text(awaited_pages: u64) -> String {
+    match awaited_pages {
+        0 => String::new(),
+        _ => format!(", {awaited_pages} awaited by others"),
+    }
+}
+
+/// `, pinned: a 6, b 2`, and what the rest sums up to.
+fn pinned_text(by_file: &[(String, u64)]) -> String {
+    let (named, rest) = by_file.split_at(by_file.len().min(NAMED_FILES));
+    let mut parts: Vec<String> = named
+        .iter()
+        .map(|(file, pages)| format!("{file} {pages}"))
+        .collect();
+    if !rest.is_empty() {
+        let pages: u64 = rest.iter().map(|(_, pages)| pages).sum();
+        parts.push(format!("{} other files {pages}", rest.len()));
+    }
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!(", pinned: {}", parts.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_a_few_files_and_sum_up_the_rest() {
+        let of = |count: u64| -> Vec<(String, u64)> {
+            (0..count)
+                .map(|file| (format!("f{file}"), 9 - file))
+                .collect()
+        };
+        assert_eq!(pinned_text(&of(0)), "");
+        assert_eq!(pinned_text(&of(2)), ", pinned: f0 9, f1 8");
+        assert_eq!(
+            pinned_text(&of(6)),
+            ", pinned: f0 9, f1 8, f2 7, f3 6, 2 other files 9"
+        );
+    }
 }

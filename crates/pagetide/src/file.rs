@@ -3,6 +3,7 @@
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{self, Page, Pin};
+use crate::pins::Counted;
 use crate::store::{DirectFile, Store};
 use crate::{Error, Order, cpu};
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
@@ -36,7 +37,7 @@ pub(crate) struct Open {
     mapping: u32,
     order: pagetide_core::units::Order,
     source: Source,
-    name: String,
+    name: Arc<str>,
     len: u64,
 }
 
@@ -59,6 +60,7 @@ impl Drop for Open {
         if let Source::File(file) = &self.source {
             self.shared.count_buffered(file.nr_buffered_reads());
         }
+        self.shared.file_names().remove(&number_of(self.mapping));
         self.shared.close_mapping(self.mapping);
     }
 }
@@ -81,6 +83,11 @@ impl fmt::Debug for File {
     }
 }
 
+/// The number of a mapping in the keys of its pages.
+fn number_of(mapping: u32) -> u32 {
+    mapping & PageKey::MAX_MAPPING
+}
+
 impl Open {
     fn new(shared: &Arc<Home>, source: Source, name: String, order: Order) -> Result<Open, Error> {
         let failed = |source| Error::Open {
@@ -91,6 +98,10 @@ impl Open {
         let order = order.to_core();
         let mapping = shared.core.open_mapping(shared.here(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
+        let name: Arc<str> = name.into();
+        let mut names = shared.file_names();
+        names.insert(number_of(mapping), Arc::clone(&name));
+        drop(names);
         Ok(Open {
             shared: Arc::clone(shared),
             mapping,
@@ -225,6 +236,10 @@ impl File {
         }
     }
 
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.open.shared
+    }
+
     /// Length in bytes when the file was opened.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -261,7 +276,7 @@ impl File {
             }
             let page = at / page_bytes;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let pin = self.pinned(page, Access::Copy)?;
+            let pin = self.pinned(&self.group, page, Access::Copy)?;
             let bytes = &pin.bytes()[skip..self.open.bytes_of(page)];
             let part = bytes.len().min(buf.len() - done);
             buf[done..done + part].copy_from_slice(&bytes[..part]);
@@ -273,28 +288,49 @@ impl File {
     /// A view of page number `page` without a copy, shorter than a page only at the file's end.
     ///
     /// # Errors
-    /// [`Error::PastEnd`], and as [`File::read_at`].
+    /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
+    /// as [`File::read_at`].
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
+        if self.group.has_pin_budget() {
+            let counted = self.group.count_pin(self.open.order.nr_pages())?;
+            return self.pin_counted(&self.group, page, counted);
+        }
         let len = self.open.bytes_of(page);
         if len == 0 {
-            let file = self.open.name.clone();
-            return Err(Error::PastEnd {
-                file,
-                page,
-                len: self.open.len,
-            });
+            return Err(self.past_end(page));
         }
-        Ok(self.pinned(page, Access::Pin)?.into_page(len))
+        let pin = self.pinned(&self.group, page, Access::Pin)?;
+        Ok(pin.into_page(len, None))
     }
 
-    fn pinned(&self, page: u64, access: Access) -> Result<Pin<'_>, Error> {
-        let open = &*self.open;
-        let past_end = || Error::PastEnd {
-            file: open.name.clone(),
+    /// Pins a page for `group`, as which it is counted already.
+    #[inline(never)] // Where no budget is, nothing of it is in the way.
+    pub(crate) fn pin_counted(
+        &self,
+        group: &Group,
+        page: u64,
+        counted: Counted<'_>,
+    ) -> Result<Page, Error> {
+        let len = self.open.bytes_of(page);
+        if len == 0 {
+            return Err(self.past_end(page));
+        }
+        let pin = self.pinned(group, page, Access::Pin)?;
+        Ok(pin.into_page(len, Some(counted.into_account())))
+    }
+
+    #[cold]
+    fn past_end(&self, page: u64) -> Error {
+        Error::PastEnd {
+            file: self.open.name.to_string(),
             page,
-            len: open.len,
-        };
-        let key = Mappings::key(open.mapping, page).ok_or_else(past_end)?;
+            len: self.open.len,
+        }
+    }
+
+    fn pinned(&self, group: &Group, page: u64, access: Access) -> Result<Pin<'_>, Error> {
+        let open = &*self.open;
+        let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut effects = Effects::new();
         let found = open
             .shared
@@ -310,7 +346,7 @@ impl File {
         }
         let mut deadline = None;
         loop {
-            match self.fault(key, access) {
+            match self.fault(group, key, access) {
                 Err(PageError::Alloc(AllocError::OverLimit { .. }))
                     if Instant::now()
                         < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
@@ -318,7 +354,7 @@ impl File {
                     // Other readers' pins fill the group: theirs are short.
                     std::thread::yield_now();
                 }
-                Err(error) => return Err(self.error(error, page)),
+                Err(error) => return Err(self.error(group, error, page)),
                 Ok(pin) => return Ok(pin),
             }
         }
@@ -327,11 +363,11 @@ impl File {
     /// Brings a page in: reads it, or waits for whoever does.
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
-    fn fault(&self, key: PageKey, access: Access) -> Result<Pin<'_>, PageError> {
+    fn fault(&self, group: &Group, key: PageKey, access: Access) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.
         shared.pay_debt();
-        let op = PageIn::new(key, self.group.id(), access);
+        let op = PageIn::new(key, group.id(), access);
         let mut fault = Fault {
             shared,
             op: Some(op),
@@ -368,11 +404,11 @@ impl File {
         }
     }
 
-    fn error(&self, error: PageError, page: u64) -> Error {
+    fn error(&self, group: &Group, error: PageError, page: u64) -> Error {
         let open = &*self.open;
-        let file = open.name.clone();
+        let file = open.name.to_string();
         match error {
-            PageError::Alloc(error) => open.shared.alloc_error(error, self.group.id(), open.order),
+            PageError::Alloc(error) => open.shared.alloc_error(error, group.id(), open.order),
             PageError::TooManyPins => Error::TooManyPins { file, page },
             PageError::Io(SHORT_READ) => {
                 let source = io::Error::new(

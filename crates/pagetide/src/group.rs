@@ -3,6 +3,7 @@
 use crate::builder::bytes_of;
 use crate::home::Home;
 use crate::page::Buf;
+use crate::pins;
 use crate::shrinker::{Registration, Shrinker};
 use crate::{ByteSize, Error, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
@@ -26,6 +27,7 @@ pub struct Group {
 struct Node {
     shared: Arc<Home>,
     id: u32,
+    pin_budget_seen: pins::Seen,
     /// Kept alive by its children.
     _parent: Option<Group>,
 }
@@ -35,6 +37,7 @@ impl Drop for Node {
         if self.id != self.shared.core.groups().root() {
             self.shared.core.drop_group(cpu::current(), self.id);
             self.shared.names().remove(&self.id);
+            self.shared.pins.forget(self.id);
         }
     }
 }
@@ -55,6 +58,7 @@ impl Group {
             node: Arc::new(Node {
                 shared: Arc::clone(shared),
                 id,
+                pin_budget_seen: pins::Seen::default(),
                 _parent: None,
             }),
         }
@@ -66,6 +70,10 @@ impl Group {
 
     pub(crate) fn shared(&self) -> &Arc<Home> {
         &self.node.shared
+    }
+
+    pub(crate) fn pin_budget_seen(&self) -> &pins::Seen {
+        &self.node.pin_budget_seen
     }
 
     pub(crate) fn record(&self) -> &pagetide_core::group::Group {
@@ -113,6 +121,7 @@ impl Group {
             node: Arc::new(Node {
                 shared: Arc::clone(shared),
                 id,
+                pin_budget_seen: pins::Seen::default(),
                 _parent: parent,
             }),
         })

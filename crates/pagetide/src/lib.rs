@@ -23,11 +23,15 @@
 //! # }
 //! ```
 //!
+//! An operation that pins several pages takes a [`PinPermit`] first, so that no pin budget
+//! ([`Group::set_pin_max`]) stops it half way while it holds some.
+//!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory (none with
 //! [`Builder::without_thread`]); reads are done by the thread that needs them.
 
 mod arena;
 mod builder;
+mod claims;
 mod cpu;
 mod error;
 mod file;
@@ -37,6 +41,9 @@ mod home;
 mod limits;
 mod machine;
 mod page;
+mod park;
+mod pin_accounts;
+mod pins;
 mod platform;
 mod policy;
 mod pressure;
@@ -60,6 +67,7 @@ pub use group::Group;
 pub use limits::Events;
 pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};
 pub use page::{Buf, Page};
+pub use pins::PinPermit;
 pub use policy::{BadOrder, Mempolicy, Order, Policy, Tuner, UnknownPolicy};
 pub use pressure::{Pressure, PressureKind, PressureLine, Trigger};
 pub use reservation::Reservation;

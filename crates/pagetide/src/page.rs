@@ -4,6 +4,7 @@
 use crate::arena::Arena;
 use crate::cpu;
 use crate::home::{Home, Shard};
+use crate::pin_accounts::Account;
 use crate::shared::Shared;
 use crate::throttle;
 use pagetide_core::memory::{Effects, Io};
@@ -51,9 +52,9 @@ impl<'a> Pin<'a> {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), self.order.bytes()) }
     }
 
-    /// Makes the pin an owned page of `len` bytes.
+    /// Makes the pin an owned page of `len` bytes, which goes back to `account` when it is dropped.
     #[inline]
-    pub(crate) fn into_page(self, len: usize) -> Page {
+    pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
         // Counted only where somebody may be slowed down: it takes a tenth of a pin's time.
         let is_counted = pin.shared.core.groups().has_high();
@@ -64,6 +65,7 @@ impl<'a> Pin<'a> {
             shared: pin.shared.shard(),
             block: Block::new(pin.frame, pin.order, is_counted),
             len,
+            account,
         }
     }
 }
@@ -82,6 +84,8 @@ pub struct Page {
     shared: Arc<Shard>,
     block: Block,
     len: usize,
+    /// The pin budgets that it counts in, if any.
+    account: Option<Arc<Account>>,
 }
 
 impl Deref for Page {
@@ -107,6 +111,10 @@ impl Drop for Page {
             throttle::let_go();
         }
         self.shared.unpin(self.block.frame());
+        if let Some(account) = &self.account {
+            let nr_pages = u64::from(self.block.order().nr_pages());
+            self.shared.pins.give_back(account, nr_pages);
+        }
     }
 }
 

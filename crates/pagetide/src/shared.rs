@@ -4,6 +4,7 @@ use crate::Error;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
+use crate::pins::Pins;
 use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
 use crate::wait::Waiters;
@@ -27,6 +28,9 @@ pub(crate) struct Shared {
     /// Names of live groups, each with its parent's id.
     names: Mutex<HashMap<u32, (u32, String)>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
+    /// Names of open files by the number of their mapping in page keys.
+    file_names: Mutex<HashMap<u32, Arc<str>>>,
+    pub(crate) pins: Pins,
     nr_bytes_read: AtomicU64,
     nr_buffered_reads: AtomicU64,
     /// When the memory was built: core counts time from there.
@@ -80,6 +84,8 @@ impl Shared {
             waiters: Waiters::new(),
             names: Mutex::new(HashMap::from([(root, (0, "root".to_owned()))])),
             files: Mutex::default(),
+            file_names: Mutex::default(),
+            pins: Pins::default(),
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             start: Instant::now(),
@@ -193,6 +199,32 @@ impl Shared {
 
     pub(crate) fn files(&self) -> MutexGuard<'_, HashMap<FileKey, Weak<Open>>> {
         locked(&self.files)
+    }
+
+    pub(crate) fn file_names(&self) -> MutexGuard<'_, HashMap<u32, Arc<str>>> {
+        locked(&self.file_names)
+    }
+
+    /// Pages charged to a group and those below it that are pinned, a page as often as it is, by
+    /// file, most first. O(frames).
+    pub(crate) fn pinned_by_file(&self, group: u32) -> Vec<(String, u64)> {
+        let mut by_mapping: HashMap<Option<u32>, u64> = HashMap::new();
+        for page in self.core.pinned(group) {
+            let mapping = page.key.map(|key| key.mapping());
+            *by_mapping.entry(mapping).or_default() +=
+                u64::from(page.pins) * u64::from(page.nr_pages);
+        }
+        let names = self.file_names();
+        let name_of = |mapping: Option<u32>| {
+            let name = mapping.and_then(|mapping| names.get(&mapping));
+            name.map_or_else(|| "(closed)".to_owned(), |name| name.to_string())
+        };
+        let named = by_mapping
+            .into_iter()
+            .map(|(mapping, pages)| (name_of(mapping), pages));
+        let mut by_file: Vec<(String, u64)> = named.collect();
+        by_file.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        by_file
     }
 
     pub(crate) fn name_of(&self, group: u32) -> String {

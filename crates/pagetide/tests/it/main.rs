@@ -9,5 +9,6 @@ mod files;
 mod global;
 mod machine;
 mod nodes;
+mod pins;
 mod pressure;
 mod reserve;
