@@ -431,9 +431,12 @@ impl Memory {
 
     /// Housekeeping, for programs that call it from their own loop: CPUs give back what they do not
     /// use, idle memory goes back to the OS, dropped groups whose last pages have gone give up
-    /// their records. Returns how long until the next call is of use. Never needed for progress.
+    /// their records, who waits in [`Group::alloc_async`] asks again. Returns how long until the
+    /// next call is of use. But for those who wait never needed for progress.
     pub fn tick(&self) -> Duration {
-        self.shared.tick()
+        let due = self.shared.tick();
+        let retry = self.shared.memory_waits.tick(self.shared.core.groups());
+        retry.map_or(due, |retry| retry.min(due))
     }
 
     /// Gives the memory of all large free blocks back to the OS now; returns the bytes.

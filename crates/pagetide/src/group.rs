@@ -29,7 +29,7 @@ struct Node {
     id: u32,
     pin_budget_seen: pins::Seen,
     /// Kept alive by its children.
-    _parent: Option<Group>,
+    parent: Option<Group>,
 }
 
 impl Drop for Node {
@@ -38,6 +38,9 @@ impl Drop for Node {
             self.shared.core.drop_group(cpu::current(), self.id);
             self.shared.names().remove(&self.id);
             self.shared.pins.forget(self.id);
+            if let Some(parent) = &self.parent {
+                self.shared.group_came_back(parent.id());
+            }
         }
     }
 }
@@ -59,7 +62,7 @@ impl Group {
                 shared: Arc::clone(shared),
                 id,
                 pin_budget_seen: pins::Seen::default(),
-                _parent: None,
+                parent: None,
             }),
         }
     }
@@ -122,7 +125,7 @@ impl Group {
                 shared: Arc::clone(shared),
                 id,
                 pin_budget_seen: pins::Seen::default(),
-                _parent: parent,
+                parent,
             }),
         })
     }

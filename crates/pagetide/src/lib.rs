@@ -23,12 +23,15 @@
 //! # }
 //! ```
 //!
-//! An operation that pins several pages takes a [`PinPermit`] first, so that no pin budget
-//! ([`Group::set_pin_max`]) stops it half way while it holds some.
+//! Where a limit is met and nothing can be reclaimed, [`Group::alloc`] is refused at once;
+//! [`Group::alloc_by`] waits until a deadline, and [`Group::alloc_async`] does so as a future of
+//! any executor. An operation that pins several pages takes a [`PinPermit`] first, so that no pin
+//! budget ([`Group::set_pin_max`]) stops it half way while it holds some.
 //!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory (none with
 //! [`Builder::without_thread`]); reads are done by the thread that needs them.
 
+mod alloc_wait;
 mod arena;
 mod builder;
 mod claims;
@@ -40,6 +43,7 @@ mod group;
 mod home;
 mod limits;
 mod machine;
+mod memory_wait;
 mod page;
 mod park;
 mod pin_accounts;

@@ -195,9 +195,9 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        self.shared
-            .core
-            .free_buf(cpu::current(), self.block.frame());
+        let frame = self.block.frame();
+        self.shared.core.free_buf(cpu::current(), frame);
+        self.shared.came_back(frame);
     }
 }
 
@@ -216,5 +216,6 @@ impl Shared {
         let mut effects = Effects::new();
         self.core.unpin(cpu::current(), frame, &mut effects);
         self.wake_all(&mut effects);
+        self.came_back(frame);
     }
 }

@@ -106,6 +106,15 @@ pub(crate) struct Refused {
     pub(crate) held_by_waiters: Option<u64>,
 }
 
+/// What became of a ticket by its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expired {
+    /// It was answered in time.
+    Answered(Result<(), Refused>),
+    /// It was not, for want of room at this level.
+    TooLate(Refused),
+}
+
 struct Waiter {
     levels: Arc<[LevelId]>,
     held: u64,
@@ -228,7 +237,7 @@ impl Accounts {
     }
 
     /// Takes pages or queues for them: then there is a ticket, to be polled until it is answered,
-    /// or left.
+    /// or expires.
     ///
     /// # Errors
     /// [`Refused`] where nobody, or only those who wait, could end the wait.
@@ -281,17 +290,14 @@ impl Accounts {
         }
     }
 
-    /// Gives a ticket up. What it got meanwhile goes back.
-    pub(crate) fn leave(&mut self, ticket: u64) -> Wakers {
-        let Some(waiter) = self.waiters.remove(&ticket) else {
-            return Wakers::new();
-        };
-        if waiter.outcome == Some(Ok(())) {
-            self.sub(&waiter.levels, waiter.need);
+    /// Gives up a ticket whose deadline has come, unless it was answered just now.
+    pub(crate) fn expire(&mut self, ticket: u64) -> (Expired, Wakers) {
+        let waiter = self.waiters.remove(&ticket).expect("not answered yet");
+        if let Some(answer) = waiter.outcome {
+            return (Expired::Answered(answer), Wakers::new());
         }
-        let mut wakers = self.dispatch();
-        wakers.extend(waiter.waker);
-        wakers
+        let refused = self.refused(&waiter.levels, waiter.need, None);
+        (Expired::TooLate(refused), self.dispatch())
     }
 
     /// Gives pages back at all levels.
@@ -304,7 +310,7 @@ impl Accounts {
     }
 
     /// The first of these levels that has no room for pages, said as a refusal.
-    pub(crate) fn refused(
+    fn refused(
         &self,
         levels: &[LevelId],
         asked: u64,
@@ -378,8 +384,10 @@ impl Accounts {
         there.map(|(_, waiter)| waiter.need).sum()
     }
 
+    /// The claims of those who wait and hold something: nobody waits for the others.
     fn claims(&self) -> Vec<Claim<'_, LevelId>> {
-        self.waiting().map(|(_, waiter)| waiter.claim()).collect()
+        let holders = self.waiting().filter(|(_, waiter)| waiter.held > 0);
+        holders.map(|(_, waiter)| waiter.claim()).collect()
     }
 
     /// Whether others who wait would have to give something back before this one can go.
@@ -391,6 +399,7 @@ impl Accounts {
     }
 
     /// Who is served next, if anybody can be; `newest` has come last and does not wait.
+    /// O(waiters * holders among them).
     ///
     /// The first who finds a level full keeps all who come later from that level, and at his other
     /// levels keeps what he needs: a group that is full keeps other groups from no more than that.

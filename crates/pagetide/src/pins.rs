@@ -2,7 +2,7 @@
 
 use crate::builder::bytes_of;
 use crate::home::Home;
-use crate::pin_accounts::{Account, Accounts, Refused, Wakers};
+use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::Shared;
 use crate::shrinker;
 use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, park};
@@ -131,11 +131,11 @@ impl Group {
     /// fail for the pin budget. An operation takes it before its first pin, so that it never has to
     /// wait while it holds pages.
     ///
-    /// With a deadline it waits for others to let go, until then; inside a
-    /// [`Shrinker`](crate::Shrinker) it never waits. Who waits is served in the order
-    /// of arrival, but after those who [`PinPermit::grow`]; what comes back is kept for a large
-    /// request until it is enough. Without a deadline it is refused where it would have to wait.
-    /// Where no budget is set on the path, it is given at once and counts nowhere.
+    /// With a deadline it waits for others to let go, until then; not inside a
+    /// [`Shrinker`](crate::Shrinker). Who waits is served in the order of arrival, but after those
+    /// who [`PinPermit::grow`]; what comes back is kept for a large request until it is enough.
+    /// Without a deadline it is refused where it would have to wait. Where no budget is set on the
+    /// path, it is given at once and counts nowhere.
     ///
     /// # Errors
     /// [`Error::PinLimit`] where it would have to wait and must not, or asks for more than the
@@ -225,20 +225,6 @@ impl Drop for PinPermit {
     }
 }
 
-/// A place in the queue, left when dropped.
-struct Queued<'a> {
-    pins: &'a Pins,
-    ticket: Option<u64>,
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            self.pins.change(|accounts| ((), accounts.leave(ticket)));
-        }
-    }
-}
-
 impl PinPermit {
     /// Pages of 4 KiB that may be pinned under it at a time.
     #[must_use]
@@ -301,7 +287,7 @@ impl PinPermit {
                 Err(refused) => (Err(refused), Wakers::new()),
             });
             if let Some(ticket) = entered.map_err(|refused| shared.pin_error(&refused))? {
-                self.wait(ticket, nr_pages, deadline)?;
+                self.wait(ticket, deadline)?;
             }
         } else {
             let taken = pins.look(|accounts| accounts.try_take(levels, held, nr_pages));
@@ -313,31 +299,22 @@ impl PinPermit {
         Ok(())
     }
 
-    fn wait(&self, ticket: u64, nr_pages: u64, deadline: Instant) -> Result<(), Error> {
+    fn wait(&self, ticket: u64, deadline: Instant) -> Result<(), Error> {
         let shared = self.group.shared();
-        let mut queued = Queued {
-            pins: &shared.pins,
-            ticket: Some(ticket),
-        };
-        let answered = park::block(deadline, Duration::MAX, |waker| {
+        park::block(deadline, Duration::MAX, |waker| {
             let waker = waker.clone();
             let (answer, _old) = shared.pins.look(|accounts| accounts.poll(ticket, waker));
-            match answer {
-                Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending if Instant::now() >= deadline => Poll::Ready(None),
-                Poll::Pending => Poll::Pending,
+            if answer.is_pending() && Instant::now() >= deadline {
+                let answer = shared.pins.change(|accounts| accounts.expire(ticket));
+                return Poll::Ready(match answer {
+                    Expired::Answered(answer) => {
+                        answer.map_err(|refused| shared.pin_error(&refused))
+                    }
+                    Expired::TooLate(refused) => Err(shared.pins_timed_out(&refused)),
+                });
             }
-        });
-        let Some(answer) = answered else {
-            drop(queued);
-            let levels = self.account.levels();
-            let refused = shared
-                .pins
-                .look(|accounts| accounts.refused(levels, nr_pages, None));
-            return Err(shared.pins_timed_out(&refused));
-        };
-        queued.ticket = None;
-        answer.map_err(|refused| shared.pin_error(&refused))
+            answer.map_err(|refused| shared.pin_error(&refused))
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
+use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
 use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     /// Names of open files by the number of their mapping in page keys.
     file_names: Mutex<HashMap<u32, Arc<str>>>,
     pub(crate) pins: Pins,
+    pub(crate) memory_waits: MemoryWaits,
     nr_bytes_read: AtomicU64,
     nr_buffered_reads: AtomicU64,
     /// When the memory was built: core counts time from there.
@@ -86,6 +88,7 @@ impl Shared {
             files: Mutex::default(),
             file_names: Mutex::default(),
             pins: Pins::default(),
+            memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             start: Instant::now(),
@@ -115,6 +118,13 @@ impl Shared {
         let first = self.worker.set(worker);
         assert!(first.is_ok(), "one worker is started");
         Ok(())
+    }
+
+    /// Makes the thread that ticks look again at when it is due.
+    pub(crate) fn nudge_worker(&self) {
+        if let Some(worker) = self.worker.get() {
+            worker.nudge();
+        }
     }
 
     /// Nanoseconds since the memory was built.

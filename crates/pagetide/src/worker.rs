@@ -4,7 +4,7 @@ use crate::shared::Shared;
 use crate::topology::list_of;
 use std::fs;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Stops the thread when dropped, without waiting for it.
 #[derive(Debug)]
@@ -14,8 +14,33 @@ pub(crate) struct Worker {
 
 #[derive(Debug, Default)]
 struct Stop {
-    is_over: Mutex<bool>,
+    state: Mutex<State>,
     wakes: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_over: bool,
+    /// Somebody has to be looked after sooner than the thread knew.
+    is_nudged: bool,
+}
+
+impl Stop {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        self.wakes.notify_all();
+    }
+
+    /// Sleeps for `due`, or until nudged; whether to go on.
+    fn wait(&self, due: Duration) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = |state: &mut State| !state.is_over && !state.is_nudged;
+        let waited = self.wakes.wait_timeout_while(state, due, is_idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.is_nudged = false;
+        !state.is_over
+    }
 }
 
 impl Worker {
@@ -30,37 +55,35 @@ impl Worker {
         thread.spawn(move || run(&watched, &shared))?;
         Ok(Worker { stop })
     }
+
+    /// Makes the thread look again at when it is due.
+    pub(crate) fn nudge(&self) {
+        self.stop.change(|state| state.is_nudged = true);
+    }
 }
 
 fn run(stop: &Stop, shared: &Weak<Shared>) {
     let mut due = Duration::ZERO;
-    let mut is_over = stop.is_over.lock().unwrap_or_else(PoisonError::into_inner);
-    while !*is_over {
-        let waited = stop.wakes.wait_timeout(is_over, due);
-        is_over = waited.unwrap_or_else(PoisonError::into_inner).0;
-        if *is_over {
-            return;
-        }
-        drop(is_over);
+    let mut next_tick = Instant::now();
+    while stop.wait(due) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        due = shared.tick().max(Duration::from_millis(1));
-        // May be the last handle: its end stops this thread, so the flag must not be locked.
+        if Instant::now() >= next_tick {
+            next_tick = Instant::now() + shared.tick();
+        }
+        let retry = shared.memory_waits.tick(shared.core.groups());
+        due = next_tick.saturating_duration_since(Instant::now());
+        due = retry.map_or(due, |retry| retry.min(due));
+        due = due.max(Duration::from_millis(1));
+        // May be the last handle: its end stops this thread, so the lock must not be held.
         drop(shared);
-        is_over = stop.is_over.lock().unwrap_or_else(PoisonError::into_inner);
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let mut is_over = self
-            .stop
-            .is_over
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *is_over = true;
-        self.stop.wakes.notify_all();
+        self.stop.change(|state| state.is_over = true);
     }
 }
 

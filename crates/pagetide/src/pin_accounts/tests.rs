@@ -123,17 +123,30 @@ fn one_who_waits_for_a_waiter_is_passed_over() {
 }
 
 #[test]
-fn what_was_answered_and_left_goes_back() {
+fn a_deadline_ends_a_wait_unless_it_was_answered() {
     let mut tree = Tree::new(100, 4, 4);
     assert_eq!(tree.ask(WEB, 0, 4), Ok(None));
-    let first = tree.ask(WEB, 0, 3).unwrap().unwrap();
-    let second = tree.ask(WEB, 0, 2).unwrap().unwrap();
-    tree.give_back(WEB, 4);
-    assert_eq!(tree.used(WEB), 3);
-    tree.accounts.leave(first);
-    assert!(tree.is_served(second));
+    let tickets = [3, 2, 1].map(|need| tree.ask(WEB, 0, need).unwrap().unwrap());
     tree.give_back(WEB, 2);
-    assert_eq!([tree.used(ROOT), tree.used(WEB)], [0, 0]);
+    // The first keeps the others from what there is, until it goes.
+    let (late, _) = tree.accounts.expire(tickets[0]);
+    assert!(matches!(
+        late,
+        Expired::TooLate(Refused {
+            asked: 3,
+            used: 2,
+            awaited: 3,
+            ..
+        })
+    ));
+    assert_eq!(
+        tree.accounts.expire(tickets[1]).0,
+        Expired::Answered(Ok(()))
+    );
+    assert!(!tree.is_served(tickets[2]));
+    tree.give_back(WEB, 4);
+    assert!(tree.is_served(tickets[2]));
+    assert_eq!([tree.used(ROOT), tree.used(WEB)], [1, 1]);
 }
 
 #[test]
@@ -270,7 +283,11 @@ fn whatever_happens_all_who_wait_are_served_once_the_others_end() {
                     ..
                 }) if next(&mut seed, 8) == 0 => {
                     // Its deadline: what it holds it keeps.
-                    tree.accounts.leave(ticket);
+                    let (expired, _) = tree.accounts.expire(ticket);
+                    assert!(
+                        matches!(expired, Expired::TooLate(_)),
+                        "answers are taken at once"
+                    );
                     operations[at].waits = None;
                 }
                 Some(_) => {}

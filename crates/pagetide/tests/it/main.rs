@@ -12,3 +12,4 @@ mod nodes;
 mod pins;
 mod pressure;
 mod reserve;
+mod waits;

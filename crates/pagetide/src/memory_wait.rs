@@ -1,0 +1,476 @@
+//! Waiting for memory of a group: until something in its path comes back, or a deadline.
+//!
+//! A waiter asks for its memory as everybody does; refused, it queues under the group whose limit
+//! refused it, and asks again when woken. Of those under one limit the first alone asks, and who
+//! holds something that others may wait for. What comes back is kept for nobody: who does not wait
+//! may take it.
+//!
+//! Giving memory back looks at one counter without any fence, so that it costs next to nothing
+//! while nobody waits. A wake-up may be lost by that; who waits asks again after [`RETRY`].
+
+use crate::claims::{self, Claim};
+use crate::shared::Shared;
+use crate::shrinker;
+use crate::stall::Stall;
+use crate::{Error, Group, park};
+use pagetide_core::group::Tree;
+use pagetide_core::memory::AllocError;
+use pagetide_core::units::{Frame, Order};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// After this long who waits asks again without being woken.
+const RETRY: Duration = Duration::from_millis(10);
+/// Limits in turn that one poll is refused by, before it waits.
+const MAX_TRIES: u32 = 4;
+
+/// All who wait for memory.
+#[derive(Default)]
+pub(crate) struct MemoryWaits {
+    /// Their number, to be looked at without the lock.
+    count: AtomicU32,
+    queue: Mutex<Queue>,
+}
+
+impl std::fmt::Debug for MemoryWaits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryWaits")
+            .field("count", &self.count)
+            .finish()
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    last_ticket: u64,
+    /// By ticket, which is the order of arrival.
+    waiters: BTreeMap<u64, Waiter>,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// The group that asks.
+    group: u32,
+    /// Pages asked for.
+    nr_pages: u64,
+    /// Pages charged to the group that the asker keeps while it waits.
+    held_pages: u64,
+    deadline: Instant,
+    /// Nothing but a waker runs it: housekeeping wakes it by the deadline.
+    is_driven: bool,
+}
+
+struct Waiter {
+    wanted: Wanted,
+    /// The group whose limit refused it.
+    level: u32,
+    /// `None` once woken, until it is polled again.
+    waker: Option<Waker>,
+}
+
+impl Queue {
+    /// Who may ask now: who holds something, because others may wait for that; and who has nobody
+    /// ahead that is still in time and waits for a limit that is his, too.
+    fn firsts<'a>(
+        &'a mut self,
+        groups: &'a Tree,
+        now: Instant,
+    ) -> impl Iterator<Item = &'a mut Waiter> {
+        let mut ahead: Vec<u32> = Vec::new();
+        self.waiters.values_mut().filter(move |waiter| {
+            let mut ahead_of_it = ahead.iter();
+            let is_behind = waiter.wanted.held_pages == 0
+                && ahead_of_it.any(|&level| groups.is_in(waiter.wanted.group, level));
+            if waiter.wanted.deadline > now && !ahead.contains(&waiter.level) {
+                ahead.push(waiter.level);
+            }
+            !is_behind
+        })
+    }
+
+    /// The limit under which somebody is ahead of who has this ticket, or comes now.
+    fn behind(&self, groups: &Tree, ticket: Option<u64>, wanted: &Wanted) -> Option<u32> {
+        if wanted.held_pages > 0 {
+            return None;
+        }
+        let now = Instant::now();
+        let mut ahead = self.waiters.range(..ticket.unwrap_or(u64::MAX));
+        let found = ahead.find(|(_, waiter)| {
+            waiter.wanted.deadline > now && groups.is_in(wanted.group, waiter.level)
+        });
+        found.map(|(_, waiter)| waiter.level)
+    }
+
+    /// # Errors
+    /// The pages that waiters hold under a limit, where only they could end this one's wait.
+    fn check_stuck(
+        &self,
+        core: &Core<'_>,
+        ticket: Option<u64>,
+        wanted: &Wanted,
+        level: u32,
+    ) -> Result<(), u64> {
+        let others = self.waiters.iter().filter(|&(&other, waiter)| {
+            Some(other) != ticket && core.groups.is_in(waiter.wanted.group, level)
+        });
+        let claim = |wanted: &Wanted| Claim {
+            levels: &[()],
+            held: wanted.held_pages,
+            need: wanted.nr_pages,
+        };
+        let mut claims: Vec<_> = others.map(|(_, waiter)| claim(&waiter.wanted)).collect();
+        claims.push(claim(wanted));
+        match claims::is_stuck(&claims, |()| core.room(level)) {
+            true => Err(claims::held_at(&claims, ())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl MemoryWaits {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Entries are inserted and removed at once: a panic under the lock broke nothing.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anybody waits. One load.
+    #[inline]
+    fn is_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes those of the firsts that are wanted, with the lock let go: wakers are foreign code.
+    fn wake(&self, groups: &Tree, is_wanted: impl Fn(&Waiter) -> bool) {
+        let now = Instant::now();
+        let mut queue = self.lock();
+        let firsts = queue.firsts(groups, now).filter(|waiter| is_wanted(waiter));
+        let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.waker.take()).collect();
+        drop(queue);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes whose deadline has come, and lets the firsts ask again. Returns how long until the
+    /// next call is due, if one is.
+    pub(crate) fn tick(&self, groups: &Tree) -> Option<Duration> {
+        if !self.is_any() {
+            return None;
+        }
+        self.wake(groups, |_| true);
+        let now = Instant::now();
+        let mut queue = self.lock();
+        let late = queue
+            .waiters
+            .values_mut()
+            .filter(|waiter| waiter.wanted.deadline <= now);
+        let wakers: Vec<Waker> = late.filter_map(|waiter| waiter.waker.take()).collect();
+        let driven = queue
+            .waiters
+            .values()
+            .filter(|waiter| waiter.wanted.is_driven);
+        let next = driven
+            .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
+            .min();
+        drop(queue);
+        wakers.into_iter().for_each(Waker::wake);
+        next.map(|next| next.min(RETRY))
+    }
+
+    /// Queues, or goes over to another limit. Whoever gives memory back from now on sees it, or the
+    /// next attempt sees that memory.
+    ///
+    /// # Errors
+    /// The pages that waiters hold under this limit, where only they could end the wait.
+    fn enter(
+        &self,
+        core: &Core<'_>,
+        ticket: Option<u64>,
+        wanted: Wanted,
+        level: u32,
+    ) -> Result<u64, u64> {
+        let mut queue = self.lock();
+        queue.check_stuck(core, ticket, &wanted, level)?;
+        let ticket = match ticket {
+            Some(ticket) => {
+                let waiter = queue.waiters.get_mut(&ticket);
+                waiter.expect("a ticket is in the queue").level = level;
+                ticket
+            }
+            None => {
+                queue.last_ticket += 1;
+                self.count.fetch_add(1, Ordering::Relaxed);
+                let (ticket, waker) = (queue.last_ticket, None);
+                let waiter = Waiter {
+                    wanted,
+                    level,
+                    waker,
+                };
+                queue.waiters.insert(ticket, waiter);
+                ticket
+            }
+        };
+        drop(queue);
+        // With the read-modify-writes before `Shared::came_back`, which are barriers on x86: there
+        // no wake-up by a block is lost. A fence on that side would cost more than `RETRY`.
+        fence(Ordering::SeqCst);
+        Ok(ticket)
+    }
+
+    fn leave(&self, groups: &Tree, ticket: u64) {
+        let mut queue = self.lock();
+        let left = queue.waiters.remove(&ticket);
+        drop(queue);
+        let Some(left) = left else { return };
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        // There may be room for the next one, too.
+        if self.is_any() {
+            self.wake(groups, |waiter| {
+                groups.is_in(waiter.wanted.group, left.level)
+                    || groups.is_in(left.wanted.group, waiter.level)
+            });
+        }
+    }
+}
+
+/// What waiting looks at in core.
+struct Core<'a> {
+    groups: &'a Tree,
+    metadata_pages: u64,
+}
+
+impl Core<'_> {
+    /// Pages that a limit leaves for content and working memory.
+    fn room(&self, level: u32) -> u64 {
+        let max = self.groups.get(level).map_or(u64::MAX, |group| group.max());
+        let records = if level == self.groups.root() {
+            self.metadata_pages
+        } else {
+            0
+        };
+        max.saturating_sub(records)
+    }
+}
+
+/// One wait for memory: polled until it has an answer, or dropped.
+///
+/// Whoever asks for something else than a block (a reservation that grows, say) passes what does
+/// that as `attempt`, and says how much it holds meanwhile.
+#[derive(Debug)]
+pub(crate) struct MemoryWait {
+    group: Group,
+    wanted: Wanted,
+    ticket: Option<u64>,
+}
+
+impl Drop for MemoryWait {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl MemoryWait {
+    /// For `nr_pages` of a group by an asker that keeps `held_pages` of it while it waits.
+    pub(crate) fn new(group: &Group, nr_pages: u64, held_pages: u64, deadline: Instant) -> Self {
+        let wanted = Wanted {
+            group: group.id(),
+            nr_pages,
+            held_pages,
+            deadline,
+            is_driven: false,
+        };
+        MemoryWait {
+            group: group.clone(),
+            wanted,
+            ticket: None,
+        }
+    }
+
+    /// The same, for a future.
+    pub(crate) fn driven(mut self) -> Self {
+        self.wanted.is_driven = true;
+        self
+    }
+
+    fn leave(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let shared = self.group.shared();
+            shared.memory_waits.leave(shared.core.groups(), ticket);
+        }
+    }
+
+    /// Parks until `attempt` succeeds or is refused for good, or the deadline has come.
+    ///
+    /// # Errors
+    /// As [`MemoryWait::poll`].
+    pub(crate) fn block<T>(
+        mut self,
+        mut attempt: impl FnMut() -> Result<T, AllocError>,
+    ) -> Result<T, Error> {
+        let (group, deadline) = (self.group.clone(), self.wanted.deadline);
+        let mut stall = None;
+        park::block(deadline, RETRY, |waker| {
+            drop(stall.take());
+            let polled = self.poll(waker, &mut attempt);
+            stall = polled
+                .is_pending()
+                .then(|| Stall::begin(group.shared(), group.id()));
+            polled
+        })
+    }
+
+    /// Asks, if it is this one's turn, and queues where a limit refuses. From the deadline on it
+    /// is always ready.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`] where a limit never allows it, [`Error::WouldDeadlock`],
+    /// [`Error::TimedOut`], and what else `attempt` says.
+    pub(crate) fn poll<T>(
+        &mut self,
+        waker: &Waker,
+        attempt: &mut dyn FnMut() -> Result<T, AllocError>,
+    ) -> Poll<Result<T, Error>> {
+        let is_over = Instant::now() >= self.wanted.deadline;
+        let mut level = self.group.id();
+        for _ in 0..MAX_TRIES {
+            let refused = match self.turn(waker) {
+                Some(ahead) => ahead,
+                None => match attempt() {
+                    Err(AllocError::OverLimit { group }) if self.may_wait() => group,
+                    done => {
+                        self.leave();
+                        return Poll::Ready(done.map_err(|error| self.error(error)));
+                    }
+                },
+            };
+            level = refused;
+            // Refused by a limit that it is queued under, with its waker there all the time.
+            if is_over || self.is_queued_under(level) {
+                break;
+            }
+            if let Err(error) = self.queue_under(level) {
+                return Poll::Ready(Err(error));
+            }
+        }
+        if is_over {
+            self.leave();
+            return Poll::Ready(Err(self.timed_out(level)));
+        }
+        Poll::Pending
+    }
+
+    /// Leaves the waker and says under which limit another one is ahead; `None`: may ask.
+    fn turn(&mut self, waker: &Waker) -> Option<u32> {
+        let shared = self.group.shared();
+        if self.ticket.is_none() && !shared.memory_waits.is_any() {
+            return None;
+        }
+        let waker = waker.clone();
+        let mut queue = shared.memory_waits.lock();
+        let waiter = self
+            .ticket
+            .and_then(|ticket| queue.waiters.get_mut(&ticket));
+        let old = waiter.and_then(|waiter| waiter.waker.replace(waker));
+        let behind = queue.behind(shared.core.groups(), self.ticket, &self.wanted);
+        drop(queue);
+        drop(old);
+        behind
+    }
+
+    fn is_queued_under(&self, level: u32) -> bool {
+        let queue = self.group.shared().memory_waits.lock();
+        let waiter = self.ticket.and_then(|ticket| queue.waiters.get(&ticket));
+        waiter.is_some_and(|waiter| waiter.level == level)
+    }
+
+    fn queue_under(&mut self, level: u32) -> Result<(), Error> {
+        let shared = self.group.shared();
+        let core = self.core();
+        let waits = &shared.memory_waits;
+        let entered = waits.enter(&core, self.ticket, self.wanted, level);
+        let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
+            group: shared.name_of(level),
+            what: "memory",
+            asked_pages: self.wanted.nr_pages,
+            held_pages,
+            max_pages: core.room(level),
+            by_file: shared.pinned_by_file(level),
+        })?;
+        self.ticket = Some(ticket);
+        if self.wanted.is_driven {
+            // It sleeps for longer than it may from now on.
+            shared.nudge_worker();
+        }
+        Ok(())
+    }
+
+    fn core(&self) -> Core<'_> {
+        let core = &self.group.shared().core;
+        Core {
+            groups: core.groups(),
+            metadata_pages: u64::from(core.config().metadata_pages()),
+        }
+    }
+
+    /// Whether the limits would ever allow it, and the thread may wait: not inside a shrinker, for
+    /// which somebody waits in turn.
+    fn may_wait(&self) -> bool {
+        let core = self.core();
+        let total = self.wanted.nr_pages.saturating_add(self.wanted.held_pages);
+        let mut path = core.groups.path(self.wanted.group);
+        !shrinker::is_shrinking() && path.all(|(level, _)| total <= core.room(level))
+    }
+
+    fn error(&self, error: AllocError) -> Error {
+        let order = u32::try_from(self.wanted.nr_pages).map_or(0, u32::ilog2);
+        let order = u8::try_from(order).ok().and_then(Order::new);
+        let shared = self.group.shared();
+        shared.alloc_error(error, self.wanted.group, order.unwrap_or(Order::ZERO))
+    }
+
+    #[cold]
+    fn timed_out(&self, level: u32) -> Error {
+        let shared = self.group.shared();
+        let record = shared.core.groups().get(level);
+        Error::TimedOut {
+            group: shared.name_of(level),
+            what: "memory",
+            asked_pages: self.wanted.nr_pages,
+            usage_pages: record.map_or(0, |group| group.usage()),
+            max_pages: record.map_or(0, |group| group.max()),
+            by_file: shared.pinned_by_file(level),
+        }
+    }
+}
+
+impl Shared {
+    /// Tells who waits that a block was given back or a page unpinned. A load where nobody waits.
+    #[inline]
+    pub(crate) fn came_back(&self, frame: Frame) {
+        if self.memory_waits.is_any() {
+            self.frame_came_back(frame);
+        }
+    }
+
+    #[cold]
+    fn frame_came_back(&self, frame: Frame) {
+        if self.core.frames().word(frame).pins() == 0 {
+            // The group that had it, or another that took it meanwhile: then a wake-up is lost.
+            self.group_came_back(self.core.frames().group(frame));
+        }
+    }
+
+    /// Tells who waits that memory of a group came back, or that it may have more.
+    pub(crate) fn group_came_back(&self, freed: u32) {
+        if self.memory_waits.is_any() {
+            let groups = self.core.groups();
+            self.memory_waits
+                .wake(groups, |waiter| groups.is_in(freed, waiter.level));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

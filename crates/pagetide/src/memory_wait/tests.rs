@@ -1,0 +1,145 @@
+//! Waits for memory by askers that hold some of it.
+
+use super::*;
+use crate::{ByteSize, Memory};
+
+/// Far enough for no test to meet it.
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+fn group(max: ByteSize) -> Group {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    memory.root().child("web").unwrap().max(max).unwrap()
+}
+
+/// A poll by an asker whose every attempt the group's limit refuses.
+fn poll_refused(wait: &mut MemoryWait) -> Poll<Result<(), Error>> {
+    let group = wait.wanted.group;
+    wait.poll(Waker::noop(), &mut || Err(AllocError::OverLimit { group }))
+}
+
+#[test]
+fn a_wait_that_only_waiters_could_end_is_refused() {
+    let web = group(ByteSize::kib(32));
+    let mut first = MemoryWait::new(&web, 2, 4, later());
+    assert!(poll_refused(&mut first).is_pending());
+    // Somebody who holds nothing helps nobody, and may wait for those who do.
+    let mut plain = MemoryWait::new(&web, 1, 0, later());
+    assert!(poll_refused(&mut plain).is_pending());
+    let mut second = MemoryWait::new(&web, 2, 4, later());
+    let Poll::Ready(Err(error)) = poll_refused(&mut second) else {
+        panic!("8 of 8 pages are held by those who wait");
+    };
+    assert_eq!(
+        error.to_string(),
+        "group web: waiting for 2 pages of memory would deadlock: those who wait hold 8 of 8"
+    );
+    // With less in hand the first could end, and then this one.
+    let mut small = MemoryWait::new(&web, 1, 3, later());
+    assert!(poll_refused(&mut small).is_pending());
+    // The first may wait for what this one holds: it is not behind.
+    assert!(matches!(
+        small.poll(Waker::noop(), &mut || Ok(3)),
+        Poll::Ready(Ok(3))
+    ));
+    drop(first);
+    assert!(poll_refused(&mut second).is_pending());
+}
+
+#[test]
+fn more_than_the_limit_with_what_is_held_is_refused_at_once() {
+    let web = group(ByteSize::kib(32));
+    let mut wait = MemoryWait::new(&web, 4, 5, later());
+    let polled = poll_refused(&mut wait);
+    assert!(matches!(polled, Poll::Ready(Err(Error::OverLimit { .. }))));
+}
+
+#[test]
+fn only_the_first_under_a_limit_asks() {
+    let web = group(ByteSize::kib(32));
+    let mut waits = [(); 3].map(|()| MemoryWait::new(&web, 4, 0, later()));
+    assert!(waits.iter_mut().all(|wait| poll_refused(wait).is_pending()));
+    let [first, second, third] = &mut waits;
+    let mut never = || -> Result<(), AllocError> { panic!("somebody is ahead") };
+    assert!(second.poll(Waker::noop(), &mut never).is_pending());
+    // Dropped or served, it lets the next one ask.
+    second.leave();
+    assert!(third.poll(Waker::noop(), &mut never).is_pending());
+    assert!(matches!(
+        first.poll(Waker::noop(), &mut || Ok(1)),
+        Poll::Ready(Ok(1))
+    ));
+    assert!(matches!(
+        third.poll(Waker::noop(), &mut || Ok(3)),
+        Poll::Ready(Ok(3))
+    ));
+    assert!(!web.shared().memory_waits.is_any());
+    assert!(web.shared().memory_waits.lock().waiters.is_empty());
+}
+
+#[test]
+fn who_is_late_stands_in_nobodys_way() {
+    let web = group(ByteSize::kib(32));
+    let mut late = MemoryWait::new(&web, 4, 0, later());
+    let mut next = MemoryWait::new(&web, 4, 0, later());
+    assert!(poll_refused(&mut late).is_pending() && poll_refused(&mut next).is_pending());
+    // Its deadline comes, and nobody polls it.
+    let mut queue = web.shared().memory_waits.lock();
+    let waiter = queue.waiters.get_mut(&late.ticket.unwrap()).unwrap();
+    waiter.wanted.deadline = Instant::now();
+    drop(queue);
+    assert!(matches!(
+        next.poll(Waker::noop(), &mut || Ok(2)),
+        Poll::Ready(Ok(2))
+    ));
+}
+
+#[test]
+fn a_lost_wake_up_is_made_good_by_asking_again() {
+    for is_future in [false, true] {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        // A thread asks again by itself, a future where housekeeping wakes it.
+        let memory = if is_future {
+            memory
+        } else {
+            memory.without_thread()
+        };
+        let root = memory.build().unwrap().root();
+        let web = root.child("web").unwrap().max(ByteSize::kib(32)).unwrap();
+        let (shared, order) = (web.shared(), Order::new(3).unwrap());
+        let (frame, _) = shared
+            .core
+            .alloc_buf(shared.here(), web.id(), order)
+            .unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let (order, minute) = (crate::Order::new(3), Duration::from_secs(60));
+                let deadline = Instant::now() + minute;
+                if !is_future {
+                    return web.alloc_by(order, deadline).map(|buf| buf.len());
+                }
+                let mut alloc = std::pin::pin!(web.alloc_async(order, deadline));
+                // Woken by the housekeeping thread alone: it does not time itself.
+                park::block(deadline + minute, Duration::MAX, |waker| {
+                    let mut context = std::task::Context::from_waker(waker);
+                    alloc.as_mut().poll(&mut context)
+                })
+                .map(|buf| buf.len())
+            });
+            // Refused before it queued and after: it does not look again by itself.
+            while web.events().oom < 2 {
+                std::thread::yield_now();
+            }
+            // Core tells nobody.
+            shared.core.free_buf(crate::cpu::current(), frame);
+            let freed = Instant::now();
+            assert_eq!(waits.join().unwrap().unwrap(), 32_768);
+            assert!(
+                freed.elapsed() < Duration::from_secs(30),
+                "the deadline ended it"
+            );
+        });
+    }
+}

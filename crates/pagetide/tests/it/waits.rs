@@ -1,0 +1,271 @@
+//! Waits for working memory: threads and futures.
+
+use crate::data::numbered_file;
+use pagetide::{Buf, ByteSize, Error, Group, Memory, Order, Page};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+const PAGE: Order = Order::new(0);
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+fn memory() -> Memory {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    memory.without_thread().build().unwrap()
+}
+
+fn group(memory: &Memory, name: &str, max: ByteSize) -> Group {
+    memory.root().child(name).unwrap().max(max).unwrap()
+}
+
+type Alloc = Pin<Box<dyn Future<Output = Result<Buf, Error>> + Send>>;
+
+/// A task polled by hand, which knows whether it was woken since.
+struct Task {
+    alloc: Alloc,
+    flag: Arc<Flag>,
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Flag>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Task {
+    /// A request that has to wait.
+    fn waiting(group: &Group, order: Order) -> Task {
+        let mut task = Task {
+            alloc: Box::pin(group.alloc_async(order, later())),
+            flag: Arc::default(),
+        };
+        assert!(task.poll().is_pending());
+        task
+    }
+
+    fn poll(&mut self) -> Poll<Result<Buf, Error>> {
+        let waker = Waker::from(Arc::clone(&self.flag));
+        self.alloc.as_mut().poll(&mut Context::from_waker(&waker))
+    }
+
+    fn is_woken(&self) -> bool {
+        self.flag.0.swap(false, Ordering::SeqCst)
+    }
+
+    fn done(&mut self) -> Buf {
+        match self.poll() {
+            Poll::Ready(buf) => buf.unwrap(),
+            Poll::Pending => panic!("still waits"),
+        }
+    }
+}
+
+/// Runs a future on this thread, which sleeps until it is woken.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Unpark>) {
+            self.0.unpark();
+        }
+    }
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_future_is_woken_by_working_memory_that_comes_back() {
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let beside = group(&memory, "beside", ByteSize::kib(16));
+    let (held, other) = (
+        web.alloc(Order::new(2)).unwrap(),
+        beside.alloc(PAGE).unwrap(),
+    );
+    let mut task = Task::waiting(&web, Order::new(1));
+    drop(other);
+    assert!(!task.is_woken(), "that was another group's");
+    drop(held);
+    assert!(task.is_woken());
+    assert_eq!(
+        task.done()
+            .iter()
+            .map(|byte| usize::from(*byte))
+            .sum::<usize>(),
+        0
+    );
+    assert_eq!(web.usage(), ByteSize(0));
+}
+
+#[test]
+fn a_future_is_woken_by_the_last_pin_of_a_page() {
+    let data = numbered_file(16);
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let file = memory.open(data.path(), &web).unwrap();
+    let mut pins: Vec<Page> = (0..4).map(|page| file.pin(page).unwrap()).collect();
+    let again = file.pin(3).unwrap();
+    let mut task = Task::waiting(&web, PAGE);
+    drop(again);
+    assert!(!task.is_woken(), "the page is pinned still");
+    pins.pop();
+    assert!(task.is_woken());
+    assert_eq!(task.done().len(), 4096);
+}
+
+#[test]
+fn futures_are_woken_by_limits_and_groups() {
+    let memory = memory();
+    let outer = group(&memory, "outer", ByteSize::kib(16));
+    let inner = outer.child("inner").unwrap();
+    let _held = outer.alloc(Order::new(2)).unwrap();
+    let mut task = Task::waiting(&outer, Order::new(1));
+    drop(inner);
+    assert!(task.is_woken());
+    assert!(task.poll().is_pending());
+    outer.set_max(ByteSize::kib(32)).unwrap();
+    assert!(task.is_woken());
+    assert_eq!(task.done().len(), 8192);
+}
+
+#[test]
+fn the_first_to_wait_is_served_first_and_a_dropped_one_not_at_all() {
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let mut held: Vec<Buf> = (0..4).map(|_| web.alloc(PAGE).unwrap()).collect();
+    let mut large = Task::waiting(&web, Order::new(1));
+    let dropped = Task::waiting(&web, PAGE);
+    let mut small = Task::waiting(&web, PAGE);
+    held.pop();
+    assert!(large.is_woken() && !small.is_woken());
+    // There is room for the small one, but the large one came first.
+    assert!(small.poll().is_pending() && large.poll().is_pending());
+    held.pop();
+    assert!(large.is_woken());
+    let _large = large.done();
+    assert!(dropped.is_woken(), "it is the first now");
+    drop(dropped);
+    assert!(small.is_woken());
+    assert!(small.poll().is_pending());
+    held.pop();
+    assert!(small.is_woken());
+    drop(small.done());
+}
+
+#[test]
+fn what_no_limit_ever_allows_is_refused_at_once() {
+    let memory = memory();
+    let outer = group(&memory, "outer", ByteSize::kib(16));
+    let inner = outer.child("inner").unwrap();
+    let refused = inner.alloc_by(Order::new(3), later()).unwrap_err();
+    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "outer"));
+    let small = Memory::builder().budget(ByteSize::mib(3)).build().unwrap();
+    let refused = run(small.root().alloc_async(Order::new(10), later())).unwrap_err();
+    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "root"));
+}
+
+#[test]
+fn a_deadline_ends_a_wait_and_names_the_pins() {
+    let data = numbered_file(16);
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let file = memory.open(data.path(), &web).unwrap();
+    let _pins: Vec<Page> = (0..4).map(|page| file.pin(page).unwrap()).collect();
+    let (begin, wait) = (Instant::now(), Duration::from_millis(20));
+    let late = web.alloc_by(PAGE, begin + wait).unwrap_err();
+    assert!(begin.elapsed() >= wait);
+    let name = data.path().display();
+    assert_eq!(
+        late.to_string(),
+        format!("group web: no 1 pages of memory by the deadline: 4 of 4 in use, pinned: {name} 4")
+    );
+    // A deadline that is over: tried once.
+    assert!(matches!(
+        web.alloc_by(PAGE, begin),
+        Err(Error::TimedOut { .. })
+    ));
+    drop(_pins);
+    assert_eq!(web.alloc_by(PAGE, begin).unwrap().len(), 4096);
+}
+
+#[test]
+fn the_housekeeping_thread_keeps_deadlines_of_futures() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let _held = web.alloc(Order::new(2)).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(30);
+    let late = run(web.alloc_async(PAGE, deadline)).unwrap_err();
+    assert!(Instant::now() >= deadline && matches!(late, Error::TimedOut { .. }));
+}
+
+#[test]
+fn ticks_keep_deadlines_where_there_is_no_thread() {
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let _held = web.alloc(Order::new(2)).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let mut task = Task {
+        alloc: Box::pin(web.alloc_async(PAGE, deadline)),
+        flag: Arc::default(),
+    };
+    assert!(task.poll().is_pending());
+    assert!(memory.tick() <= Duration::from_millis(10));
+    let late = loop {
+        if task.is_woken()
+            && let Poll::Ready(late) = task.poll()
+        {
+            break late;
+        }
+        memory.tick();
+    };
+    assert!(Instant::now() >= deadline && matches!(late, Err(Error::TimedOut { .. })));
+    assert!(
+        memory.tick() > Duration::from_millis(10),
+        "nobody waits any more"
+    );
+}
+
+#[test]
+fn threads_and_futures_share_a_full_group() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = group(&memory, "web", ByteSize::kib(32));
+    let held = web.alloc(Order::new(3)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u8 {
+            let web = &web;
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let order = Order::new((thread + round) % 3);
+                    let deadline = later();
+                    let mut buf = match round % 2 {
+                        0 => web.alloc_by(order, deadline).unwrap(),
+                        _ => run(web.alloc_async(order, deadline)).unwrap(),
+                    };
+                    buf.fill(thread);
+                    std::thread::yield_now();
+                    assert!(buf.iter().all(|&byte| byte == thread));
+                }
+            });
+        }
+        // Nobody goes on before somebody was refused and waits.
+        while web.events().oom == 0 {
+            std::thread::yield_now();
+        }
+        drop(held);
+    });
+    assert_eq!(web.usage(), ByteSize(0));
+}
