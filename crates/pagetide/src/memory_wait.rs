@@ -13,7 +13,7 @@ use crate::shared::Shared;
 use crate::shrinker;
 use crate::stall::Stall;
 use crate::{Error, Group, park};
-use pagetide_core::group::Tree;
+use pagetide_core::group::{Event, Tree};
 use pagetide_core::memory::AllocError;
 use pagetide_core::units::{Frame, Order};
 use std::collections::BTreeMap;
@@ -433,6 +433,7 @@ impl MemoryWait {
     #[cold]
     fn timed_out(&self, level: u32) -> Error {
         let shared = self.group.shared();
+        shared.core.groups().count_event(level, Event::Oom);
         let record = shared.core.groups().get(level);
         Error::TimedOut {
             group: shared.name_of(level),

@@ -10,6 +10,7 @@ use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
 use crate::wait::Waiters;
 use crate::worker::{self, Worker};
+use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Idle, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::HashMap;
@@ -262,6 +263,7 @@ impl Shared {
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
         match error {
             AllocError::OverLimit { group } => {
+                self.core.groups().count_event(group, Event::Oom);
                 let record = self.core.groups().get(group);
                 Error::OverLimit {
                     group: self.name_of(group),

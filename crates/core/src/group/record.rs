@@ -34,7 +34,8 @@ pub enum Event {
     High,
     /// A charge met `max`.
     Max,
-    /// A request was refused because of a limit.
+    /// A request was refused for good because of a limit. Counted by the runtime, which may wait
+    /// and ask again before.
     Oom,
 }
 

@@ -241,7 +241,6 @@ impl Memory {
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
             let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
             if is_hopeless || !here.may_reclaim {
-                self.groups.count_event(over, Event::Oom);
                 return Err(AllocError::OverLimit { group: over });
             }
             let is_emptied = by_region && self.take_pending(here, group, over);
