@@ -26,7 +26,8 @@ pub struct Protection {
 
 impl Tree {
     /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered
-    /// `max` stays: the caller reclaims.
+    /// `max` stays: the caller reclaims. The root's `max` may be lowered below its `min`, which
+    /// protects from nobody.
     ///
     /// Cost: for `max`, a walk over all groups and a drain of the subtree's stocks.
     ///

@@ -208,7 +208,10 @@ impl Memory {
                 Step::Done(frame) => return Some(frame),
                 Step::Short(_) => return None,
                 Step::ReclaimNode(node) => {
-                    let freed = self.reclaim_for(here, (group, group), request.order.nr_pages());
+                    let freed = match here.may_reclaim {
+                        true => self.reclaim_for(here, (group, group), request.order.nr_pages()),
+                        false => 0,
+                    };
                     self.zones.end_reclaim(node);
                     scan.reclaimed(freed > 0);
                 }

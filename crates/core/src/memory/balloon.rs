@@ -34,19 +34,9 @@ pub(super) struct Balloon {
     /// Bytes that reservations hold.
     reserved_bytes: AtomicU64,
     nr_reservations: AtomicU32,
-    /// Pages by which the budget is below the arena.
-    shrunk_pages: AtomicU64,
 }
 
 impl Balloon {
-    /// Pages that should be out of use: whole pageblocks, rounded down, so that the arena keeps
-    /// the few frames that it has beyond the budget.
-    fn want(&self) -> u64 {
-        let reserved = self.reserved_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
-        let pages = reserved + self.shrunk_pages.load(Ordering::Relaxed);
-        pages / REGION_PAGES * REGION_PAGES
-    }
-
     /// Pages out of use or on their way there.
     pub(super) fn nr_pages(&self) -> u64 {
         self.nr_pages.load(Ordering::Relaxed)
@@ -57,13 +47,9 @@ impl Balloon {
         self.reserved_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts pages as on their way, if as many are still wanted.
-    fn claim(&self, nr_pages: u64) -> bool {
-        let claim = |now: u64| Some(now + nr_pages).filter(|&then| then <= self.want());
-        let claimed = self
-            .nr_pages
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
-        claimed.is_ok()
+    /// Reservations there are: each may have charged a page more than its bytes fill.
+    pub(super) fn nr_reservations(&self) -> u32 {
+        self.nr_reservations.load(Ordering::Relaxed)
     }
 
     fn unclaim(&self, nr_pages: u64) {
@@ -82,6 +68,27 @@ impl Memory {
     #[must_use]
     pub fn offline_pages(&self) -> u64 {
         self.balloon.nr_pages()
+    }
+
+    /// Pages that should be out of use, by what is reserved and what the budget is below the arena:
+    /// whole pageblocks, rounded down, so that the arena keeps the few frames that it has beyond
+    /// the budget.
+    fn wanted_offline(&self) -> u64 {
+        let reserved = self.balloon.reserved_bytes() / PAGE_BYTES as u64;
+        // By the limit itself, so that two threads that move it cannot leave another number here.
+        let budget = self.groups.get(self.groups.root());
+        let budget = budget.map_or(u64::MAX, crate::group::Group::max);
+        let arena = u64::from(self.config.arena_pages);
+        (reserved + arena.saturating_sub(budget)) / REGION_PAGES * REGION_PAGES
+    }
+
+    /// Counts pages as on their way, if as many are still wanted.
+    pub(super) fn claim_offline(&self, nr_pages: u64) -> bool {
+        let claim = |now: u64| Some(now + nr_pages).filter(|&then| then <= self.wanted_offline());
+        let nr_pages = &self.balloon.nr_pages;
+        nr_pages
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim)
+            .is_ok()
     }
 
     /// A reservation grows or shrinks by bytes, or one more or less is there.
@@ -107,11 +114,6 @@ impl Memory {
             .fetch_sub(nr_reservations, Ordering::Relaxed);
     }
 
-    /// Says by how many pages the budget is below the arena.
-    pub(super) fn set_shrunk(&self, nr_pages: u64) {
-        self.balloon.shrunk_pages.store(nr_pages, Ordering::Relaxed);
-    }
-
     /// The next block to go out of use, if more should be: the caller lets the OS have its memory,
     /// where it has some, and gives it to [`Memory::put_offline`].
     ///
@@ -123,7 +125,7 @@ impl Memory {
             return Some(self.take_offline(frame, REGION, true));
         }
         let mut was_drained = false;
-        while self.balloon.claim(REGION_PAGES) {
+        while self.claim_offline(REGION_PAGES) {
             if let Some((frame, has_memory)) = self.zones.take_region(&self.frames) {
                 let idle = self.take_offline(frame, REGION, has_memory);
                 if has_memory {
@@ -153,7 +155,7 @@ impl Memory {
     fn next_piece(&self, here: Here<'_>) -> Option<Idle> {
         for order in (0..PAGEBLOCK_ORDER).rev().filter_map(Order::new) {
             let nr_pages = u64::from(order.nr_pages());
-            if !self.balloon.claim(nr_pages) {
+            if !self.claim_offline(nr_pages) {
                 continue;
             }
             let request = Request {
@@ -198,6 +200,8 @@ impl Memory {
         let Some(frame) = frame else {
             return false;
         };
+        // It had pages of several groups: if it comes back, nobody finds his own bytes in it.
+        self.frames.set_group(frame, 0);
         self.balloon
             .nr_pages
             .fetch_add(REGION_PAGES, Ordering::Relaxed);
@@ -215,33 +219,41 @@ impl Memory {
     /// Takes blocks back into use that are out of it without need, beyond one pageblock for each
     /// reservation and 1/64 of the arena.
     pub(super) fn deflate(&self) {
-        let balloon = &self.balloon;
-        let slack = u64::from(balloon.nr_reservations.load(Ordering::Relaxed));
+        let slack = u64::from(self.balloon.nr_reservations());
         let most = u64::from(self.frames.len()) / 64 / REGION_PAGES;
         let slack = slack.min(most) * REGION_PAGES;
-        while balloon.nr_pages() > balloon.want() + slack && self.take_back() {}
+        while self.take_back(slack) {}
     }
 
     /// Takes a block back into use if it is out of it without need.
     pub(super) fn give_back_slack(&self) -> bool {
-        self.balloon.nr_pages() > self.balloon.want() && self.take_back()
+        self.take_back(0)
     }
 
-    fn take_back(&self) -> bool {
+    /// Takes a block back into use if more than `slack` pages are out of it without need.
+    fn take_back(&self, slack: u64) -> bool {
+        let is_over = || self.balloon.nr_pages() > self.wanted_offline() + slack;
+        if !is_over() {
+            return false;
+        }
         let mut offline = self.balloon.offline.lock();
+        // Once more under the lock: threads that see one block too many do not take one each.
+        if !is_over() {
+            return false;
+        }
         let has_memory = offline.pending.pop_head(&self.frames);
         let has_memory = has_memory.or_else(|| offline.resident.pop_head(&self.frames));
         let is_released = has_memory.is_none();
         let frame = has_memory.or_else(|| offline.released.pop_head(&self.frames));
-        drop(offline);
         let Some(frame) = frame else { return false };
         let (order, _) = self.frames.block(frame);
+        self.balloon.unclaim(u64::from(order.nr_pages()));
+        drop(offline);
         self.frames
             .change_owned(frame, |word| word.with_state(State::Free).next_version());
         let is_released = is_released && order == REGION;
         self.zones
             .put_idle(&self.frames, (frame, order), is_released);
-        self.balloon.unclaim(u64::from(order.nr_pages()));
         true
     }
 

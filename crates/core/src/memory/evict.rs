@@ -1,12 +1,20 @@
 //! Eviction: isolate, detach, settle, free, uncharge. The one place where it reads top down.
 
 use super::{AllocError, Here, Memory};
-use crate::alloc::Pieces;
+use crate::alloc::{PAGEBLOCK_ORDER, Pieces};
 use crate::group::{Count, Event, Protection};
 use crate::page_cache;
 use crate::reclaim::{Batch, Lruvec, Outcome, Victim};
 use crate::sync::{Ordering, SpinLock, rank};
 use crate::units::{Cpu, Frame, PageKey};
+
+/// A group that pages are taken from.
+pub(super) struct Giver<'a> {
+    pub(super) id: u32,
+    pub(super) lruvec: &'a SpinLock<Lruvec, { rank::LRUVEC }>,
+    /// Whether it keeps what its `low` protects.
+    pub(super) is_low_kept: bool,
+}
 
 impl Memory {
     /// Evicts one batch of pages of the groups in `subtree`; returns the pages freed.
@@ -18,20 +26,19 @@ impl Memory {
         let limit = self.groups.get(subtree).map_or(0, |group| group.max());
         let sixteenth = u32::try_from(limit / 16).unwrap_or(u32::MAX).max(1);
         let want = self.config.policy.batch().min(sixteenth).max(nr_pages);
-        let spare = |id, is_low_kept| self.spare(id, subtree, is_low_kept);
-        let next = self.next_lruvec(subtree, |id| spare(id, true) > 0);
-        let is_low_kept = next.is_some();
-        let next = next.or_else(|| {
-            let is_protected = self.groups.is_protected();
-            is_protected.then(|| self.next_lruvec(subtree, |id| spare(id, false) > 0))?
-        });
-        let Some((id, lruvec)) = next else {
+        let Some(Giver {
+            id,
+            lruvec,
+            is_low_kept,
+        }) = self.next_giver(subtree)
+        else {
             return 0;
         };
         if !is_low_kept {
             self.groups.count_event(id, Event::Low);
         }
-        let spare = u32::try_from(spare(id, is_low_kept)).unwrap_or(u32::MAX);
+        let spare = self.spare(id, subtree, is_low_kept);
+        let spare = u32::try_from(spare).unwrap_or(u32::MAX);
         let mut batch = Batch::default();
         let scanned = lruvec
             .lock()
@@ -56,8 +63,23 @@ impl Memory {
         usage.saturating_sub(kept)
     }
 
+    /// The group in `subtree` whose turn it is to give pages: one with some beyond its `low`, or,
+    /// where no group has any, beyond its `min`.
+    pub(super) fn next_giver(&self, subtree: u32) -> Option<Giver<'_>> {
+        let next = |is_low_kept| {
+            let has_spare = |id| self.spare(id, subtree, is_low_kept) > 0;
+            let (id, lruvec) = self.next_lruvec(subtree, has_spare)?;
+            Some(Giver {
+                id,
+                lruvec,
+                is_low_kept,
+            })
+        };
+        next(true).or_else(|| self.groups.is_protected().then(|| next(false))?)
+    }
+
     /// The lruvec of the next group in `subtree` that `may_give` and has pages on its lists.
-    pub(super) fn next_lruvec(
+    fn next_lruvec(
         &self,
         subtree: u32,
         may_give: impl Fn(u32) -> bool,
@@ -109,9 +131,13 @@ impl Memory {
         let freed = self.count_evicted(batch, refused);
         for (at, victim) in batch.iter().enumerate() {
             if refused >> at & 1 == 0 {
+                let order = self.frames.block(victim.frame).0;
                 match &mut in_hand {
-                    None => self.put_block(cpu, victim.frame),
-                    Some(pieces) => pieces.add(victim.frame, self.end_use(cpu, victim.frame)),
+                    // A page that came there since somebody looked may be larger.
+                    Some(pieces) if order.get() <= PAGEBLOCK_ORDER => {
+                        pieces.add(victim.frame, self.end_use(cpu, victim.frame));
+                    }
+                    _ => self.put_block(cpu, victim.frame),
                 }
             } else if left_their_file >> at & 1 != 0 {
                 self.reap(cpu, victim.frame);

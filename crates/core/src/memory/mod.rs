@@ -43,7 +43,8 @@ const TABLE_PAGES: u32 = 64;
 pub struct Config {
     /// The budget in pages: content, working memory and core's own records together.
     pub budget_pages: u32,
-    /// What the budget may be raised to later, in pages: frames are made for it.
+    /// What the budget may be raised to later, in pages: frames are made for it. At least the
+    /// budget itself.
     pub arena_pages: u32,
     /// Frames whose evicted pages are remembered, four times over.
     pub shadow_frames: u32,
@@ -206,7 +207,8 @@ impl Memory {
     ///
     /// # Errors
     /// [`BuildError`].
-    pub fn try_new(config: Config) -> Result<Memory, BuildError> {
+    pub fn try_new(mut config: Config) -> Result<Memory, BuildError> {
+        config.arena_pages = config.arena_pages.max(config.budget_pages);
         config.alloc.check().map_err(BuildError::Config)?;
         let nr_frames = config.nr_frames();
         let metadata = config.metadata_pages();
@@ -244,9 +246,6 @@ impl Memory {
             charged.is_ok(),
             "the budget has room for the tables (checked above)"
         );
-        memory.set_shrunk(u64::from(
-            memory.config.arena_pages - memory.config.budget_pages,
-        ));
         let untouched = memory.next_offline(Cpu::new(0).into());
         assert!(untouched.is_none(), "no frame was used yet");
         Ok(memory)
@@ -324,7 +323,7 @@ impl Memory {
             record.map_or(0, |record| record.usage().saturating_sub(record.max()))
         };
         let mut idle = 0;
-        while over() > 0 && idle < MAX_RETRIES {
+        while over() > 0 && idle < MAX_RETRIES && here.may_reclaim {
             let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
             let freed = self.reclaim_for(here, (group, group), want);
             idle = if freed == 0 { idle + 1 } else { 0 };
@@ -379,7 +378,12 @@ impl Memory {
         Stats {
             pgscan: self.stats.scanned.load(Ordering::Relaxed),
             pgsteal: self.stats.evicted.load(Ordering::Relaxed),
-            nr_used: self.zones.managed() - self.zones.nr_free() - offline,
+            // Of moments that differ: pages that are just going are counted twice.
+            nr_used: self
+                .zones
+                .managed()
+                .saturating_sub(self.zones.nr_free())
+                .saturating_sub(offline),
             zone: self.zones.stats(),
         }
     }
@@ -403,8 +407,10 @@ impl Memory {
         assert!(usage >= used, "{usage} pages charged, {used} frames in use");
         let reserved = self.reserved_bytes().div_ceil(PAGE_BYTES as u64);
         let records = usage - used - reserved - u64::from(self.config.metadata_pages());
+        // Each reservation is charged for the page that its last byte is in.
+        let rounded_up = u64::from(self.balloon.nr_reservations());
         assert!(
-            records <= u64::from(TABLE_PAGES),
+            records <= u64::from(TABLE_PAGES) + rounded_up,
             "{records} pages charged and not in use"
         );
     }

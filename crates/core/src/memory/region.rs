@@ -3,6 +3,7 @@
 use super::{Here, Memory};
 use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};
 use crate::frame::{Place, State};
+use crate::group::Event;
 use crate::reclaim::{Batch, MAX_BATCH};
 use crate::sync::Ordering;
 use crate::units::{Frame, index};
@@ -13,31 +14,35 @@ const MAX_BLOCKS: u32 = 64;
 const MAX_ROUNDS: u32 = 3;
 
 impl Memory {
-    /// Empties a pageblock that holds pages of the groups in `subtree`: that of the coldest page
-    /// of the group whose turn it is, else the next one with nothing in it that has to stay.
+    /// Empties a pageblock of pages of the groups in `subtree`: that of the coldest page of the
+    /// group whose turn it is, else the next one with nothing in it that has to stay.
     ///
-    /// Looks at `MAX_BLOCKS` pageblocks at most. The frames are the caller's.
+    /// Looks at `MAX_BLOCKS` pageblocks at most. The frames are the caller's. What `low` protects
+    /// goes only where no group of the subtree has other pages.
     pub(super) fn take_used_region(&self, here: Here<'_>, subtree: u32) -> Option<Frame> {
-        let coldest = || {
-            let has_spare = |id| self.spare(id, subtree, true) > 0;
-            let (_, lruvec) = self.next_lruvec(subtree, has_spare)?;
-            lruvec.lock().coldest()
-        };
-        let cold = coldest().and_then(|frame| self.capture(here, frame, subtree));
-        cold.or_else(|| {
+        let giver = self.next_giver(subtree)?;
+        let is_low_kept = giver.is_low_kept;
+        let coldest = giver.lruvec.lock().coldest();
+        let from = (subtree, is_low_kept);
+        let cold = coldest.and_then(|frame| self.capture(here, frame, from));
+        let taken = cold.or_else(|| {
             (0..MAX_BLOCKS).find_map(|_| {
                 let nr_blocks = self.frames.len() / PAGEBLOCK_PAGES;
                 let hand = self.region_hand.fetch_add(1, Ordering::Relaxed);
                 let block = hand.checked_rem(nr_blocks)?;
-                self.capture(here, Frame::new(block * PAGEBLOCK_PAGES), subtree)
+                self.capture(here, Frame::new(block * PAGEBLOCK_PAGES), from)
             })
-        })
+        });
+        if taken.is_some() && !is_low_kept {
+            self.groups.count_event(giver.id, Event::Low);
+        }
+        taken
     }
 
-    /// Empties the pageblock that a frame lies in, if all of it can go and some is `subtree`'s.
-    fn capture(&self, here: Here<'_>, frame: Frame, subtree: u32) -> Option<Frame> {
+    /// Empties the pageblock that a frame lies in, if all of it can go.
+    fn capture(&self, here: Here<'_>, frame: Frame, from: (u32, bool)) -> Option<Frame> {
         let mut pieces = Pieces::of(frame);
-        if !self.may_empty(&pieces, subtree) {
+        if !self.may_empty(&pieces, from) {
             return None;
         }
         for round in 0..MAX_ROUNDS {
@@ -54,13 +59,15 @@ impl Memory {
         None
     }
 
-    /// Whether a pageblock has only free frames and pages that may be evicted, at least one of
-    /// them of a group in `subtree`. A look without a lock.
-    fn may_empty(&self, pieces: &Pieces, subtree: u32) -> bool {
+    /// Whether a pageblock has only free frames and pages of groups in `subtree` that may be
+    /// evicted, at least one. A look without a lock.
+    ///
+    /// Not a page of anybody else, because the limit that was met is not his.
+    fn may_empty(&self, pieces: &Pieces, (subtree, is_low_kept): (u32, bool)) -> bool {
         if !self.zones.may_take(&self.frames, pieces) {
             return false;
         }
-        let (mut has_ours, mut last) = (false, None);
+        let mut last = None;
         let (mut nr_pages, mut spare) = (0, u64::MAX);
         let mut end = pieces.first().number();
         for frame in pieces.frames() {
@@ -83,12 +90,14 @@ impl Memory {
             let group = self.frames.group(frame);
             if last != Some(group) {
                 last = Some(group);
-                spare = spare.min(self.spare(group, subtree, false));
-                has_ours |= self.groups.is_in(group, subtree);
+                if !self.groups.is_in(group, subtree) {
+                    return false;
+                }
+                spare = spare.min(self.spare(group, subtree, is_low_kept));
             }
         }
         // All of them might be the group's that can spare least.
-        has_ours && nr_pages <= spare
+        nr_pages > 0 && nr_pages <= spare
     }
 
     /// Evicts the pages of a pageblock that are not in hand, into it.

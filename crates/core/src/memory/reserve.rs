@@ -38,15 +38,19 @@ impl Memory {
         reserved: Reserved,
     ) -> Result<(), AllocError> {
         let nr_pages = reserved.nr_pages;
-        let charged = self.groups.charge(here.cpu, group, nr_pages);
-        let by_region = nr_pages >= PAGEBLOCK_PAGES;
-        if let Err(error) = self.charge(here, group, nr_pages, (charged, by_region)) {
-            // What was emptied for it is of use to others.
-            self.deflate();
-            return Err(error);
+        let mut charged = Ok(());
+        // Bytes within a page that is charged already need none, whatever the limits say.
+        if nr_pages > 0 {
+            let first = self.groups.charge(here.cpu, group, nr_pages);
+            let by_region = nr_pages >= PAGEBLOCK_PAGES;
+            charged = self.charge(here, group, nr_pages, (first, by_region));
         }
-        self.count_reserved(group, reserved);
-        Ok(())
+        if charged.is_ok() {
+            self.count_reserved(group, reserved);
+        }
+        // What was emptied for it in vain, or beyond it, is of use to others.
+        self.deflate();
+        charged
     }
 
     fn count_reserved(&self, group: u32, reserved: Reserved) {
@@ -68,13 +72,14 @@ impl Memory {
 
     /// Gives back what [`Memory::reserve`] charged.
     pub fn unreserve(&self, cpu: Cpu, group: u32, reserved: Reserved) {
+        // Before it is uncharged: whoever charges it next finds the frames that it then may have.
+        self.sub_reserved(reserved.nr_bytes, 0);
         if let Some(group) = self.groups.get(group) {
             group.sub_reserved(reserved.nr_pages);
         }
         if reserved.nr_pages > 0 {
             self.groups.uncharge(cpu, group, reserved.nr_pages);
         }
-        self.sub_reserved(reserved.nr_bytes, 0);
         self.deflate();
     }
 
@@ -103,7 +108,6 @@ impl Memory {
         }
         let over = self.set_max(here, self.groups.root(), budget_pages);
         let over = over.expect("the root's `max` has no lower bound");
-        self.set_shrunk(most - budget_pages);
         self.deflate();
         Ok(over)
     }

@@ -3,6 +3,7 @@
 extern crate std;
 
 mod limits;
+mod region;
 mod reserve;
 mod stat;
 

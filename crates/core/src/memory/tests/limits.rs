@@ -126,9 +126,35 @@ fn inside_a_shrinker_nothing_is_reclaimed() {
     memory.groups().set_max(group, 40).unwrap();
     let refused = memory.alloc_buf(here, group, Order::ZERO);
     assert_eq!(refused, Err(AllocError::OverLimit { group }));
+    assert_eq!(memory.set_max(here, group, 30), Ok(10));
     assert_eq!(told.nr_stalls.get(), 0);
+    assert_eq!(memory.set_max(here, group, 40), Ok(0));
     memory
         .alloc_buf(Here::new(CPU, &told), group, Order::ZERO)
         .unwrap();
     assert!(told.nr_stalls.get() > 0 && told.asked.get().0 > 0);
+}
+
+#[test]
+fn inside_a_shrinker_no_node_is_reclaimed_on() {
+    let mut config = Config::on(Topology::grid(2, 1).unwrap(), 4000, Policy::Fifo);
+    config.alloc.node_reclaim = true;
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    for page in 0..1000 {
+        let (frame, _) = have(&memory, root, key(file, page), Ok(())).unwrap();
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    for (may_reclaim, is_reclaimed) in [(false, false), (true, true)] {
+        let told = Told::default();
+        let here = Here {
+            may_reclaim,
+            ..Here::new(CPU, &told)
+        };
+        for _ in 0..1200 {
+            memory.alloc_buf(here, root, Order::ZERO).unwrap();
+        }
+        assert_eq!(told.nr_stalls.get() > 0, is_reclaimed);
+    }
 }

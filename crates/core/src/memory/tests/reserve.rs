@@ -21,7 +21,7 @@ fn full_of_pages() -> (Memory, [u32; 2], u32) {
     (memory, groups, file)
 }
 
-fn pages(nr_pages: u64) -> Reserved {
+pub(super) fn pages(nr_pages: u64) -> Reserved {
     Reserved {
         nr_bytes: nr_pages * PAGE_BYTES as u64,
         nr_pages: u32::try_from(nr_pages).unwrap(),
@@ -29,7 +29,7 @@ fn pages(nr_pages: u64) -> Reserved {
 }
 
 /// Runs what a reservation needs; returns the blocks that had memory, by order.
-fn settle(memory: &Memory) -> Vec<u8> {
+pub(super) fn settle(memory: &Memory) -> Vec<u8> {
     let mut released = Vec::new();
     while let Some(idle) = memory.next_offline(CPU.into()) {
         if idle.has_memory() {
@@ -191,4 +191,94 @@ fn a_forced_reservation_is_counted_and_given_back() {
     memory.unreserve(CPU, work, pages(REGION));
     memory.check();
     assert_eq!(memory.groups().get(work).unwrap().usage(), 0);
+}
+
+#[test]
+fn a_budget_may_go_below_the_roots_min() {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let budget = u64::from(config.budget_pages);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    memory.groups().set_limit(root, Limit::Min, budget).unwrap();
+    assert_eq!(memory.set_budget(CPU.into(), budget - REGION), Ok(0));
+    assert_eq!(settle(&memory), []);
+    assert_eq!(memory.offline_pages(), REGION);
+}
+
+#[test]
+fn each_reservation_may_round_up_to_a_page() {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let byte = Reserved {
+        nr_bytes: 1,
+        nr_pages: 1,
+    };
+    for _ in 0..3 * TABLE_PAGES {
+        memory.begin_reservation();
+        memory.reserve(CPU.into(), root, byte).unwrap();
+    }
+    memory.check();
+    for _ in 0..3 * TABLE_PAGES {
+        memory.unreserve(CPU, root, byte);
+        memory.end_reservation();
+    }
+    memory.check();
+}
+
+#[test]
+fn a_count_taken_while_pages_go_out_of_use_is_a_count() {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    memory.reserve(CPU.into(), root, pages(REGION)).unwrap();
+    // Between the claim and the taking, the frames are free and counted as out of use.
+    assert!(memory.claim_offline(REGION));
+    assert_eq!(memory.stats().nr_used, 0);
+}
+
+#[test]
+fn bytes_within_a_charged_page_are_never_refused() {
+    let (memory, [_, work], _) = full_of_pages();
+    memory.reserve(CPU.into(), work, pages(10)).unwrap();
+    assert_eq!(memory.set_max(CPU.into(), work, 5), Ok(5));
+    let events = memory.groups().get(work).unwrap().events();
+    let bytes = Reserved {
+        nr_bytes: 100,
+        nr_pages: 0,
+    };
+    memory.reserve(CPU.into(), work, bytes).unwrap();
+    assert_eq!(memory.groups().get(work).unwrap().events(), events);
+    memory.unreserve(CPU, work, bytes);
+    memory.unreserve(CPU, work, pages(10));
+    memory.check();
+}
+
+#[test]
+fn an_arena_below_the_budget_is_as_large_as_the_budget() {
+    let mut config = Config::for_resident(2 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    config.arena_pages = 0;
+    let budget = u64::from(config.budget_pages);
+    let memory = Memory::try_new(config).unwrap();
+    assert_eq!(memory.offline_pages(), 0);
+    assert_eq!(memory.set_budget(CPU.into(), budget), Ok(0));
+    assert!(memory.set_budget(CPU.into(), budget + 1).is_err());
+}
+
+#[test]
+fn a_budget_below_the_arena_is_there_from_the_start_whatever_the_sizes() {
+    for (nr_nodes, nr_cpus) in [(1, 1), (2, 1), (3, 2)] {
+        for nr_pages in (700..9000).step_by(411) {
+            let topology = Topology::grid(nr_nodes, nr_cpus).unwrap();
+            let mut config = Config::on(topology, nr_pages, Policy::Fifo);
+            config.budget_pages = config.metadata_pages() + MIN_PAGES;
+            if config.budget_pages > nr_pages {
+                continue;
+            }
+            let memory = Memory::try_new(config).unwrap();
+            let below = u64::from(nr_pages - memory.config().budget_pages);
+            assert!(memory.offline_pages() <= below);
+            memory.check();
+        }
+    }
 }
