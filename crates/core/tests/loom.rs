@@ -4,7 +4,7 @@
 //! of relaxed ordering; nothing here needs more.
 #![cfg(loom)]
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pagetide_core::alloc::{
     Ask, BulkFree, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
@@ -13,7 +13,7 @@ use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::group::{ByteLine, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
-use pagetide_core::reclaim::Policy;
+use pagetide_core::reclaim::{Batch, Lruvec, Outcome, Policy};
 use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey};
 
 const FRAME: Frame = Frame::FIRST;
@@ -386,6 +386,47 @@ fn a_detached_frame_goes_once_between_its_pin_and_reclaim() {
         let mine = is_last && page_cache::try_reap(&frames, FRAME);
         let theirs = reclaim.join().expect("reclaim does not panic");
         assert!(mine ^ theirs, "both or none: {mine}");
+    });
+}
+
+/// The one frame's page leaves a group's list for another group while a third party wants the frame
+/// for its own.
+#[test]
+fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
+    const OLD: u32 = 1;
+    const NEW: u32 = 2;
+    loom::model(|| {
+        let frames = FrameTable::try_new(1).expect("memory");
+        let (mut old, new) = (Lruvec::new(Policy::Fifo), Lruvec::new(Policy::Fifo));
+        frames.set_group(FRAME, OLD);
+        old.insert(&frames, FRAME, None);
+        let shared = Arc::new((frames, Mutex::new(old), Mutex::new(new)));
+        let wanting = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (frames, _, new) = &*shared;
+                let mut batch = Batch::default();
+                let mut lists = new.lock().expect("no panic");
+                lists.isolate_frame(frames, (NEW, FRAME), &mut batch);
+                lists.check(frames);
+                for victim in batch.iter() {
+                    lists.settle(frames, victim, Outcome::Refused);
+                }
+            })
+        };
+        let (frames, old, new) = &*shared;
+        let mut batch = Batch::default();
+        let scanned = old.lock().expect("no panic").isolate(frames, 1, &mut batch);
+        let victim = *batch.iter().next().expect("one page");
+        assert_eq!(scanned, 1);
+        assert!(page_cache::detach(frames, FRAME, victim.word));
+        frames.change_owned(FRAME, |word| word.bare().with_state(State::Free));
+        frames.set_group(FRAME, NEW);
+        new.lock().expect("no panic").insert(frames, FRAME, None);
+        wanting.join().expect("nobody takes what is not listed");
+        let lists = new.lock().expect("no panic");
+        lists.check(frames);
+        assert_eq!(lists.nr_pages(), 1);
     });
 }
 

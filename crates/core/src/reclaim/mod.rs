@@ -172,11 +172,15 @@ impl Default for Lruvec {
     }
 }
 
+/// The word of a page that is taken off its list.
+fn as_isolated(word: Word) -> Word {
+    word.with(flag::ISOLATED).with_generation(0)
+}
+
 /// Marks a frame that was just taken off its list; returns its word.
 fn isolated(frames: &FrameTable, frame: Frame) -> Word {
-    let change = |word: Word| word.with(flag::ISOLATED).with_generation(0);
-    let before = frames.update(frame, |word| Some(change(word)));
-    change(before.expect("an update without a condition"))
+    let before = frames.update(frame, |word| Some(as_isolated(word)));
+    as_isolated(before.expect("an update without a condition"))
 }
 
 impl Lruvec {
@@ -259,16 +263,20 @@ impl Lruvec {
         (group, frame): (u32, Frame),
         batch: &mut Batch,
     ) -> bool {
-        // The word before the group: a generation says that the page is on the list of the group
-        // that was named before it, and that one only changes under this lock.
         let word = frames.word(frame);
         let is_ours = word.generation() != 0 && frames.group(frame) == group;
         if !is_ours || !word.is_evictable() {
             return false;
         }
+        // From the very word that was seen before the group was: a page that took the frame
+        // between the two looks is another group's, or on no list yet.
+        let isolated = as_isolated(word);
+        if frames.replace(frame, word, isolated).is_err() {
+            return false;
+        }
         let token = self.shared().token(word);
         self.rules().remove(frames, frame, word.generation());
-        let word = isolated(frames, frame);
+        let word = isolated;
         batch.push(Victim { frame, word, token });
         true
     }
