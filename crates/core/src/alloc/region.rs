@@ -95,18 +95,30 @@ impl Buddy {
                     });
                     if let Some((block, first)) = found {
                         self.unlist(block, order, kind, frames);
-                        for_pageblocks(block, order, |other| {
-                            if other != first {
-                                let whole = order_of(u32::from(PAGEBLOCK_ORDER));
-                                self.list(other, whole, kind, frames, End::Tail);
-                            }
-                        });
+                        self.list_around(frames, (block, order), first, kind);
                         return Some((first, has_memory));
                     }
                 }
             }
         }
         None
+    }
+
+    /// Lists what a block holds beside one of its pageblocks, in halves.
+    fn list_around(
+        &mut self,
+        frames: &FrameTable,
+        (mut block, mut order): (Frame, Order),
+        first: Frame,
+        kind: Mobility,
+    ) {
+        while order.get() > PAGEBLOCK_ORDER {
+            order = order_of(u32::from(order.get()) - 1);
+            let upper = Frame::new(block.number() + order.nr_pages());
+            let other = if first < upper { upper } else { block };
+            self.list(other, order, kind, frames, End::Tail);
+            block = if first < upper { block } else { upper };
+        }
     }
 }
 

@@ -51,7 +51,7 @@ impl Place {
 }
 
 /// Frames of a pageblock, as an order: what mobility types and release to the OS are kept for.
-pub const PAGEBLOCK_ORDER: u8 = 9;
+pub const PAGEBLOCK_ORDER: u8 = if cfg!(any(loom, shuttle)) { 6 } else { 9 };
 
 /// One record of 32 bytes a frame, one pair of links beside it for the file's list, and one word a
 /// pageblock for the allocator.
