@@ -26,30 +26,37 @@ impl Memory {
         let limit = self.groups.get(subtree).map_or(0, |group| group.max());
         let sixteenth = u32::try_from(limit / 16).unwrap_or(u32::MAX).max(1);
         let want = self.config.policy.batch().min(sixteenth).max(nr_pages);
-        let Some(Giver {
-            id,
-            lruvec,
-            is_low_kept,
-        }) = self.next_giver(subtree)
-        else {
-            return 0;
+        let take = |is_low_kept| {
+            let givers = self.givers(subtree, is_low_kept);
+            let mut freed = givers.map(|giver| self.reclaim_from(cpu, subtree, &giver, want));
+            freed.find(|&freed| freed > 0).unwrap_or(0)
         };
-        if !is_low_kept {
-            self.groups.count_event(id, Event::Low);
+        match take(true) {
+            0 if self.groups.is_protected() => take(false),
+            freed => freed,
         }
-        let spare = self.spare(id, subtree, is_low_kept);
+    }
+
+    /// Evicts up to `want` pages of one group's, beyond what is left to it.
+    fn reclaim_from(&self, cpu: Cpu, subtree: u32, giver: &Giver<'_>, want: u32) -> u32 {
+        let spare = self.spare(giver.id, subtree, giver.is_low_kept);
         let spare = u32::try_from(spare).unwrap_or(u32::MAX);
         let mut batch = Batch::default();
-        let scanned = lruvec
+        let scanned = giver
+            .lruvec
             .lock()
             .isolate(&self.frames, want.min(spare), &mut batch);
         self.stats
             .scanned
             .fetch_add(u64::from(scanned), Ordering::Relaxed);
-        if let Some(group) = self.groups.get(id) {
+        if let Some(group) = self.groups.get(giver.id) {
             group.add_count(Count::Pgscan, u64::from(scanned));
         }
-        self.evict(cpu, lruvec, &batch, None)
+        let freed = self.evict(cpu, giver.lruvec, &batch, None);
+        if freed > 0 && !giver.is_low_kept {
+            self.groups.count_event(giver.id, Event::Low);
+        }
+        freed
     }
 
     /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.
@@ -66,38 +73,34 @@ impl Memory {
     /// The group in `subtree` whose turn it is to give pages: one with some beyond its `low`, or,
     /// where no group has any, beyond its `min`.
     pub(super) fn next_giver(&self, subtree: u32) -> Option<Giver<'_>> {
-        let next = |is_low_kept| {
-            let has_spare = |id| self.spare(id, subtree, is_low_kept) > 0;
-            let (id, lruvec) = self.next_lruvec(subtree, has_spare)?;
-            Some(Giver {
-                id,
-                lruvec,
-                is_low_kept,
-            })
-        };
+        let next = |is_low_kept| self.givers(subtree, is_low_kept).next();
         next(true).or_else(|| self.groups.is_protected().then(|| next(false))?)
     }
 
-    /// The lruvec of the next group in `subtree` that `may_give` and has pages on its lists.
-    fn next_lruvec(
-        &self,
-        subtree: u32,
-        may_give: impl Fn(u32) -> bool,
-    ) -> Option<(u32, &SpinLock<Lruvec, { rank::LRUVEC }>)> {
+    /// The groups in `subtree` with pages on their lists and more than is left to them, beginning
+    /// with the one whose turn it is.
+    fn givers(&self, subtree: u32, is_low_kept: bool) -> impl Iterator<Item = Giver<'_>> {
         let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
-        let with_pages = || {
+        let all = move || {
             self.groups
                 .iter()
-                .filter(|&(id, group)| {
-                    group.lruvec() != 0 && self.groups.is_in(id, subtree) && may_give(id)
+                .filter(move |&(id, group)| {
+                    group.lruvec() != 0
+                        && self.groups.is_in(id, subtree)
+                        && self.spare(id, subtree, is_low_kept) > 0
                 })
-                .filter_map(|(id, group)| Some((id, self.lruvecs.get(group.lruvec())?)))
-                .filter(|(_, lruvec)| lruvec.lock().nr_pages() > 0)
+                .filter_map(move |(id, group)| {
+                    let lruvec = self.lruvecs.get(group.lruvec())?;
+                    Some(Giver {
+                        id,
+                        lruvec,
+                        is_low_kept,
+                    })
+                })
+                .filter(|giver| giver.lruvec.lock().nr_pages() > 0)
         };
-        let nr_lruvecs = with_pages().count();
-        with_pages()
-            .nth(turn.checked_rem(nr_lruvecs)?)
-            .or_else(|| with_pages().next())
+        let before = turn.checked_rem(all().count()).unwrap_or(0);
+        all().skip(before).chain(all().take(before))
     }
 
     /// Evicts isolated pages; returns those that went. Their frames are freed, or taken `in_hand`.

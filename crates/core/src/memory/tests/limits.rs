@@ -76,6 +76,31 @@ fn a_group_is_made_under_a_budget_full_of_cached_pages() {
     }
 }
 
+#[test]
+fn groups_that_hold_only_pins_hide_nobody() {
+    let config = Config::for_resident(200, 1, Policy::Fifo);
+    for limit in [Limit::Low, Limit::High] {
+        let memory = Memory::try_new(config.clone()).unwrap();
+        let root = memory.groups().root();
+        let mapping = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        // More groups than reclaim makes rounds, each with a page that cannot go.
+        for page in 0..40 {
+            let group = memory.new_group(CPU.into(), root).unwrap();
+            have(&memory, group, key(mapping, page), Ok(())).unwrap();
+        }
+        let cached = memory.new_group(CPU.into(), root).unwrap();
+        for page in 40..80 {
+            let (frame, _) = have(&memory, cached, key(mapping, page), Ok(())).unwrap();
+            memory.unpin(CPU, frame, &mut Effects::new());
+        }
+        memory.groups().set_limit(cached, limit, 40).unwrap();
+        while memory.alloc_buf(CPU.into(), root, Order::ZERO).is_ok() {}
+        assert_eq!(memory.groups().get(cached).unwrap().usage(), 0, "{limit:?}");
+        let events = memory.groups().get(cached).unwrap().events();
+        assert_eq!(events.low > 0, limit == Limit::Low);
+    }
+}
+
 /// What a platform was told.
 #[derive(Debug, Default)]
 struct Told {
