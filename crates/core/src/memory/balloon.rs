@@ -148,7 +148,13 @@ impl Memory {
             self.zones.drain(&self.frames);
             was_drained = true;
         }
-        self.next_piece(here)
+        let piece = self.next_piece(here);
+        let is_short = || self.balloon.nr_pages() < self.wanted_offline();
+        if piece.is_none() && !was_drained && is_short() {
+            self.zones.drain(&self.frames);
+            return self.next_piece(here);
+        }
+        piece
     }
 
     /// A free block smaller than a pageblock.
@@ -189,6 +195,9 @@ impl Memory {
             false => &mut offline.resident,
         };
         list.push_head(&self.frames, frame);
+        drop(offline);
+        // The need may have ended while it was on its way.
+        self.deflate();
     }
 
     /// Empties a pageblock of `subtree` for a reservation that is not charged yet, so that what is
