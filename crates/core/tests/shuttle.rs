@@ -1,6 +1,9 @@
 //! Random interleavings of whole memories, by shuttle: longer than loom can go.
 #![cfg(shuttle)]
 
+#[path = "shuttle/reserve.rs"]
+mod reserve;
+
 use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;
 use pagetide_core::group::{Count, Item, StockKind, Tree};
