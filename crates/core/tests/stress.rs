@@ -6,6 +6,9 @@
 //! looks at a clock. No verdict depends on the time.
 #![cfg(not(any(loom, shuttle)))]
 
+#[path = "stress/memory.rs"]
+mod memory;
+
 use pagetide_core::alloc::{
     BulkFree, Config, Mark, Mempolicy, Mobility, NR_MOBILITIES, PcpSizes, Request, Topology, Tuner,
     ZonelistCache, Zones,
@@ -241,6 +244,18 @@ impl Worker {
     }
 }
 
+/// Ends the test where a thread hangs: one that runs in a ring cannot be joined.
+fn give_up() -> ! {
+    let _ = writeln!(std::io::stderr(), "a thread of the stress test hangs");
+    std::process::exit(101)
+}
+
+/// How long one test runs.
+fn seconds() -> u64 {
+    let seconds = std::env::var("PAGETIDE_STRESS_SECONDS").ok();
+    seconds.map_or(2, |seconds| seconds.parse().expect("a number of seconds"))
+}
+
 /// Runs the threads until the time is over; returns the blocks that they still had.
 fn run_threads(world: &Arc<World>, round: u32) -> Vec<Block> {
     let until = Instant::now() + ROUND;
@@ -265,11 +280,7 @@ fn run_threads(world: &Arc<World>, round: u32) -> Vec<Block> {
             Ok(blocks) => held.extend(blocks),
             // All have ended, in one way or another.
             Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {
-                // A thread that runs in a ring cannot be joined.
-                let _ = writeln!(std::io::stderr(), "a thread of the stress test hangs");
-                std::process::exit(101);
-            }
+            Err(RecvTimeoutError::Timeout) => give_up(),
         }
     }
     for thread in threads {
@@ -280,9 +291,7 @@ fn run_threads(world: &Arc<World>, round: u32) -> Vec<Block> {
 
 #[test]
 fn threads_that_share_caches_lose_and_double_no_frame() {
-    let seconds = std::env::var("PAGETIDE_STRESS_SECONDS").ok();
-    let seconds = seconds.map_or(2, |seconds| seconds.parse().expect("a number of seconds"));
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let until = Instant::now() + Duration::from_secs(seconds());
     let caches = ZonelistCache::ALL.into_iter().cycle();
     let forms = [BulkFree::SinglePass, BulkFree::TwoPass]
         .into_iter()
