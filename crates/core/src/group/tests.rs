@@ -225,3 +225,13 @@ fn a_dead_group_protects_nothing() {
     let low = |id| tree.protection(id, tree.root()).low;
     assert_eq!([low(parent), low(big)], [300, 300]);
 }
+
+#[test]
+fn claims_that_cross_are_not_read_as_more_than_all_protection() {
+    let parent = Group::default();
+    // The later change of a child is added before the earlier one.
+    parent.add_claims([(10, 4), (0, 0)]);
+    assert_eq!(parent.children_claim(Limit::Min), 0);
+    parent.add_claims([(0, 10), (0, 0)]);
+    assert_eq!(parent.children_claim(Limit::Min), 4);
+}
