@@ -68,9 +68,14 @@ impl Tree {
         batch: u32,
     ) -> Result<Charged, OverLimit> {
         self.run_scheduled(cpu);
-        if nr_pages < batch && self.stocks.takes(cpu, id) {
+        if nr_pages < batch {
             let ahead = self.ahead(id, batch);
+            // At a limit, pages that wait on another CPU are there for one move.
+            if ahead < nr_pages && self.stocks.consume_anywhere(id, nr_pages) {
+                return Ok(Charged::Within);
+            }
             if ahead > nr_pages
+                && self.stocks.takes(cpu, id)
                 && let Ok(charged) = self.charge_counters(id, ahead)
             {
                 Counts::count(&self.counts.of(cpu).refills);
@@ -158,8 +163,19 @@ impl Tree {
         }
         match &self.stocks {
             Stocks::Atomic(lines) => {
-                if let Some(surplus) = lines.of(cpu).pages.refill(id, nr_pages, batch) {
-                    self.trim(cpu, Out::Pages(surplus));
+                match lines.pages(cpu, id).refill(id, nr_pages, batch) {
+                    None => {}
+                    // The line is full of others'.
+                    Some(all)
+                        if all
+                            == Surplus {
+                                group: id,
+                                nr_pages,
+                            } =>
+                    {
+                        return self.uncharge_counters(id, nr_pages);
+                    }
+                    Some(surplus) => self.trim(cpu, Out::Pages(surplus)),
                 }
             }
             _ => self.refill(cpu, id, nr_pages, batch),
@@ -264,7 +280,9 @@ impl Tree {
                 other => self.book(other),
             }
         };
-        self.stocks.drain(|group| self.is_in(group, subtree), out);
+        let is_root = subtree == self.root;
+        let wanted = |group| is_root || self.is_in(group, subtree);
+        self.stocks.drain(wanted, out);
         self.uncharge_surplus(same);
         if nr_slots > 0 {
             self.nr_drained.fetch_add(nr_slots, Ordering::Relaxed);

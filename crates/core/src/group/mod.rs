@@ -93,7 +93,7 @@ impl Tree {
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new(nr_cpus: u32, max: u64, kind: StockKind) -> Result<Tree, NoMetadata> {
         let groups: Table<Group> = Table::new();
-        let stocks = Stocks::try_new(kind, nr_cpus)?;
+        let stocks = Stocks::try_new(kind, nr_cpus, max)?;
         let counts = PerCpu::try_new(nr_cpus, Counts::default)?;
         let set_up = |_, group: &Group| {
             group.reset(0, 0);

@@ -253,6 +253,17 @@ fn a_group_near_its_limit_does_not_walk_up_each_time() {
 }
 
 #[test]
+fn at_a_limit_pages_on_another_cpu_are_one_move_away() {
+    let (tree, id) = chain(2, 3, StockKind::Atomic);
+    assert_eq!(tree.set_max(id, 1000), Ok(()));
+    tree.charge(A, id, 1000).expect("room");
+    tree.uncharge(B, id, 2);
+    assert_eq!(rmws(|| _ = tree.charge(A, id, 1)), 1);
+    assert_eq!(tree.stocked(id), 1);
+    assert!(tree.charge(A, id, 1).is_ok() && tree.charge(A, id, 1).is_err());
+}
+
+#[test]
 fn bytes_beyond_a_line_are_parked_with_their_groups() {
     let (tree, parent) = chain(1, 1, StockKind::Atomic);
     let nr_groups = NR_BYTE_WORDS as u64 + 3;

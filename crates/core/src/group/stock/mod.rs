@@ -14,6 +14,7 @@ pub use spinlock::SpinStock;
 pub(super) use stats::Counts;
 pub use stats::StockStats;
 
+use super::BATCH;
 use crate::sync::{NoMetadata, PerCpu};
 use crate::units::{Cpu, PAGE_BYTES, count, index};
 
@@ -24,7 +25,8 @@ const _: () = assert!(index(PAGE) == PAGE_BYTES);
 /// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StockKind {
-    /// A line of seven groups a CPU and one of bytes, each move one compare-and-swap or exchange.
+    /// A line of seven groups a CPU (two under a large budget) and one of bytes, each move one
+    /// compare-and-swap or exchange.
     #[default]
     Atomic,
     /// One group a CPU under a spin lock, drained by the caller under it. Source: seed 002.
@@ -103,17 +105,52 @@ pub(super) fn carry(nr_bytes: u32) -> (u32, u32) {
     }
 }
 
-/// Both lines of one CPU.
+/// Lines of pages that a CPU can have.
+const NR_LINES: usize = 2;
+
+/// The lines of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    pub(super) pages: StockLine,
-    pub(super) bytes: ByteLine,
+    /// Each group has its place in one of them.
+    pages: [StockLine; NR_LINES],
+    bytes: ByteLine,
+}
+
+/// The lines of all CPUs.
+#[derive(Debug)]
+pub(super) struct AllLines {
+    cpus: PerCpu<Lines>,
+    /// Ones where both lines of pages are used, zero where the first is.
+    mask: u32,
+}
+
+impl AllLines {
+    /// The line of a CPU for a group's pages.
+    #[inline]
+    pub(super) fn pages(&self, cpu: Cpu, group: u32) -> &StockLine {
+        &self.cpus.of(cpu).pages[self.place(group)]
+    }
+
+    fn nr_lines(&self) -> usize {
+        if self.mask == 0 { 1 } else { NR_LINES }
+    }
+
+    #[inline]
+    fn bytes(&self, cpu: Cpu) -> &ByteLine {
+        &self.cpus.of(cpu).bytes
+    }
+
+    /// Numbers in a row are spread evenly. Source: Fibonacci hashing, one bit of it.
+    #[inline]
+    fn place(&self, group: u32) -> usize {
+        index(group.wrapping_mul(0x9E37_79B9) >> 31 & self.mask)
+    }
 }
 
 /// The stocks of all CPUs.
 #[derive(Debug)]
 pub(super) enum Stocks {
-    Atomic(PerCpu<Lines>),
+    Atomic(AllLines),
     Spinlock(PerCpu<SpinStock>),
     Scheduled(PerCpu<OwnerStock>),
     None,
@@ -129,9 +166,17 @@ impl Stocks {
         }
     }
 
-    pub(super) fn try_new(kind: StockKind, nr_cpus: u32) -> Result<Stocks, NoMetadata> {
+    /// For a root of `max` pages: a second line of pages where the first can be filled twice.
+    pub(super) fn try_new(kind: StockKind, nr_cpus: u32, max: u64) -> Result<Stocks, NoMetadata> {
         Ok(match kind {
-            StockKind::Atomic => Stocks::Atomic(PerCpu::try_new(nr_cpus, Lines::default)?),
+            StockKind::Atomic => {
+                let all_slots = u64::from(nr_cpus.max(1)) * u64::from(count(NR_SLOTS));
+                let has_second = max / 64 / all_slots >= 2 * u64::from(BATCH + 1);
+                Stocks::Atomic(AllLines {
+                    cpus: PerCpu::try_new(nr_cpus, Lines::default)?,
+                    mask: if has_second { u32::MAX } else { 0 },
+                })
+            }
             StockKind::Spinlock => Stocks::Spinlock(PerCpu::try_new(nr_cpus, SpinStock::default)?),
             StockKind::Scheduled => {
                 Stocks::Scheduled(PerCpu::try_new(nr_cpus, OwnerStock::default)?)
@@ -143,7 +188,7 @@ impl Stocks {
     /// Groups whose pages, and groups whose bytes, one CPU can hold.
     pub(super) fn nr_slots(&self) -> (u32, u32) {
         match self {
-            Stocks::Atomic(_) => (count(NR_SLOTS), count(NR_BYTE_WORDS)),
+            Stocks::Atomic(lines) => (count(lines.nr_lines() * NR_SLOTS), count(NR_BYTE_WORDS)),
             Stocks::Spinlock(_) | Stocks::Scheduled(_) => (1, 1),
             Stocks::None => (0, 0),
         }
@@ -153,17 +198,29 @@ impl Stocks {
     #[inline]
     pub(super) fn consume(&self, cpu: Cpu, group: u32, nr_pages: u32) -> bool {
         match self {
-            Stocks::Atomic(lines) => lines.of(cpu).pages.consume(group, nr_pages),
+            Stocks::Atomic(lines) => lines.pages(cpu, group).consume(group, nr_pages),
             Stocks::Spinlock(stocks) => stocks.of(cpu).consume(group, nr_pages),
             Stocks::Scheduled(stocks) => stocks.of(cpu).consume(group, nr_pages),
             Stocks::None => false,
         }
     }
 
+    /// Takes pages of a group out of any CPU's stock, where that needs nobody to wait.
+    pub(super) fn consume_anywhere(&self, group: u32, nr_pages: u32) -> bool {
+        match self {
+            Stocks::Atomic(lines) => {
+                let place = lines.place(group);
+                let mut cpus = lines.cpus.iter();
+                cpus.any(|cpu| cpu.pages[place].consume(group, nr_pages))
+            }
+            _ => false,
+        }
+    }
+
     /// Whether a batch for a group would find a place in the CPU's stock.
     pub(super) fn takes(&self, cpu: Cpu, group: u32) -> bool {
         match self {
-            Stocks::Atomic(lines) => lines.of(cpu).pages.takes(group),
+            Stocks::Atomic(lines) => lines.pages(cpu, group).takes(group),
             Stocks::Spinlock(_) | Stocks::Scheduled(_) => true,
             Stocks::None => false,
         }
@@ -173,7 +230,7 @@ impl Stocks {
     pub(super) fn refill(&self, cpu: Cpu, group: u32, nr_pages: u32, batch: u32, out: Sink<'_>) {
         match self {
             Stocks::Atomic(lines) => {
-                let surplus = lines.of(cpu).pages.refill(group, nr_pages, batch);
+                let surplus = lines.pages(cpu, group).refill(group, nr_pages, batch);
                 surplus.map(Out::Pages).into_iter().for_each(out);
             }
             Stocks::Spinlock(stocks) => stocks.of(cpu).refill(group, nr_pages, batch, out),
@@ -186,7 +243,7 @@ impl Stocks {
     #[inline]
     pub(super) fn consume_bytes(&self, cpu: Cpu, group: u32, nr_bytes: u32) -> bool {
         match self {
-            Stocks::Atomic(lines) => lines.of(cpu).bytes.consume(group, nr_bytes),
+            Stocks::Atomic(lines) => lines.bytes(cpu).consume(group, nr_bytes),
             Stocks::Spinlock(stocks) => stocks.of(cpu).consume_bytes(group, nr_bytes),
             Stocks::Scheduled(stocks) => stocks.of(cpu).consume_bytes(group, nr_bytes),
             Stocks::None => false,
@@ -205,10 +262,7 @@ impl Stocks {
         out: Sink<'_>,
     ) -> u32 {
         match self {
-            Stocks::Atomic(lines) => {
-                let line = &lines.of(cpu).bytes;
-                line.refill(group, nr_bytes, parked, out)
-            }
+            Stocks::Atomic(lines) => lines.bytes(cpu).refill(group, nr_bytes, parked, out),
             Stocks::Spinlock(stocks) => stocks.of(cpu).refill_bytes(group, nr_bytes, parked, out),
             Stocks::Scheduled(stocks) => stocks.of(cpu).refill_bytes(group, nr_bytes, parked, out),
             Stocks::None => {
@@ -228,7 +282,7 @@ impl Stocks {
         out: Sink<'_>,
     ) {
         match self {
-            Stocks::Atomic(lines) => lines.of(cpu).bytes.mod_state(group, item, delta, out),
+            Stocks::Atomic(lines) => lines.bytes(cpu).mod_state(group, item, delta, out),
             Stocks::Spinlock(stocks) => {
                 let change = (group, item, delta);
                 stocks.of(cpu).mod_state(change, parked, out);
@@ -245,8 +299,9 @@ impl Stocks {
     /// Where only owners may look, each is asked to empty its stock.
     pub(super) fn publish(&self) {
         match self {
-            Stocks::Atomic(lines) => lines.iter().for_each(|lines| {
-                lines.pages.publish();
+            Stocks::Atomic(all) => all.cpus.iter().for_each(|lines| {
+                let used = lines.pages.iter().take(all.nr_lines());
+                used.for_each(StockLine::publish);
                 lines.bytes.publish();
             }),
             Stocks::Spinlock(stocks) => stocks.iter().for_each(SpinStock::publish),
@@ -260,10 +315,11 @@ impl Stocks {
     pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: Sink<'_>) {
         match self {
             Stocks::Atomic(lines) => {
-                for lines in lines.iter() {
-                    let pages = |surplus| out(Out::Pages(surplus));
-                    lines.pages.drain(&wanted, pages);
-                    lines.bytes.drain(&wanted, out);
+                for cpu in lines.cpus.iter() {
+                    for line in cpu.pages.iter().take(lines.nr_lines()) {
+                        line.drain(&wanted, |surplus| out(Out::Pages(surplus)));
+                    }
+                    cpu.bytes.drain(&wanted, out);
                 }
             }
             Stocks::Spinlock(stocks) => stocks.iter().for_each(|stock| stock.drain(&wanted, out)),
@@ -296,8 +352,11 @@ impl Stocks {
         };
         match self {
             Stocks::Atomic(lines) => {
-                let of = |lines: &Lines| (lines.pages.held(&wanted), lines.bytes.held(&wanted));
-                lines.iter().map(of).fold((0, 0), add)
+                let of = |cpu: &Lines| {
+                    let pages = cpu.pages.iter().map(|line| line.held(&wanted)).sum();
+                    (pages, cpu.bytes.held(&wanted))
+                };
+                lines.cpus.iter().map(of).fold((0, 0), add)
             }
             Stocks::Spinlock(stocks) => {
                 let of = |stock: &SpinStock| stock.held(&wanted);
@@ -315,9 +374,9 @@ impl Stocks {
     pub(super) fn add_stats(&self, stats: &mut StockStats) {
         match self {
             Stocks::Atomic(lines) => {
-                for lines in lines.iter() {
-                    stats.hits += lines.pages.hits();
-                    stats.byte_hits += lines.bytes.hits();
+                for cpu in lines.cpus.iter() {
+                    stats.hits += cpu.pages.iter().map(StockLine::hits).sum::<u64>();
+                    stats.byte_hits += cpu.bytes.hits();
                 }
             }
             Stocks::Spinlock(stocks) => stocks.iter().for_each(|stock| stock.add_stats(stats)),
