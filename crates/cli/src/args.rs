@@ -46,6 +46,12 @@ pub(crate) enum BenchName {
     MemoryHog(MemoryHogArgs),
     /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).
     Tuners(TunersArgs),
+    /// Charge and give back pages and bytes: variants of the charge stock side by side (a minute).
+    Charge(StockArgs),
+    /// Empty the charge stocks of 1, 8 and 128 CPUs, and drain while all CPUs charge.
+    Drain(DrainArgs),
+    /// Where a charge stock could have a cliff, against the straight path.
+    PingPong(StockArgs),
     /// Costs that simulated machines charge, measured here: JSON for `costs.json` (seconds).
     Costs,
 }
@@ -118,6 +124,35 @@ pub(crate) struct MemoryHogArgs {
     /// Simulate again with each cost halved and doubled.
     #[arg(long)]
     pub(crate) sensitivity: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StockArgs {
+    /// Charges of each run, each given back.
+    #[arg(long, value_name = "N", default_value = "200000",
+          value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub(crate) pairs: u64,
+    /// Run one variant once, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) count: Option<usize>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DrainArgs {
+    /// Times that the stocks are filled and drained in each run.
+    #[arg(long, value_name = "N", default_value = "50",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) rounds: u32,
+    /// Seconds that all CPUs charge, with a drain in each, for each variant.
+    #[arg(long, value_name = "N", default_value = "10",
+          value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub(crate) seconds: u32,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

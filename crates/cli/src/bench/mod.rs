@@ -1,11 +1,16 @@
 //! `pagetide bench`: what the mechanisms do, counted and timed, variants in one run.
 
 mod build;
+mod charge;
+mod charge_parts;
 mod costs;
 mod counted;
+mod drain;
 mod hog;
 mod page_fault;
+mod ping_pong;
 mod real;
+mod stocks;
 mod stream;
 mod truncate;
 mod tuners;
@@ -21,6 +26,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::Build(args) => build::run(args),
         BenchName::Stream(args) => stream::run(args),
         BenchName::Truncate(args) => truncate::run(args),
+        BenchName::Charge(args) => charge::run(args),
+        BenchName::Drain(args) => drain::run(args),
+        BenchName::PingPong(args) => ping_pong::run(args),
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }
