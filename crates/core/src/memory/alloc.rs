@@ -153,9 +153,20 @@ impl Memory {
             rounds += 1;
             let is_hopeless = order != Order::ZERO && rounds > MAX_BLOCK_ROUNDS;
             if retries > MAX_RETRIES || is_hopeless {
-                self.groups.uncharge(here.cpu, group, order.nr_pages());
-                return Err(AllocError::NoBlock { order });
+                return Err(self.give_up(here.cpu, group, order));
             }
+        }
+    }
+
+    /// Uncharges what got no block. Where a limit was lowered since it was charged, that is why:
+    /// what is over it goes out of use.
+    fn give_up(&self, cpu: Cpu, group: u32, order: Order) -> AllocError {
+        let is_over = |level: &crate::group::Group| level.usage() > level.max();
+        let over = self.groups.path(group).find(|(_, level)| is_over(level));
+        self.groups.uncharge(cpu, group, order.nr_pages());
+        match over {
+            Some((group, _)) => AllocError::OverLimit { group },
+            None => AllocError::NoBlock { order },
         }
     }
 

@@ -183,3 +183,40 @@ fn inside_a_shrinker_no_node_is_reclaimed_on() {
         assert_eq!(told.nr_stalls.get() > 0, is_reclaimed);
     }
 }
+
+/// Lowers the budget between the charge of a request and its frame.
+#[derive(Debug)]
+struct Lowers<'a>(&'a Memory, u64);
+
+impl Platform for Lowers<'_> {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {
+        let over = self.0.set_budget(CPU.into(), self.1);
+        assert!(over.is_ok_and(|over| over > 0));
+        while let Some(idle) = self.0.next_offline(CPU.into()) {
+            self.0.put_offline(idle, true);
+        }
+    }
+}
+
+#[test]
+fn a_page_without_a_frame_under_a_lowered_budget_is_over_the_limit() {
+    let memory = Memory::try_new(Config::for_resident(2000, 1, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let group = memory.new_group(CPU.into(), root).unwrap();
+    for _ in 0..1500 {
+        memory.alloc_buf(CPU.into(), root, Order::ZERO).unwrap();
+    }
+    memory.groups().set_limit(group, Limit::High, 0).unwrap();
+    let lowers = Lowers(&memory, 500);
+    let refused = memory.alloc_buf(Here::new(CPU, &lowers), group, Order::ZERO);
+    assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
+    assert_eq!(usages(&memory, [group; 3])[0], 0);
+}
