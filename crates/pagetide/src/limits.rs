@@ -117,7 +117,7 @@ impl Group {
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
             dirty_pages: 0,
-            reserved_pages: self.stat().reserved / PAGE_BYTES as u64,
+            reserved_pages: self.stat().slab_unreclaimable / PAGE_BYTES as u64,
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::builder::bytes_of;
 use crate::shared::Shared;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES, cpu};
-use pagetide_core::memory::{BadBudget, Idle, Reserved};
+use pagetide_core::memory::{BadBudget, Idle};
 use pagetide_core::units::Order;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,12 +76,12 @@ impl Reservation {
     pub fn try_grow(&self, more: ByteSize) -> Result<(), Error> {
         let shared = self.group.shared();
         let group = self.group.id();
-        let grown = self.add(more.as_u64());
-        let Some(reserved) = grown else {
+        let more = more.as_u64();
+        if !self.add(more) {
             return Err(self.too_large());
-        };
-        if let Err(error) = shared.core.reserve(shared.here(), group, reserved) {
-            self.nr_bytes.fetch_sub(more.as_u64(), Ordering::Relaxed);
+        }
+        if let Err(error) = shared.core.reserve(shared.here(), group, more) {
+            self.nr_bytes.fetch_sub(more, Ordering::Relaxed);
             return Err(shared.alloc_error(error, group, Order::ZERO));
         }
         shared.fill_balloon();
@@ -90,15 +90,17 @@ impl Reservation {
     }
 
     /// Reserves more even where a limit says no: for bytes that are there already. What goes past
-    /// a limit is counted: `forced` of [`Group::stat`].
+    /// a limit is counted: `pgforced` of [`Group::stat`].
     ///
     /// # Panics
     /// Beyond 16 TiB.
     pub fn grow(&self, more: ByteSize) {
         let shared = self.group.shared();
-        let reserved = self.add(more.as_u64()).expect("at most 16 TiB");
+        assert!(self.add(more.as_u64()), "at most 16 TiB are reserved");
         let group = self.group.id();
-        shared.core.reserve_forced(shared.here(), group, reserved);
+        shared
+            .core
+            .reserve_forced(shared.here(), group, more.as_u64());
         shared.fill_balloon();
     }
 
@@ -112,12 +114,12 @@ impl Reservation {
         let before = self
             .nr_bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        let before = before
-            .unwrap_or_else(|size| panic!("{less} bytes given back of a reservation of {size}"));
-        let reserved = between(before - less, before).expect("it was charged");
+        if let Err(size) = before {
+            panic!("{less} bytes given back of a reservation of {size}");
+        }
         let shared = self.group.shared();
         let core = &shared.core;
-        core.unreserve(cpu::current(), self.group.id(), reserved);
+        core.unreserve(cpu::current(), self.group.id(), less);
     }
 
     /// Grows or shrinks to a size. Not together with other changes of the same reservation.
@@ -142,17 +144,13 @@ impl Reservation {
         size
     }
 
-    /// Adds to the size; `None` where its pages cannot be counted.
-    fn add(&self, more: u64) -> Option<Reserved> {
-        let add = |size: u64| {
-            let sum = size.checked_add(more)?;
-            between(size, sum).map(|_| sum)
-        };
-        let before = self
-            .nr_bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        let before = before.ok()?;
-        between(before, before + more)
+    /// Adds to the size; false where its pages cannot be counted.
+    fn add(&self, more: u64) -> bool {
+        let most = u64::from(u32::MAX) * PAGE_BYTES as u64;
+        let add = |size: u64| size.checked_add(more).filter(|&sum| sum <= most);
+        let size = &self.nr_bytes;
+        size.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .is_ok()
     }
 
     #[cold]
@@ -162,16 +160,6 @@ impl Reservation {
         let shared = self.group.shared();
         shared.alloc_error(error, self.group.id(), Order::ZERO)
     }
-}
-
-/// What the bytes from `start` to `end` of a reservation are charged as: each page with its first
-/// byte. `None` beyond 2^32 - 1 pages.
-fn between(start: u64, end: u64) -> Option<Reserved> {
-    let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
-    Some(Reserved {
-        nr_bytes: end - start,
-        nr_pages: u32::try_from(pages(end) - pages(start)).ok()?,
-    })
 }
 
 impl Drop for Reservation {
@@ -243,21 +231,5 @@ impl Shared {
             return false;
         }
         self.arena.release(idle).is_ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_is_charged_with_its_first_byte() {
-        let pages = |start, end| between(start, end).map(|reserved| reserved.nr_pages);
-        assert_eq!(
-            [pages(0, 0), pages(0, 1), pages(0, 4096)],
-            [0, 1, 1].map(Some)
-        );
-        assert_eq!([pages(1, 4096), pages(1, 4097)], [0, 1].map(Some));
-        assert_eq!(pages(0, u64::from(u32::MAX) * 4096 + 1), None);
     }
 }

@@ -19,9 +19,12 @@ pub struct GroupStat {
     pub file: u64,
     /// pagetide's own records. They are the root's.
     pub kernel: u64,
-    /// Bytes of the program's own heap that are reserved, as they are charged.
-    pub reserved: u64,
-    /// Charged ahead, in the stocks of CPUs. The kernel has no such number.
+    /// Bytes charged for objects that a shrinker can free.
+    pub slab_reclaimable: u64,
+    /// Bytes of the program's own heap: reservations. Off by what CPUs hold back, at most three
+    /// pages each.
+    pub slab_unreclaimable: u64,
+    /// Charged ahead, in the stocks of CPUs, and what is left of reservations' last pages. The kernel has no such number.
     pub stock: u64,
     /// Pages that were not resident when asked for.
     pub pgmajfault: u64,
@@ -51,7 +54,8 @@ impl Group {
             anon,
             file,
             kernel,
-            reserved,
+            slab_reclaimable,
+            slab_unreclaimable,
             stock,
             pgmajfault,
             pgscan,
@@ -63,7 +67,8 @@ impl Group {
             anon,
             file,
             kernel,
-            reserved,
+            slab_reclaimable,
+            slab_unreclaimable,
             stock,
             pgmajfault,
             pgscan,

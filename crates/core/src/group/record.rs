@@ -123,8 +123,6 @@ pub struct Group {
     counts: [AtomicU64; NR_COUNTS],
     /// Pages whose content is being read.
     nr_reading: AtomicU64,
-    /// Pages charged for the program's own heap.
-    nr_reserved: AtomicU64,
     pub(super) placement: Placement,
     pub(super) pressure: Pressure,
     /// Bytes of charged pages that no CPU and no object has, below a page.
@@ -142,7 +140,7 @@ impl Group {
         for count in counts.into_iter().chain([&self.parked]) {
             count.store(0, Ordering::Relaxed);
         }
-        let gauges = [&self.usage, &self.peak, &self.nr_reading, &self.nr_reserved];
+        let gauges = [&self.usage, &self.peak, &self.nr_reading];
         let counts = self.counts.iter().chain(&self.state);
         for count in gauges.into_iter().chain(counts) {
             count.store(0, Ordering::Relaxed);
@@ -239,24 +237,6 @@ impl Group {
         for (own, of_child) in self.counts.iter().zip(&child.counts) {
             own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-    }
-
-    /// Pages charged to this very group for the program's own heap.
-    #[must_use]
-    pub fn nr_reserved(&self) -> u64 {
-        self.nr_reserved.load(Ordering::Relaxed)
-    }
-
-    /// Counts pages as charged for the program's own heap.
-    pub fn add_reserved(&self, nr_pages: u32) {
-        self.nr_reserved
-            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
-    }
-
-    /// The end of [`Group::add_reserved`].
-    pub fn sub_reserved(&self, nr_pages: u32) {
-        self.nr_reserved
-            .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);
     }
 
     /// Pages of this very group whose content is being read.

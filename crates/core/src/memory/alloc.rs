@@ -1,10 +1,10 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::{AllocError, Here, MAX_RETRIES, Memory};
-use crate::alloc::{DRAIN_PAGES, Mark, Mobility, Request, Scan, Step};
+use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
-use crate::units::{Cpu, Frame, Order};
+use crate::units::{Cpu, Frame, Order, PAGE_BYTES};
 
 /// Rounds of reclaim for a block that needs contiguous frames: eviction frees single pages, and a
 /// block may not come together however many go.
@@ -47,6 +47,36 @@ impl Idle {
     }
 }
 
+/// What is charged.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Amount {
+    /// Frames of the arena.
+    Pages(u32),
+    /// Bytes of the program's own heap.
+    Bytes(u64),
+}
+
+impl Amount {
+    /// Pages, rounded up.
+    fn nr_pages(self) -> u32 {
+        match self {
+            Amount::Pages(nr_pages) => nr_pages,
+            Amount::Bytes(nr_bytes) => {
+                let nr_pages = nr_bytes.div_ceil(PAGE_BYTES as u64);
+                u32::try_from(nr_pages).unwrap_or(u32::MAX)
+            }
+        }
+    }
+
+    /// Whole pageblocks that are emptied for it, because as many frames go out of use.
+    fn nr_regions(self) -> u32 {
+        match self {
+            Amount::Pages(_) => 0,
+            Amount::Bytes(_) => self.nr_pages() / PAGEBLOCK_PAGES,
+        }
+    }
+}
+
 /// A block that was just taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -74,7 +104,7 @@ impl Memory {
         let nr_pages = order.nr_pages();
         match self.groups.charge(here.cpu, group, nr_pages) {
             Ok(Charged::Within) => {}
-            charged => self.charge(here, group, nr_pages, (charged, false))?,
+            charged => self.charge(here, group, Amount::Pages(nr_pages), charged)?,
         }
         let request = Request::new(order, mobility);
         let frame = match self.groups.place(group) {
@@ -231,18 +261,19 @@ impl Memory {
     }
 
     /// Goes on after a charge that was refused, or that went above a `high`: reclaims at the level
-    /// that it is about, and charges again where it was refused. `by_region`: whole pageblocks are
-    /// emptied and go out of use, where that can be done.
+    /// that it is about, and charges again where it was refused. For bytes whole pageblocks are
+    /// emptied first, which then go out of use.
     #[cold]
     #[inline(never)]
     pub(super) fn charge(
         &self,
         here: Here<'_>,
         group: u32,
-        nr_pages: u32,
-        (mut charged, by_region): (Result<Charged, OverLimit>, bool),
+        amount: Amount,
+        mut charged: Result<Charged, OverLimit>,
     ) -> Result<(), AllocError> {
-        let mut retries = 0;
+        let nr_pages = amount.nr_pages();
+        let (mut retries, mut nr_regions) = (0, amount.nr_regions());
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
@@ -257,11 +288,16 @@ impl Memory {
             if is_hopeless || !here.may_reclaim {
                 return Err(AllocError::OverLimit { group: over });
             }
-            let is_emptied = by_region && self.take_pending(here, group, over);
+            // Others may charge what is emptied: no more than would do without them.
+            let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
+            nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied && self.reclaim_for(here, (group, over), nr_pages) == 0 {
                 retries += 1;
             }
-            charged = self.groups.charge(here.cpu, group, nr_pages);
+            charged = match amount {
+                Amount::Pages(nr_pages) => self.groups.charge(here.cpu, group, nr_pages),
+                Amount::Bytes(nr_bytes) => self.groups.charge_bytes(here.cpu, group, nr_bytes),
+            };
         }
     }
 

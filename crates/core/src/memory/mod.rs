@@ -18,7 +18,7 @@ pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 pub use here::{Here, Platform};
 pub use pins::Pinned;
-pub use reserve::{BadBudget, Reserved};
+pub use reserve::BadBudget;
 pub use stat::Stat;
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};

@@ -1,17 +1,9 @@
 //! Reservations: bytes of the program's own heap under the same budget; and the budget itself.
 
+use super::alloc::Amount;
 use super::{AllocError, Here, MIN_PAGES, Memory};
-use crate::alloc::PAGEBLOCK_PAGES;
-use crate::units::Cpu;
-
-/// Bytes of a reservation and the pages that they are charged as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
-    /// Bytes.
-    pub nr_bytes: u64,
-    /// Pages to charge.
-    pub nr_pages: u32,
-}
+use crate::group::Item;
+use crate::units::{Cpu, PAGE_BYTES};
 
 /// A budget that the memory cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,55 +23,53 @@ impl Memory {
     ///
     /// # Errors
     /// [`AllocError::OverLimit`]; nothing stays charged.
-    pub fn reserve(
-        &self,
-        here: Here<'_>,
-        group: u32,
-        reserved: Reserved,
-    ) -> Result<(), AllocError> {
-        let nr_pages = reserved.nr_pages;
-        let mut charged = Ok(());
-        // Bytes within a page that is charged already need none, whatever the limits say.
-        if nr_pages > 0 {
-            let first = self.groups.charge(here.cpu, group, nr_pages);
-            let by_region = nr_pages >= PAGEBLOCK_PAGES;
-            charged = self.charge(here, group, nr_pages, (first, by_region));
-        }
+    pub fn reserve(&self, here: Here<'_>, group: u32, nr_bytes: u64) -> Result<(), AllocError> {
+        let first = self.groups.charge_bytes(here.cpu, group, nr_bytes);
+        let charged = self.charge(here, group, Amount::Bytes(nr_bytes), first);
         if charged.is_ok() {
-            self.count_reserved(group, reserved);
+            self.count_reserved(here.cpu, group, nr_bytes);
         }
         // What was emptied for it in vain, or beyond it, is of use to others.
         self.deflate();
         charged
     }
 
-    fn count_reserved(&self, group: u32, reserved: Reserved) {
-        self.add_reserved(reserved.nr_bytes, 0);
-        if let Some(group) = self.groups.get(group) {
-            group.add_reserved(reserved.nr_pages);
-        }
+    fn count_reserved(&self, cpu: Cpu, group: u32, nr_bytes: u64) {
+        self.add_reserved(nr_bytes, 0);
+        let delta = i64::try_from(nr_bytes).expect("bytes that were charged");
+        self.groups
+            .mod_state(cpu, group, Item::SlabUnreclaimable, delta);
     }
 
     /// As [`Memory::reserve`] for bytes that are there already: it goes past limits where it has
     /// to, and counts that.
-    pub fn reserve_forced(&self, here: Here<'_>, group: u32, reserved: Reserved) {
-        if self.reserve(here, group, reserved).is_err() {
-            self.groups
-                .charge_forced(here.cpu, group, reserved.nr_pages);
-            self.count_reserved(group, reserved);
+    ///
+    /// # Panics
+    /// Beyond 2^32 - 1 pages.
+    pub fn reserve_forced(&self, here: Here<'_>, group: u32, nr_bytes: u64) {
+        if self.reserve(here, group, nr_bytes).is_ok() {
+            return;
         }
+        let nr_pages = nr_bytes.div_ceil(PAGE_BYTES as u64);
+        let surplus = nr_pages * PAGE_BYTES as u64 - nr_bytes;
+        let nr_pages = u32::try_from(nr_pages).expect("at most 2^32 - 1 pages");
+        self.groups.charge_forced(here.cpu, group, nr_pages);
+        self.groups.uncharge_bytes(here.cpu, group, surplus);
+        self.count_reserved(here.cpu, group, nr_bytes);
     }
 
-    /// Gives back what [`Memory::reserve`] charged.
-    pub fn unreserve(&self, cpu: Cpu, group: u32, reserved: Reserved) {
-        // Before it is uncharged: whoever charges it next finds the frames that it then may have.
-        self.sub_reserved(reserved.nr_bytes, 0);
-        if let Some(group) = self.groups.get(group) {
-            group.sub_reserved(reserved.nr_pages);
+    /// Gives back what [`Memory::reserve`] charged, or a part of it.
+    pub fn unreserve(&self, cpu: Cpu, group: u32, nr_bytes: u64) {
+        if nr_bytes == 0 {
+            return;
         }
-        if reserved.nr_pages > 0 {
-            self.groups.uncharge(cpu, group, reserved.nr_pages);
-        }
+        // Before it is uncharged: whoever charges it next finds the frames that it then may have,
+        // and the group may go with its last page.
+        self.sub_reserved(nr_bytes, 0);
+        let delta = i64::try_from(nr_bytes).expect("bytes that were charged");
+        self.groups
+            .mod_state(cpu, group, Item::SlabUnreclaimable, -delta);
+        self.groups.uncharge_bytes(cpu, group, nr_bytes);
         self.deflate();
     }
 

@@ -1,7 +1,7 @@
 //! What a group's memory is: the numbers of `memory.stat`.
 
 use super::Memory;
-use crate::group::Count;
+use crate::group::{Count, Item};
 use crate::units::PAGE_BYTES;
 use core::fmt;
 
@@ -16,9 +16,13 @@ pub struct Stat {
     pub file: u64,
     /// Core's own records. They are the root's.
     pub kernel: u64,
-    /// Bytes of the program's own heap, in whole pages for each reservation.
-    pub reserved: u64,
-    /// Charged ahead, in the stocks of CPUs. The kernel has no such number.
+    /// Bytes charged for objects that a shrinker can free.
+    pub slab_reclaimable: u64,
+    /// Bytes charged for objects that stay until their owner frees them: reservations of the
+    /// program's own heap. Off by what CPUs hold back, a few pages each.
+    pub slab_unreclaimable: u64,
+    /// Charged ahead, in the stocks of CPUs, and what is left of the last pages of objects. The
+    /// kernel has no such number.
     pub stock: u64,
     /// Pages that were not resident when asked for.
     pub pgmajfault: u64,
@@ -38,7 +42,8 @@ impl fmt::Display for Stat {
             ("anon", self.anon),
             ("file", self.file),
             ("kernel", self.kernel),
-            ("reserved", self.reserved),
+            ("slab_reclaimable", self.slab_reclaimable),
+            ("slab_unreclaimable", self.slab_unreclaimable),
             ("stock", self.stock),
             ("workingset_refault_file", self.workingset_refault_file),
             ("pgscan", self.pgscan),
@@ -70,7 +75,6 @@ impl Memory {
             if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
                 file += u64::from(lruvec.lock().nr_frames());
             }
-            stat.reserved += group.nr_reserved() * PAGE_BYTES as u64;
             stat.pgmajfault += group.count(Count::Pgmajfault);
             stat.pgscan += group.count(Count::Pgscan);
             stat.pgsteal += group.count(Count::Pgsteal);
@@ -79,13 +83,16 @@ impl Memory {
         }
         let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
         stat.file = bytes(file);
-        stat.stock = bytes(u64::from(self.groups.stocked(id)));
+        stat.slab_reclaimable = self.groups.state(id, Item::SlabReclaimable);
+        stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
+        stat.stock = bytes(u64::from(self.groups.stocked(id))) + self.groups.held_bytes(id);
         if id == self.groups.root() {
             stat.kernel = bytes(
                 u64::from(self.config.metadata_pages()) + u64::from(self.groups.nr_record_pages()),
             );
         }
-        let others = stat.file + stat.kernel + stat.reserved + stat.stock;
+        let slab = stat.slab_reclaimable + stat.slab_unreclaimable;
+        let others = stat.file + stat.kernel + slab + stat.stock;
         stat.anon = bytes(group.usage()).saturating_sub(others);
         stat
     }

@@ -8,7 +8,7 @@ use pagetide_core::alloc::PAGEBLOCK_PAGES;
 use pagetide_core::frame::State;
 use pagetide_core::group::{Limit, MinOverMax, Protection};
 use pagetide_core::memory::{
-    AllocError, Config, Effect, Effects, Idle, Memory, PageError, PageIn, Reserved, Step,
+    AllocError, Config, Effect, Effects, Idle, Memory, PageError, PageIn, Step,
 };
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -27,21 +27,19 @@ fn pages_of(nr_bytes: u64) -> u64 {
     nr_bytes.div_ceil(PAGE)
 }
 
-/// What a reservation is charged more, or less, between two sizes.
-fn between(start: u64, end: u64) -> Reserved {
-    let nr_pages = pages_of(end) - pages_of(start);
-    Reserved {
-        nr_bytes: end - start,
-        nr_pages: u32::try_from(nr_pages).expect("few pages"),
-    }
-}
-
 /// What one group has, by the twin.
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
-    /// Pages that cannot be evicted, with those of reservations.
+    /// Pages that cannot be evicted, without those of reservations.
     in_use: u64,
-    reserved: u64,
+    reserved_bytes: u64,
+}
+
+impl Own {
+    /// Pages that cannot be evicted: a group's reservations share the page of their last bytes.
+    fn stays(&self) -> u64 {
+        self.in_use + pages_of(self.reserved_bytes)
+    }
 }
 
 struct World {
@@ -125,8 +123,7 @@ impl World {
         }
         for &(group, nr_bytes) in &self.reservations {
             let of = own.entry(group).or_default();
-            of.in_use += pages_of(nr_bytes);
-            of.reserved += pages_of(nr_bytes);
+            of.reserved_bytes += nr_bytes;
         }
         own
     }
@@ -144,7 +141,7 @@ impl World {
         let below: Vec<u32> = charged.filter(|&id| groups.is_in(id, over)).collect();
         let stays = |&id: &u32| {
             let Protection { min, .. } = groups.protection(id, over);
-            own.get(&id).map_or(0, |own| own.in_use).max(min)
+            own.get(&id).map_or(0, Own::stays).max(min)
         };
         let kept: u64 = below.iter().map(stays).sum();
         // Core's own records, at the root.
@@ -184,21 +181,21 @@ impl World {
 
     /// Grows a reservation; whether it did.
     fn grow(&mut self, which: usize, nr_bytes: u64, forced: bool) {
-        let (group, before) = self.reservations[which];
-        let reserved = between(before, before + nr_bytes);
+        let (group, _) = self.reservations[which];
+        let own = self.own().get(&group).copied().unwrap_or_default();
+        let more = pages_of(own.reserved_bytes + nr_bytes) - pages_of(own.reserved_bytes);
         if forced {
-            self.memory.reserve_forced(here(), group, reserved);
-        } else if let Err(error) = self.memory.reserve(here(), group, reserved) {
-            self.assert_refusal(error, reserved.nr_pages);
+            self.memory.reserve_forced(here(), group, nr_bytes);
+        } else if let Err(error) = self.memory.reserve(here(), group, nr_bytes) {
+            self.assert_refusal(error, u32::try_from(more).expect("few pages"));
             return;
         }
         self.reservations[which].1 += nr_bytes;
     }
 
     fn shrink(&mut self, which: usize, nr_bytes: u64) {
-        let (group, before) = self.reservations[which];
-        let reserved = between(before - nr_bytes, before);
-        self.memory.unreserve(Cpu::new(1), group, reserved);
+        let (group, _) = self.reservations[which];
+        self.memory.unreserve(Cpu::new(1), group, nr_bytes);
         self.reservations[which].1 -= nr_bytes;
     }
 
@@ -413,8 +410,11 @@ impl World {
         let groups = self.memory.groups();
         let own = self.own();
         let own_of = |id: u32| {
-            let reserved = own.get(&id).map_or(0, |own| own.reserved);
-            live.get(&id).copied().unwrap_or(0) + reserved
+            let bytes = own.get(&id).map_or(0, |own| own.reserved_bytes);
+            // With what the stocks of bytes hold of them, they are whole pages.
+            let bytes = bytes + groups.held_bytes(id);
+            assert_eq!(bytes % PAGE, 0, "{bytes} bytes of {id}");
+            live.get(&id).copied().unwrap_or(0) + bytes / PAGE
         };
         let mut all: Vec<u32> = self.leaves.iter().chain(&self.ghosts).copied().collect();
         all.sort_unstable();

@@ -3,7 +3,7 @@
 
 use super::{World, check, reader};
 use pagetide_core::alloc::PAGEBLOCK_PAGES;
-use pagetide_core::memory::{AllocError, Config, Memory, Reserved};
+use pagetide_core::memory::{AllocError, Config, Memory};
 use pagetide_core::page_cache::Mappings;
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Order, PAGE_BYTES};
@@ -57,10 +57,7 @@ fn reserver(world: &World, cpu: Cpu, sizes: &[u32]) {
     memory.begin_reservation();
     let mut held = Vec::new();
     for &nr_pages in sizes {
-        let reserved = Reserved {
-            nr_bytes: u64::from(nr_pages) * PAGE_BYTES as u64,
-            nr_pages,
-        };
+        let reserved = u64::from(nr_pages) * PAGE_BYTES as u64;
         match memory.reserve(cpu.into(), world.group, reserved) {
             Ok(()) => held.push(reserved),
             Err(error) => assert_over_limit(error),
@@ -96,10 +93,7 @@ fn dropper(world: &World, cpu: Cpu) {
     let memory = &world.memory;
     let group = memory.new_group(cpu.into(), memory.groups().root());
     let group = group.expect("room for a record");
-    let pages = Reserved {
-        nr_bytes: 3 * PAGE_BYTES as u64,
-        nr_pages: 3,
-    };
+    let pages = 3 * PAGE_BYTES as u64;
     memory.reserve_forced(cpu.into(), group, pages);
     let buf = memory.alloc_buf(cpu.into(), group, Order::ZERO);
     memory.drop_group(cpu, group);

@@ -4,9 +4,7 @@
 use super::{GRACE, ROUND};
 use pagetide_core::alloc::PAGEBLOCK_PAGES;
 use pagetide_core::group::Limit;
-use pagetide_core::memory::{
-    AllocError, Config, Effect, Effects, Memory, PageError, PageIn, Reserved, Step,
-};
+use pagetide_core::memory::{AllocError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order, PAGE_BYTES, PageKey};
@@ -90,7 +88,7 @@ struct Worker {
     random: u64,
     pinned: Vec<(Frame, PageKey)>,
     bufs: Vec<Frame>,
-    reserved: Vec<(u32, Reserved)>,
+    reserved: Vec<(u32, u64)>,
 }
 
 impl Worker {
@@ -146,12 +144,9 @@ impl Worker {
     }
 
     fn reserve(&mut self, cpu: Cpu) {
-        let nr_pages = [1, 7, 300, 512, 700][self.below(5) as usize];
+        let nr_pages = [1_u32, 7, 300, 512, 700][self.below(5) as usize];
         let group = self.group();
-        let reserved = Reserved {
-            nr_bytes: u64::from(nr_pages) * PAGE_BYTES as u64,
-            nr_pages,
-        };
+        let reserved = u64::from(nr_pages) * PAGE_BYTES as u64;
         let memory = &self.world.memory;
         match memory.reserve(cpu.into(), group, reserved) {
             Ok(()) => {
@@ -177,10 +172,7 @@ impl Worker {
         let Ok(group) = memory.new_group(cpu.into(), memory.groups().root()) else {
             return;
         };
-        let reserved = Reserved {
-            nr_bytes: PAGE_BYTES as u64,
-            nr_pages: 1,
-        };
+        let reserved = PAGE_BYTES as u64;
         memory.reserve_forced(cpu.into(), group, reserved);
         let buf = memory.alloc_buf(cpu.into(), group, Order::ZERO);
         memory.drop_group(cpu, group);

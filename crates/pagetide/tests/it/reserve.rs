@@ -51,8 +51,9 @@ fn growing_past_a_limit_is_allowed_by_name_only() {
     };
     assert_eq!((over_pages, reserved_pages), (256, 768));
     let stat = work.stat();
-    assert_eq!((stat.reserved, stat.pgforced), (3 << 20, 768));
-    assert!(stat.to_string().contains("\nreserved 3145728\n"), "{stat}");
+    assert_eq!((stat.slab_unreclaimable, stat.pgforced), (3 << 20, 768));
+    let line = "\nslab_unreclaimable 3145728\n";
+    assert!(stat.to_string().contains(line), "{stat}");
     drop(held);
     assert_eq!(work.usage(), ByteSize(0));
 }

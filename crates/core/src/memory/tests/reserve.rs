@@ -21,11 +21,8 @@ fn full_of_pages() -> (Memory, [u32; 2], u32) {
     (memory, groups, file)
 }
 
-pub(super) fn pages(nr_pages: u64) -> Reserved {
-    Reserved {
-        nr_bytes: nr_pages * PAGE_BYTES as u64,
-        nr_pages: u32::try_from(nr_pages).unwrap(),
-    }
+pub(super) fn pages(nr_pages: u64) -> u64 {
+    nr_pages * PAGE_BYTES as u64
 }
 
 /// Runs what a reservation needs; returns the blocks that had memory, by order.
@@ -206,18 +203,18 @@ fn a_budget_may_go_below_the_roots_min() {
 }
 
 #[test]
-fn each_reservation_may_round_up_to_a_page() {
+fn reservations_of_a_group_share_the_page_of_their_last_bytes() {
     let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
     let memory = Memory::try_new(config).unwrap();
     let root = memory.groups().root();
-    let byte = Reserved {
-        nr_bytes: 1,
-        nr_pages: 1,
-    };
+    let byte = 1;
+    let before = memory.groups().get(root).unwrap().usage();
     for _ in 0..3 * TABLE_PAGES {
         memory.begin_reservation();
         memory.reserve(CPU.into(), root, byte).unwrap();
     }
+    memory.groups().drain(root);
+    assert_eq!(memory.groups().get(root).unwrap().usage(), before + 1);
     memory.check();
     for _ in 0..3 * TABLE_PAGES {
         memory.unreserve(CPU, root, byte);
@@ -240,16 +237,11 @@ fn a_count_taken_while_pages_go_out_of_use_is_a_count() {
 #[test]
 fn bytes_within_a_charged_page_are_never_refused() {
     let (memory, [_, work], _) = full_of_pages();
-    memory.reserve(CPU.into(), work, pages(10)).unwrap();
+    memory.reserve(CPU.into(), work, pages(10) - 100).unwrap();
     assert_eq!(memory.set_max(CPU.into(), work, 5), Ok(5));
     let events = memory.groups().get(work).unwrap().events();
-    let bytes = Reserved {
-        nr_bytes: 100,
-        nr_pages: 0,
-    };
-    memory.reserve(CPU.into(), work, bytes).unwrap();
+    memory.reserve(CPU.into(), work, 100).unwrap();
     assert_eq!(memory.groups().get(work).unwrap().events(), events);
-    memory.unreserve(CPU, work, bytes);
     memory.unreserve(CPU, work, pages(10));
     memory.check();
 }

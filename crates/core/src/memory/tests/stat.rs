@@ -16,10 +16,7 @@ fn every_charged_byte_has_its_name() {
     let (frame, _) = have(&memory, group, key(file, 0), Ok(())).unwrap();
     let order = Order::new(2).unwrap();
     memory.alloc_buf(CPU.into(), child, order).unwrap();
-    let reserved = Reserved {
-        nr_bytes: 5000,
-        nr_pages: 2,
-    };
+    let reserved = 5000;
     memory.reserve(CPU.into(), child, reserved).unwrap();
     let mut effects = Effects::new();
     let mut op = PageIn::new(key(file, 1000), child, Access::Copy);
@@ -27,20 +24,23 @@ fn every_charged_byte_has_its_name() {
         op.step(&memory, CPU.into(), &mut effects),
         Ok(Step::Wait { .. })
     ));
+    memory.groups().drain(group);
     let of = |id| memory.stat(id);
     assert_eq!(
         of(child),
         Stat {
             anon: 4 * PAGE,
             file: PAGE,
-            reserved: 2 * PAGE,
+            slab_unreclaimable: 5000,
+            // Of the second page.
+            stock: 2 * PAGE - 5000,
             pgmajfault: 1,
             ..Stat::default()
         }
     );
     let usage = memory.groups().get(group).unwrap().usage() * PAGE;
     let stat = of(group);
-    assert_eq!((stat.anon, stat.reserved), (4 * PAGE, 2 * PAGE));
+    assert_eq!((stat.anon, stat.slab_unreclaimable), (4 * PAGE, 5000));
     assert_eq!(stat.file, usage - 6 * PAGE);
     assert_eq!(stat.pgmajfault, 102);
     assert_eq!(stat.pgscan, stat.pgsteal);
@@ -51,7 +51,7 @@ fn every_charged_byte_has_its_name() {
     let stat = of(root);
     let usage = memory.groups().get(root).unwrap().usage() * PAGE;
     assert_eq!(
-        stat.anon + stat.file + stat.kernel + stat.reserved + stat.stock,
+        stat.anon + stat.file + stat.kernel + stat.slab_unreclaimable + stat.stock,
         usage
     );
     assert!(stat.kernel >= u64::from(memory.config().metadata_pages()) * PAGE);
