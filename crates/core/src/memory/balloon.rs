@@ -25,6 +25,13 @@ struct Offline {
     released: List,
 }
 
+impl Offline {
+    fn pop_with_memory(&mut self, frames: &FrameTable) -> Option<Frame> {
+        let pending = self.pending.pop_head(frames);
+        pending.or_else(|| self.resident.pop_head(frames))
+    }
+}
+
 /// How much is out of use, and how much should be.
 #[derive(Debug, Default)]
 pub(super) struct Balloon {
@@ -34,6 +41,8 @@ pub(super) struct Balloon {
     /// Bytes that reservations hold.
     reserved_bytes: AtomicU64,
     nr_reservations: AtomicU32,
+    /// Not 0: fewer pages are out of use than should be, nothing more was found.
+    is_short: AtomicU32,
 }
 
 impl Balloon {
@@ -47,13 +56,13 @@ impl Balloon {
         self.reserved_bytes.load(Ordering::Relaxed)
     }
 
-    /// Reservations there are: each may have charged a page more than its bytes fill.
+    /// Reservations there are.
     pub(super) fn nr_reservations(&self) -> u32 {
         self.nr_reservations.load(Ordering::Relaxed)
     }
 
     fn unclaim(&self, nr_pages: u64) {
-        self.nr_pages.fetch_sub(nr_pages, Ordering::Relaxed);
+        self.nr_pages.fetch_sub(nr_pages, Ordering::SeqCst);
     }
 }
 
@@ -70,16 +79,33 @@ impl Memory {
         self.balloon.nr_pages()
     }
 
-    /// Pages that should be out of use, by what is reserved and what the budget is below the arena:
-    /// whole pageblocks, rounded down, so that the arena keeps the few frames that it has beyond
-    /// the budget.
+    /// Pages that should be out of use: what is reserved, and what the budget does not leave of the
+    /// arena for frames, which is what it is smaller by and what core's own records take. In whole
+    /// pageblocks, rounded down, so that the arena keeps the few frames that it has beyond that.
     fn wanted_offline(&self) -> u64 {
-        let reserved = self.balloon.reserved_bytes() / PAGE_BYTES as u64;
+        // SeqCst: see `take_back`.
+        let reserved = self.balloon.reserved_bytes.load(Ordering::SeqCst) / PAGE_BYTES as u64;
         // By the limit itself, so that two threads that move it cannot leave another number here.
         let budget = self.groups.get(self.groups.root());
         let budget = budget.map_or(u64::MAX, crate::group::Group::max);
+        let left = budget.saturating_sub(u64::from(self.metadata_pages));
         let arena = u64::from(self.config.arena_pages);
-        (reserved + arena.saturating_sub(budget)) / REGION_PAGES * REGION_PAGES
+        (reserved + arena.saturating_sub(left)) / REGION_PAGES * REGION_PAGES
+    }
+
+    /// Whether fewer pages are out of use than should be.
+    fn is_short(&self) -> bool {
+        self.balloon.nr_pages.load(Ordering::SeqCst) < self.wanted_offline()
+    }
+
+    /// Says whether fewer pages are out of use than should be. The flag falls first, so that of
+    /// two that look at a time the later look counts.
+    fn note_shortage(&self) {
+        let flag = &self.balloon.is_short;
+        flag.store(0, Ordering::SeqCst);
+        if self.is_short() {
+            flag.store(1, Ordering::SeqCst);
+        }
     }
 
     /// Counts pages as on their way, if as many are still wanted.
@@ -87,16 +113,15 @@ impl Memory {
         let claim = |now: u64| Some(now + nr_pages).filter(|&then| then <= self.wanted_offline());
         let nr_pages = &self.balloon.nr_pages;
         nr_pages
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim)
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim) // See `take_back`.
             .is_ok()
     }
 
     /// A reservation grows or shrinks by bytes, or one more or less is there.
     pub(super) fn add_reserved(&self, nr_bytes: u64, nr_reservations: u32) {
         let balloon = &self.balloon;
-        balloon
-            .reserved_bytes
-            .fetch_add(nr_bytes, Ordering::Relaxed);
+        // SeqCst: see `take_back`.
+        balloon.reserved_bytes.fetch_add(nr_bytes, Ordering::SeqCst);
         balloon
             .nr_reservations
             .fetch_add(nr_reservations, Ordering::Relaxed);
@@ -112,6 +137,13 @@ impl Memory {
         balloon
             .nr_reservations
             .fetch_sub(nr_reservations, Ordering::Relaxed);
+    }
+
+    /// Whether fewer pages are out of use than should be because nothing more was found: what is
+    /// freed now belongs to the OS. A hint that [`Memory::next_offline`] keeps. One load.
+    #[must_use]
+    pub fn is_balloon_short(&self) -> bool {
+        self.balloon.is_short.load(Ordering::Relaxed) != 0
     }
 
     /// The next block to go out of use, if more should be: the caller lets the OS have its memory,
@@ -149,12 +181,45 @@ impl Memory {
             was_drained = true;
         }
         let piece = self.next_piece(here);
-        let is_short = || self.balloon.nr_pages() < self.wanted_offline();
-        if piece.is_none() && !was_drained && is_short() {
-            self.zones.drain(&self.frames);
-            return self.next_piece(here);
+        let piece = match piece {
+            None if !was_drained && self.is_short() => {
+                self.zones.drain(&self.frames);
+                self.next_piece(here)
+            }
+            piece => piece,
+        };
+        if piece.is_none() {
+            self.note_shortage();
         }
         piece
+    }
+
+    /// As [`Memory::next_offline`], of free pageblocks only: for callers that free memory while
+    /// too much is in use to make up for all that should be out of use.
+    #[must_use]
+    pub fn next_free_offline(&self) -> Option<Idle> {
+        if !self.claim_offline(REGION_PAGES) {
+            return None;
+        }
+        let Some((frame, has_memory)) = self.zones.take_region(&self.frames) else {
+            self.balloon.unclaim(REGION_PAGES);
+            return None;
+        };
+        Some(self.take_offline(frame, REGION, has_memory))
+    }
+
+    /// A block out of use whose memory the OS could not have so far. The caller tries again, and
+    /// gives it to [`Memory::put_offline`].
+    #[must_use]
+    pub fn next_resident(&self) -> Option<Idle> {
+        let frame = self
+            .balloon
+            .offline
+            .lock()
+            .resident
+            .pop_head(&self.frames)?;
+        let (order, _) = self.frames.block(frame);
+        Some(Idle::new(frame, order, true))
     }
 
     /// A free block smaller than a pageblock.
@@ -240,6 +305,10 @@ impl Memory {
     }
 
     /// Takes a block back into use if more than `slack` pages are out of it without need.
+    ///
+    /// A reservation adds to what is wanted, then looks at what is out of use; here it is the other
+    /// way round. In the one order of both that SeqCst makes, at least one of them sees the other:
+    /// else a block would come back that the reservation took for out of use.
     fn take_back(&self, slack: u64) -> bool {
         let is_over = || self.balloon.nr_pages() > self.wanted_offline() + slack;
         if !is_over() {
@@ -250,17 +319,28 @@ impl Memory {
         if !is_over() {
             return false;
         }
-        let has_memory = offline.pending.pop_head(&self.frames);
-        let has_memory = has_memory.or_else(|| offline.resident.pop_head(&self.frames));
-        let is_released = has_memory.is_none();
-        let frame = has_memory.or_else(|| offline.released.pop_head(&self.frames));
+        let (frame, has_memory) = match offline.pop_with_memory(&self.frames) {
+            Some(frame) => (Some(frame), true),
+            None => (offline.released.pop_head(&self.frames), false),
+        };
         let Some(frame) = frame else { return false };
         let (order, _) = self.frames.block(frame);
-        self.balloon.unclaim(u64::from(order.nr_pages()));
+        let nr_pages = u64::from(order.nr_pages());
+        self.balloon.unclaim(nr_pages);
+        if self.is_short() {
+            self.balloon.nr_pages.fetch_add(nr_pages, Ordering::SeqCst);
+            let list = match has_memory {
+                true if order == REGION => &mut offline.pending,
+                true => &mut offline.resident,
+                false => &mut offline.released,
+            };
+            list.push_head(&self.frames, frame);
+            return false;
+        }
         drop(offline);
         self.frames
             .change_owned(frame, |word| word.with_state(State::Free).next_version());
-        let is_released = is_released && order == REGION;
+        let is_released = !has_memory && order == REGION;
         self.zones
             .put_idle(&self.frames, (frame, order), is_released);
         true

@@ -35,6 +35,8 @@ use balloon::Balloon;
 pub const MIN_PAGES: u32 = 16;
 /// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
+/// Frames beyond the budget, besides 1/64 of it: 12 MiB of the 16 that the budget's promise allows.
+const MAX_SLACK: u32 = 3072;
 /// Pages for the first chunks of core's tables and the slack of the root's stocks.
 const TABLE_PAGES: u32 = 64;
 
@@ -101,14 +103,17 @@ impl Config {
         }
     }
 
-    /// Frames of the arena: the largest budget, and what per-CPU page caches may hold beyond it.
+    /// Frames of the arena: the largest budget, and what per-CPU page caches may hold beyond it, at
+    /// most 1/64 of it and 12 MiB: frames that were touched are resident, whoever has them. Where
+    /// that is less, with many CPUs under a small budget, caches are drained for the last pages.
     ///
     /// # Panics
     /// Beyond 2^32 - 2 frames (16 TiB), which [`Memory::try_new`] refuses before.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
         let nr_pages = self.arena_pages.max(self.budget_pages);
-        nr_pages.saturating_add(self.alloc.slack(nr_pages))
+        let slack = self.alloc.slack(nr_pages);
+        nr_pages.saturating_add(slack.min(nr_pages / 64 + MAX_SLACK))
     }
 
     /// Bytes of core's own tables, charged to the root when the memory is built.
@@ -199,6 +204,8 @@ pub struct Memory {
     /// Which pageblock is looked at next when one is to be emptied.
     region_hand: AtomicU32,
     balloon: Balloon,
+    /// Of core's own tables.
+    metadata_pages: u32,
     stats: Counters,
 }
 
@@ -235,6 +242,7 @@ impl Memory {
                 turn: AtomicU64::new(0),
                 region_hand: AtomicU32::new(0),
                 balloon: Balloon::default(),
+                metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
             })

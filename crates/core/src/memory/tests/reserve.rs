@@ -131,15 +131,17 @@ fn a_reservation_that_goes_up_and_down_keeps_its_last_pageblock_out() {
     let memory = Memory::try_new(config).unwrap();
     let work = memory.new_group(CPU.into(), memory.groups().root());
     let work = work.unwrap();
+    // What core's records take of the budget is out of use anyway.
+    let records = memory.offline_pages();
     memory.begin_reservation();
     for _ in 0..3 {
-        memory.reserve(CPU.into(), work, pages(2 * REGION)).unwrap();
+        memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
         assert_eq!(settle(&memory), []);
-        memory.unreserve(CPU, work, pages(2 * REGION));
-        assert_eq!(memory.offline_pages(), REGION);
+        memory.unreserve(CPU, work, pages(3 * REGION));
+        assert_eq!(memory.offline_pages(), records + REGION);
     }
     memory.end_reservation();
-    assert_eq!(memory.offline_pages(), 0);
+    assert_eq!(memory.offline_pages(), records);
 }
 
 #[test]
@@ -268,9 +270,79 @@ fn a_budget_below_the_arena_is_there_from_the_start_whatever_the_sizes() {
                 continue;
             }
             let memory = Memory::try_new(config).unwrap();
-            let below = u64::from(nr_pages - memory.config().budget_pages);
+            let below = u64::from(nr_pages - memory.content_pages());
             assert!(memory.offline_pages() <= below);
             memory.check();
         }
     }
+}
+
+#[test]
+fn frames_in_use_and_records_keep_the_promise_of_the_budget() {
+    const MIB: u64 = 1 << 20;
+    let budgets = [16, 64, 512, 2048, 8192, 65_536].map(|mib| mib * MIB);
+    for (nr_cpus, budget) in [2, 256].into_iter().flat_map(|n| budgets.map(|b| (n, b))) {
+        let nr_pages = u32::try_from(budget / PAGE_BYTES as u64).unwrap();
+        let config = Config::new(nr_pages, nr_cpus, Policy::Mglru);
+        let memory = Memory::try_new(config).unwrap();
+        let frames = u64::from(memory.frames().len()) - memory.offline_pages();
+        let records = u64::from(memory.config().metadata_pages());
+        let most = (frames + records) * PAGE_BYTES as u64;
+        let promise = budget + budget / 50 + 16 * MIB;
+        // Room for a block on its way to the OS.
+        assert!(
+            most + 2 * MIB <= promise,
+            "{most} of {promise} bytes at {budget} with {nr_cpus} CPUs"
+        );
+    }
+}
+
+#[test]
+fn what_is_freed_under_a_budget_that_is_exceeded_goes_out_of_use() {
+    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    let arena = u64::from(config.arena_pages);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let order = Order::new(9).unwrap();
+    let alloc = || memory.alloc_buf(CPU.into(), root, order).unwrap().0;
+    let bufs = [(); 8].map(|()| alloc());
+    assert!(!memory.is_balloon_short());
+    assert!(memory.set_budget(CPU.into(), arena - 4 * REGION).unwrap() > 3 * REGION);
+    settle(&memory);
+    assert!(memory.is_balloon_short());
+    let mut nr_whole = 0;
+    for buf in bufs {
+        memory.free_buf(CPU, buf);
+        memory.drain();
+        let out = memory.offline_pages();
+        let Some(idle) = memory.next_free_offline() else {
+            assert!(out > 3 * REGION, "{out} pages out of use");
+            continue;
+        };
+        nr_whole += 1;
+        assert_eq!((idle.order().get(), idle.has_memory()), (9, true));
+        memory.put_offline(idle, true);
+        assert_eq!(memory.offline_pages(), out + REGION);
+    }
+    assert!(nr_whole > 0);
+    settle(&memory);
+    assert!(!memory.is_balloon_short());
+    assert_eq!(memory.offline_pages(), 4 * REGION);
+}
+
+#[test]
+fn what_the_os_could_not_have_is_offered_again() {
+    let (memory, [_, work], _) = full_of_pages();
+    memory.reserve(CPU.into(), work, pages(2 * REGION)).unwrap();
+    while let Some(idle) = memory.next_offline(CPU.into()) {
+        memory.put_offline(idle, false);
+    }
+    for left in (0..2).rev() {
+        let idle = memory.next_resident().unwrap();
+        assert!(idle.has_memory());
+        memory.put_offline(idle, true);
+        memory.check();
+        assert_eq!(memory.offline_pages(), 2 * REGION, "{left} left");
+    }
+    assert!(memory.next_resident().is_none());
 }
