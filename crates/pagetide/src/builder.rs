@@ -152,7 +152,7 @@ impl Builder {
 
     /// How long a large block is free before its memory goes back to the OS: 10 s by default,
     /// `None`: only at [`Memory::release`]. At most 64 MiB a second go, and none while a thread may
-    /// run on an isolated CPU, which that would interrupt.
+    /// run on an isolated CPU, which that would interrupt ([`Builder::isolated_cpus`]).
     pub fn release_after(mut self, idle: Option<Duration>) -> Builder {
         self.timing.release_after = idle;
         self
@@ -172,10 +172,16 @@ impl Builder {
         self
     }
 
-    /// CPUs that memory must not interrupt: while a thread of this process may run on one of them,
-    /// none is taken away from the process, because that makes the kernel interrupt them. What is
-    /// kept back so counts in [`Stats::releases_deferred`]. By default those that the machine keeps
-    /// free (`isolcpus`, `nohz_full`).
+    /// CPUs that memory must not interrupt: while a thread of this process may run on one of them
+    /// (its affinity is asked, which nothing but the thread's own pinning changes), none is taken
+    /// away from the process, because that makes the kernel interrupt them. The housekeeping
+    /// thread keeps off them. By default those that the machine keeps free (`isolcpus`,
+    /// `nohz_full`).
+    ///
+    /// What is kept back so counts in [`Stats::releases_deferred`]. Its frames stay out of use, but
+    /// the process keeps their memory: meanwhile the promise of the budget holds for what is in
+    /// use, not for what is resident. It goes at the first [`Memory::tick`] at which no thread may
+    /// run there any more.
     pub fn isolated_cpus(mut self, cpus: &[u32]) -> Builder {
         self.isolated = Some(cpus.to_vec());
         self
@@ -296,9 +302,13 @@ pub struct Stats {
     pub pgalloc: u64,
     /// See `pgalloc`.
     pub pgfree: u64,
-    /// Bytes of free blocks that went back to the OS.
+    /// Bytes that went back to the OS, of idle blocks and of those that reservations and a smaller
+    /// budget took out of use.
     pub released_bytes: u64,
-    /// Times that none went because a thread may run on an isolated CPU.
+    /// System calls that gave them back, each of which interrupts the CPUs where other threads of
+    /// the process run.
+    pub release_calls: u64,
+    /// Times that some did not go because a thread may run on an isolated CPU.
     pub releases_deferred: u64,
 }
 
@@ -441,7 +451,8 @@ impl Memory {
 
     /// Gives the memory of all large free blocks back to the OS now; returns the bytes.
     ///
-    /// A system call for each block of 2 or 4 MiB.
+    /// A system call for each block of 2 or 4 MiB; none goes while a thread may run on an isolated
+    /// CPU ([`Builder::isolated_cpus`]).
     pub fn release(&self) -> ByteSize {
         ByteSize(self.shared.release_all())
     }
@@ -512,8 +523,9 @@ impl Memory {
             zone_lock_takes: core.zone.lock_takes,
             pgalloc: core.zone.pgalloc,
             pgfree: core.zone.pgfree,
-            released_bytes: self.shared.released_bytes(),
-            releases_deferred: self.shared.releases_deferred(),
+            released_bytes: self.shared.release.nr_bytes(),
+            release_calls: self.shared.release.nr_calls(),
+            releases_deferred: self.shared.release.nr_deferred(),
         }
     }
 }

@@ -346,7 +346,9 @@ impl File {
         }
         let mut deadline = None;
         loop {
-            match self.fault(group, key, access) {
+            let fault = self.fault(group, key, access);
+            open.shared.settle();
+            match fault {
                 Err(PageError::Alloc(AllocError::OverLimit { .. }))
                     if Instant::now()
                         < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>

@@ -266,6 +266,7 @@ impl Group {
     fn take_buf(&self, order: Order) -> Result<(Buf, bool), Error> {
         let (shared, order) = (self.shared(), order.to_core());
         let taken = shared.core.alloc_buf(shared.here(), self.id(), order);
+        shared.settle();
         let (frame, was_ours) =
             taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
         shared.pay_debt();

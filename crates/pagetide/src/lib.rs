@@ -51,6 +51,7 @@ mod pins;
 mod platform;
 mod policy;
 mod pressure;
+mod release;
 mod reservation;
 mod resident;
 mod shared;

@@ -102,6 +102,7 @@ impl Group {
         }
         let over = core.set_max(shared.here(), self.id(), pages);
         shared.group_came_back(self.id());
+        shared.settle();
         match over.map_err(|refused| self.min_over_max(refused))? {
             0 => Ok(()),
             over_pages => Err(self.still_over(over_pages)),

@@ -197,6 +197,7 @@ impl Drop for Buf {
     fn drop(&mut self) {
         let frame = self.block.frame();
         self.shared.core.free_buf(cpu::current(), frame);
+        self.shared.settle();
         self.shared.came_back(frame);
     }
 }

@@ -1,9 +1,8 @@
 //! Reservations: bytes of the program's own heap, under the same budget.
 
 use crate::builder::bytes_of;
-use crate::shared::Shared;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES, cpu};
-use pagetide_core::memory::{BadBudget, Idle};
+use pagetide_core::memory::BadBudget;
 use pagetide_core::units::Order;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -120,6 +119,8 @@ impl Reservation {
         let shared = self.group.shared();
         let core = &shared.core;
         core.unreserve(cpu::current(), self.group.id(), less);
+        shared.settle();
+        shared.group_came_back(self.group.id());
     }
 
     /// Grows or shrinks to a size. Not together with other changes of the same reservation.
@@ -197,6 +198,7 @@ impl Group {
         let shared = self.shared();
         let over = shared.core.set_budget(shared.here(), pages);
         shared.fill_balloon();
+        shared.group_came_back(self.id());
         match over {
             Ok(0) => Ok(()),
             Ok(over_pages) => Err(self.still_over(over_pages)),
@@ -209,27 +211,5 @@ impl Group {
                 max_bytes: bytes_of(most),
             }),
         }
-    }
-}
-
-impl Shared {
-    /// Takes as much of the arena out of use as should be, and lets the OS have its memory.
-    pub(crate) fn fill_balloon(&self) {
-        while let Some(idle) = self.core.next_offline(self.here()) {
-            let is_released = self.let_go(&idle);
-            self.core.put_offline(idle, is_released);
-        }
-    }
-
-    /// Lets the OS have the memory of a block, where that interrupts no isolated CPU.
-    fn let_go(&self, idle: &Idle) -> bool {
-        if !idle.has_memory() {
-            return true;
-        }
-        if self.would_interrupt() {
-            self.count_deferred();
-            return false;
-        }
-        self.arena.release(idle).is_ok()
     }
 }

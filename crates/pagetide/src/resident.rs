@@ -40,9 +40,12 @@ mod tests {
 
     #[test]
     fn written_memory_is_resident() {
-        let before = resident_bytes().unwrap();
-        let block = std::hint::black_box(vec![1_u8; 32 << 20]);
-        assert!(resident_bytes().unwrap() >= before + (30 << 20));
-        drop(block);
+        // Other tests' memory comes and goes meanwhile, but not each time.
+        let is_seen = (0..10).any(|_| {
+            let before = resident_bytes().unwrap();
+            let _block = std::hint::black_box(vec![1_u8; 32 << 20]);
+            resident_bytes().unwrap() >= before + (30 << 20)
+        });
+        assert!(is_seen);
     }
 }

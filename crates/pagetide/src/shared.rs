@@ -6,12 +6,13 @@ use crate::cpu;
 use crate::file::Open;
 use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
+use crate::release::Release;
 use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
 use crate::wait::Waiters;
-use crate::worker::{self, Worker};
+use crate::worker::Worker;
 use pagetide_core::group::Event;
-use pagetide_core::memory::{AllocError, Effect, Effects, Idle, Memory as Core};
+use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,13 +41,10 @@ pub(crate) struct Shared {
     start: Instant,
     /// How long a block is free before its memory goes back to the OS.
     release_after: Option<Duration>,
-    nr_released_bytes: AtomicU64,
-    nr_releases_deferred: AtomicU64,
+    pub(crate) release: Release,
     pub(crate) shrinkers: Shrinkers,
     /// The longest that a charge above `high` is slowed down.
     pub(crate) throttle_max: Duration,
-    /// CPUs that no release may interrupt.
-    isolated: Vec<u32>,
     worker: OnceLock<Worker>,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
@@ -61,10 +59,6 @@ pub(crate) struct Timing {
     /// The longest that a charge above `high` is slowed down.
     pub(crate) throttle_max: Duration,
 }
-
-/// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
-/// pages from all CPUs' address translation.
-const RELEASE_BYTES_PER_TICK: u64 = 64 << 20;
 
 /// A map that a panicking thread held is whole: its entries are inserted and removed at once.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,11 +88,9 @@ impl Shared {
             nr_buffered_reads: AtomicU64::new(0),
             start: Instant::now(),
             release_after: timing.release_after,
-            nr_released_bytes: AtomicU64::new(0),
-            nr_releases_deferred: AtomicU64::new(0),
+            release: Release::new(isolated),
             shrinkers: Shrinkers::default(),
             throttle_max: timing.throttle_max,
-            isolated,
             worker: OnceLock::new(),
             topology,
             unbound,
@@ -137,71 +129,12 @@ impl Shared {
     pub(crate) fn tick(&self) -> Duration {
         let now = self.now();
         let next = self.core.tick(cpu::current(), now);
-        if let Some(after) = self.release_after {
+        let before = self.release_after.and_then(|after| {
             let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
-            self.release_idle(now.checked_sub(after));
-        }
+            now.checked_sub(after)
+        });
+        self.release_some(before);
         Duration::from_nanos(next.saturating_sub(now))
-    }
-
-    /// Gives a bounded part of what is free since `before` back to the OS, if anything is.
-    fn release_idle(&self, before: Option<u64>) {
-        let Some(before) = before else { return };
-        let Some(idle) = self.core.take_idle(before) else {
-            return;
-        };
-        if self.would_interrupt() {
-            self.core.put_idle(idle, false);
-            self.count_deferred();
-            return;
-        }
-        let mut released = self.release(idle).unwrap_or(u64::MAX);
-        while released < RELEASE_BYTES_PER_TICK
-            && let Some(idle) = self.core.take_idle(before)
-            && let Some(bytes) = self.release(idle)
-        {
-            released += bytes;
-        }
-    }
-
-    /// Gives all memory of free blocks back to the OS; returns the bytes.
-    pub(crate) fn release_all(&self) -> u64 {
-        self.core.drain();
-        let mut released = 0;
-        while let Some(idle) = self.core.take_idle(u64::MAX)
-            && let Some(bytes) = self.release(idle)
-        {
-            released += bytes;
-        }
-        released
-    }
-
-    /// Whether taking memory away would interrupt a CPU that is not to be interrupted.
-    pub(crate) fn would_interrupt(&self) -> bool {
-        !self.isolated.is_empty() && worker::may_run_on(&self.isolated)
-    }
-
-    pub(crate) fn count_deferred(&self) {
-        self.nr_releases_deferred.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn release(&self, idle: Idle) -> Option<u64> {
-        let bytes = idle.order().bytes() as u64;
-        let is_released = self.arena.release(&idle).is_ok();
-        self.core.put_idle(idle, is_released);
-        if !is_released {
-            return None;
-        }
-        self.nr_released_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Some(bytes)
-    }
-
-    pub(crate) fn released_bytes(&self) -> u64 {
-        self.nr_released_bytes.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn releases_deferred(&self) -> u64 {
-        self.nr_releases_deferred.load(Ordering::Relaxed)
     }
 
     pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, (u32, String)>> {
@@ -303,5 +236,6 @@ impl Shared {
             .close_mapping(cpu::current(), mapping, &mut |effects| {
                 self.wake_all(effects)
             });
+        self.settle();
     }
 }

@@ -1,7 +1,10 @@
 //! Housekeeping in the background: ticks of core's clock, and memory that goes back to the OS.
 
+use crate::cpu;
 use crate::shared::Shared;
 use crate::topology::list_of;
+use pagetide_core::units::index;
+use rustix::thread::CpuSet;
 use std::fs;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -44,15 +47,19 @@ impl Stop {
 }
 
 impl Worker {
-    /// Starts a thread that ticks `shared` whenever that is due, as long as somebody else has it.
+    /// Starts a thread that ticks a memory whenever that is due, as long as somebody else has it.
     ///
     /// # Errors
     /// What the OS says.
-    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Worker> {
+    pub(crate) fn start(of: &Arc<Shared>) -> std::io::Result<Worker> {
         let stop = Arc::new(Stop::default());
-        let (watched, shared) = (Arc::clone(&stop), Arc::downgrade(shared));
+        let (watched, shared) = (Arc::clone(&stop), Arc::downgrade(of));
         let thread = std::thread::Builder::new().name("pagetide".to_owned());
-        thread.spawn(move || run(&watched, &shared))?;
+        let isolated = of.release.isolated().to_vec();
+        thread.spawn(move || {
+            keep_off(&isolated);
+            run(&watched, &shared);
+        })?;
         Ok(Worker { stop })
     }
 
@@ -94,6 +101,35 @@ pub(crate) fn isolated_cpus() -> Vec<u32> {
     let mut isolated = of(listed("isolated"));
     isolated.extend(of(listed("nohz_full")));
     isolated
+}
+
+/// Keeps the calling thread off isolated CPUs, where there are others.
+///
+/// It would disturb them itself, and as long as it may run there, no memory goes back to the OS.
+fn keep_off(isolated: &[u32]) {
+    if isolated.is_empty() {
+        return;
+    }
+    let without = |mut set: CpuSet| {
+        for &cpu in isolated {
+            if index(cpu) < CpuSet::MAX_CPU {
+                set.unset(index(cpu));
+            }
+        }
+        set
+    };
+    // A thread that was started from an isolated CPU may run only there so far; the kernel takes
+    // what is not possible or not allowed out of a set.
+    let now = rustix::thread::sched_getaffinity(None).map(without);
+    let all = || {
+        let mut set = CpuSet::new();
+        let cpus = 0..index(cpu::nr_possible()).min(CpuSet::MAX_CPU);
+        cpus.for_each(|cpu| set.set(cpu));
+        without(set)
+    };
+    let set = now.ok().filter(|set| set.count() > 0).unwrap_or_else(all);
+    // Refused where all CPUs are isolated: then it runs where it may.
+    let _refused = rustix::thread::sched_setaffinity(None, &set);
 }
 
 /// Whether a thread of this process may run on one of these CPUs: taking memory away would

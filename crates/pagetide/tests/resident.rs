@@ -139,3 +139,28 @@ fn one_thread_keeps_house_unless_told_otherwise() {
     let _quiet = quiet().build().unwrap();
     assert_eq!(nr_threads("pagetide"), 0);
 }
+
+#[test]
+fn what_is_freed_under_a_budget_that_was_exceeded_goes_at_once() {
+    let _alone = alone();
+    for order in [9, 5, 0] {
+        let memory = quiet().build().unwrap();
+        let group = memory.root().child("work").unwrap();
+        let alloc = || {
+            let buf = group.alloc(Order::new(order)).ok()?;
+            (memory.root().usage() < ByteSize::mib(88)).then_some(buf)
+        };
+        let bufs: Vec<Buf> = std::iter::from_fn(alloc).collect();
+        let (full, used) = (resident_bytes().unwrap(), memory.root().usage().as_u64());
+        let least = ByteSize::mib(24);
+        let over = memory.set_budget(least).unwrap_err();
+        assert!(matches!(over, pagetide::Error::StillOver { .. }), "{over}");
+        // One in eight stays, so that small ones leave no pageblock whole.
+        let _left: Vec<Buf> = bufs.into_iter().step_by(8).collect();
+        assert!(memory.root().usage() < least);
+        // All that the budget is below what was used, but for frames beyond the budget.
+        let gone = full.saturating_sub(resident_bytes().unwrap());
+        let least_gone = used - least.as_u64() - (8 << 20);
+        assert!(gone >= least_gone, "{gone} bytes went, order {order}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Memory that goes back to the OS: what reservations and a smaller budget take out of use, and
+//! what is idle. The only place that takes memory away from the process while it runs, because
+//! that interrupts the CPUs on which its threads run.
+
+use crate::shared::Shared;
+use crate::worker;
+use pagetide_core::memory::Idle;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
+/// pages from all CPUs' address translation.
+const RELEASE_BYTES_PER_TICK: u64 = 64 << 20;
+/// Blocks that go after one look at where threads may run: 64 MiB, some 10 ms. That look takes a
+/// few system calls a thread.
+const BLOCKS_PER_LOOK: u32 = 32;
+
+/// What went back to the OS, and what must not be interrupted by that.
+#[derive(Debug)]
+pub(crate) struct Release {
+    /// CPUs that no release may interrupt.
+    isolated: Vec<u32>,
+    /// Held by the thread that takes memory out of use. Another one that finds nothing left to do
+    /// waits for it: what it asked for may be in those hands.
+    filling: Mutex<()>,
+    nr_bytes: AtomicU64,
+    nr_calls: AtomicU64,
+    nr_deferred: AtomicU64,
+}
+
+impl Release {
+    pub(crate) fn new(isolated: Vec<u32>) -> Release {
+        Release {
+            isolated,
+            filling: Mutex::new(()),
+            nr_bytes: AtomicU64::new(0),
+            nr_calls: AtomicU64::new(0),
+            nr_deferred: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn isolated(&self) -> &[u32] {
+        &self.isolated
+    }
+
+    /// Bytes that went.
+    pub(crate) fn nr_bytes(&self) -> u64 {
+        self.nr_bytes.load(Ordering::Relaxed)
+    }
+
+    /// System calls for them.
+    pub(crate) fn nr_calls(&self) -> u64 {
+        self.nr_calls.load(Ordering::Relaxed)
+    }
+
+    /// Times that some did not go because of an isolated CPU.
+    pub(crate) fn nr_deferred(&self) -> u64 {
+        self.nr_deferred.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // The mutex guards no data, so a panic under it broke nothing.
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether taking memory away interrupts a CPU that is not to be interrupted: looked at anew after
+/// some blocks.
+#[derive(Debug, Default)]
+struct Look {
+    may_release: bool,
+    nr_blocks: u32,
+}
+
+impl Look {
+    fn may_release(&mut self, release: &Release) -> bool {
+        if release.isolated.is_empty() {
+            return true;
+        }
+        if self.nr_blocks.is_multiple_of(BLOCKS_PER_LOOK) {
+            self.may_release = !worker::may_run_on(&release.isolated);
+        }
+        self.nr_blocks += 1;
+        if !self.may_release {
+            release.nr_deferred.fetch_add(1, Ordering::Relaxed);
+        }
+        self.may_release
+    }
+}
+
+impl Shared {
+    /// Takes as much of the arena out of use as should be, and lets the OS have its memory. When it
+    /// returns, no other thread has any of it in its hands.
+    pub(crate) fn fill_balloon(&self) {
+        let _alone = self.release.lock();
+        let mut look = Look::default();
+        while let Some(idle) = self.core.next_offline(self.here()) {
+            self.put_offline(&mut look, idle);
+        }
+    }
+
+    /// To be called after memory was freed: where a budget was lowered below what was in use then,
+    /// or a reservation forced, what is freed now goes to the OS. One load where neither was.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if self.core.is_balloon_short() {
+            self.settle_short();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_short(&self) {
+        let groups = self.core.groups();
+        let root = groups.get(groups.root());
+        if root.is_none_or(|root| root.usage() <= root.max()) {
+            return self.fill_balloon();
+        }
+        // Too much is in use to make up for it. What is whole goes, so that the rest is quick.
+        let _alone = self.release.lock();
+        let mut look = Look::default();
+        while let Some(idle) = self.core.next_free_offline() {
+            self.put_offline(&mut look, idle);
+        }
+    }
+
+    fn put_offline(&self, look: &mut Look, idle: Idle) {
+        let has_no_memory = !idle.has_memory();
+        let is_released =
+            has_no_memory || (look.may_release(&self.release) && self.let_go(&idle).is_some());
+        self.core.put_offline(idle, is_released);
+    }
+
+    /// At a tick: makes up for what could not be done before, and gives a bounded part of what is
+    /// free since `before` back to the OS.
+    pub(crate) fn release_some(&self, before: Option<u64>) {
+        self.fill_balloon();
+        self.release_resident();
+        let Some(before) = before else { return };
+        let mut look = Look::default();
+        let mut released = 0;
+        while released < RELEASE_BYTES_PER_TICK
+            && let Some(idle) = self.core.take_idle(before)
+            && let Some(bytes) = self.release_idle(&mut look, idle)
+        {
+            released += bytes;
+        }
+    }
+
+    /// What is out of use and the OS could not have.
+    fn release_resident(&self) {
+        let _alone = self.release.lock();
+        let mut look = Look::default();
+        while let Some(idle) = self.core.next_resident() {
+            let is_released = look.may_release(&self.release) && self.let_go(&idle).is_some();
+            self.core.put_offline(idle, is_released);
+            if !is_released {
+                return;
+            }
+        }
+    }
+
+    /// Gives all memory of free blocks back to the OS; returns the bytes.
+    pub(crate) fn release_all(&self) -> u64 {
+        self.core.drain();
+        let mut look = Look::default();
+        let mut released = 0;
+        while let Some(idle) = self.core.take_idle(u64::MAX)
+            && let Some(bytes) = self.release_idle(&mut look, idle)
+        {
+            released += bytes;
+        }
+        released
+    }
+
+    /// Lets the OS have an idle block's memory; `None` where it could not.
+    fn release_idle(&self, look: &mut Look, idle: Idle) -> Option<u64> {
+        let bytes = match look.may_release(&self.release) {
+            true => self.let_go(&idle),
+            false => None,
+        };
+        self.core.put_idle(idle, bytes.is_some());
+        bytes
+    }
+
+    /// One system call; the bytes that went.
+    fn let_go(&self, idle: &Idle) -> Option<u64> {
+        let bytes = idle.order().bytes() as u64;
+        self.release.nr_calls.fetch_add(1, Ordering::Relaxed);
+        self.arena.release(idle).ok()?;
+        self.release.nr_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory, Order};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_reservation_returns_when_no_other_has_memory_in_its_hands() {
+        let builder = Memory::builder().budget(ByteSize::mib(16));
+        let memory = builder.without_thread().build().unwrap();
+        let group = &memory.root().child("query").unwrap();
+        let shared = group.shared();
+        let bufs = [9; 6].map(|order| group.alloc(Order::new(order)).unwrap());
+        drop(bufs);
+        let alone = shared.release.lock();
+        let returned = &AtomicBool::new(false);
+        std::thread::scope(move |scope| {
+            // Also where this fails: the other thread waits for it.
+            let alone = alone;
+            scope.spawn(move || {
+                let reservation = group.reserve(ByteSize::mib(12)).unwrap();
+                returned.store(true, Ordering::SeqCst);
+                drop(reservation);
+            });
+            // Once it is charged, its memory is this thread's to give back.
+            let mut idle = None;
+            while idle.is_none() {
+                idle = shared.core.next_offline(shared.here());
+                assert!(!returned.load(Ordering::SeqCst));
+            }
+            let mut look = Look::default();
+            while let Some(other) = shared.core.next_offline(shared.here()) {
+                shared.put_offline(&mut look, other);
+            }
+            for _ in 0..10_000 {
+                std::thread::yield_now();
+                assert!(!returned.load(Ordering::SeqCst));
+            }
+            idle.into_iter()
+                .for_each(|idle| shared.put_offline(&mut look, idle));
+            assert!(shared.release.nr_calls() > 0);
+            drop(alone);
+        });
+        assert!(returned.load(Ordering::SeqCst));
+    }
+}
