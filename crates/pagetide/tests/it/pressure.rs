@@ -1,5 +1,6 @@
 //! Pressure: how it is shown, which triggers are refused, and groups that never wait.
 
+use crate::data;
 use pagetide::{ByteSize, Error, Group, Memory, Pressure, PressureKind, PressureLine};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,27 @@ fn a_group_that_never_waits_has_none() {
     assert_eq!(web.pressure(), Pressure::default());
     drop((bytes, tasks));
     assert_eq!(memory.root().pressure(), Pressure::default());
+}
+
+#[test]
+fn a_group_that_is_reclaimed_from_for_itself_has_some_and_its_sibling_has_none() {
+    let memory = memory();
+    let data = data::numbered_file(1024);
+    let web = group(&memory).max(ByteSize::mib(1)).unwrap();
+    let idle = memory.root().child("idle").unwrap();
+    let resting = memory.open(data.path(), &idle).unwrap();
+    resting.read_at(&mut [0; 64 << 10], 0).unwrap();
+    let file = resting.for_group(&web);
+    for page in 0..1024 {
+        assert_eq!(file.read_at(&mut [0], page * 4096).unwrap(), 1);
+    }
+    assert!(memory.stats().pgsteal > 0);
+    let [some, full] = [web.pressure().some.total, web.pressure().full.total];
+    assert!(!some.is_zero());
+    // Nobody is declared to work for it: whoever waits is all there is.
+    assert_eq!(some, full);
+    assert_eq!(idle.pressure(), Pressure::default());
+    assert!(memory.root().pressure().some.total >= some);
 }
 
 #[test]
