@@ -128,6 +128,10 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         "test --release -p pagetide-sim --test it",
     ));
     steps.push(Step {
+        name: "promise of the budget",
+        action: Action::Tests(promise(workspace)),
+    });
+    steps.push(Step {
         name: "loom",
         action: Action::Tests(interleavings(workspace, "loom")),
     });
@@ -140,6 +144,13 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         action: asan(workspace, host),
     });
     steps
+}
+
+/// A minute of everything at once, sampled: by itself, because it looks at the whole process.
+fn promise(workspace: &Workspace) -> Command {
+    let mut command = tests(workspace, "test --release -p pagetide --test it promise::");
+    command.env("PAGETIDE_PROMISE_SECONDS", "60");
+    command
 }
 
 /// The tests of core's two-sided protocols under a scheduler that picks the interleavings.
@@ -175,7 +186,9 @@ fn asan(workspace: &Workspace, host: &str) -> Action {
     command.args(["--", "--show-output"]);
     command
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTFLAGS", "-Zsanitizer=address");
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        // It maps, keeps and unmaps memory of its own: tests that look at all of it are skipped.
+        .env("PAGETIDE_SANITIZER", "1");
     Action::Tests(command)
 }
 
@@ -227,6 +240,7 @@ mod tests {
             "integration and model tests",
             "doc tests",
             "simulator seeds",
+            "promise of the budget",
             "loom",
             "shuttle",
             "asan",
@@ -249,6 +263,19 @@ mod tests {
             asan.contains(&format!("--target {LINUX} --target-dir")),
             "{asan}"
         );
+    }
+
+    #[test]
+    fn the_promise_is_tested_for_a_minute_but_not_under_the_sanitizer() {
+        let steps = test_steps(&Workspace::find(), LINUX);
+        let promise = line(&steps, "promise of the budget");
+        assert!(
+            promise.contains("PAGETIDE_PROMISE_SECONDS=\"60\""),
+            "{promise}"
+        );
+        assert!(promise.contains("--release"), "{promise}");
+        let asan = line(&steps, "asan");
+        assert!(asan.contains("PAGETIDE_SANITIZER=\"1\""), "{asan}");
     }
 
     #[test]
