@@ -21,6 +21,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "the sanitizer keeps what is freed; the step of that name is without it",
     ),
     (
+        "isolated CPU",
+        "counting interruptions takes two CPUs, a kernel that counts them, and no sanitizer",
+    ),
+    (
         "asan",
         "rustc has AddressSanitizer for Linux with glibc on x86_64 and aarch64 only",
     ),

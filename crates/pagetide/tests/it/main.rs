@@ -7,6 +7,7 @@ mod child;
 mod data;
 mod files;
 mod global;
+mod isolated;
 mod machine;
 mod memcg;
 mod nodes;
