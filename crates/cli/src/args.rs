@@ -42,6 +42,8 @@ pub(crate) enum BenchName {
     Stream(JsonArgs),
     /// Drop the last handle of a fully cached file: single pass against two passes.
     Truncate(TruncateArgs),
+    /// Reserve bytes of the program's heap out of a page cache that fills the budget.
+    Reserve(ReserveArgs),
     /// Threads touch a part of a simulated machine's memory: zonelist caches side by side.
     MemoryHog(MemoryHogArgs),
     /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).
@@ -97,6 +99,26 @@ pub(crate) struct TruncateArgs {
     /// With `--count`: fill the cache, drop nothing.
     #[arg(long, hide = true)]
     pub(crate) fill_only: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReserveArgs {
+    /// Budget, which a clean page cache fills.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub(crate) budget: ByteSize,
+    /// Bytes to reserve.
+    #[arg(long, value_name = "SIZE", default_value = "300MiB")]
+    pub(crate) size: ByteSize,
+    /// Times to measure it.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Reserve once, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) once: bool,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -25,6 +25,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "counting interruptions takes two CPUs, a kernel that counts them, and no sanitizer",
     ),
     (
+        "strace",
+        "system calls are counted by strace where there is one and it may trace",
+    ),
+    (
         "asan",
         "rustc has AddressSanitizer for Linux with glibc on x86_64 and aarch64 only",
     ),

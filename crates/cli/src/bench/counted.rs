@@ -1,4 +1,4 @@
-//! Instructions and cache misses of a run, by cachegrind.
+//! What a run took: instructions and cache misses by cachegrind, system calls by strace.
 
 use crate::failure::Failure;
 use std::process::Command;
@@ -23,6 +23,40 @@ pub(super) fn cachegrind(args: &[&str]) -> Result<Option<[i64; 2]>, Failure> {
     }
     let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
     Ok(summary(&text))
+}
+
+/// System calls of a run of this program with these arguments, of all its threads, between those
+/// that write these lines to its output. `None` where there is no strace, or it may not trace.
+pub(super) fn system_calls(args: &[&str], begin: &str, end: &str) -> Result<Option<u64>, Failure> {
+    let failed = |error: &dyn std::error::Error| Failure::of("cannot count system calls", error);
+    let out = tempfile::NamedTempFile::new().map_err(|error| failed(&error))?;
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
+    let mut command = Command::new("strace");
+    command.args(["-f", "-s", "256", "-o"]).arg(out.path());
+    command.arg(program).args(args);
+    match command.output() {
+        Ok(done) if done.status.success() => {}
+        _ => return Ok(None),
+    }
+    let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
+    Ok(calls_between(&text, begin, end))
+}
+
+/// Lines of strace's output between those that write `begin` and `end`.
+fn calls_between(text: &str, begin: &str, end: &str) -> Option<u64> {
+    let is_write = |line: &str, what| line.contains("write(1, ") && line.contains(what);
+    let mut lines = text.lines().skip_while(|line| !is_write(line, begin));
+    lines.next()?;
+    let mut nr_calls = 0;
+    for line in lines {
+        if is_write(line, end) {
+            return Some(nr_calls);
+        }
+        // A call that another thread's came between has two lines; signals and exits are none.
+        let is_call = line.contains('(') && !line.contains("resumed>");
+        nr_calls += u64::from(is_call && !line.contains(" --- ") && !line.contains(" +++ "));
+    }
+    None
 }
 
 /// `events: Ir I1mr ILmr ...` names the columns of `summary: ...`.
@@ -52,5 +86,16 @@ mod tests {
         let text = "events: Ir I1mr ILmr Dr D1mr DLmr Dw D1mw DLmw\nsummary: 9 8 1 6 5 2 3 2 4\n";
         assert_eq!(summary(text), Some([9, 7]));
         assert_eq!(summary("summary: 1"), None);
+    }
+
+    #[test]
+    fn the_calls_of_strace() {
+        let text = "7 write(1, \"it begins\\n\", 10) = 10\n7 madvise(0x7f, 9, 4) = 0\n\
+                    7 futex(0x1 <unfinished ...>\n8 read(3 <unfinished ...>\n\
+                    7 <... futex resumed>) = 0\n7 --- SIGALRM {} ---\n8 +++ exited with 0 +++\n\
+                    7 write(1, \"it ends\\n\", 8) = 8\n7 close(3) = 0\n";
+        assert_eq!(calls_between(text, "it begins", "it ends"), Some(3));
+        assert_eq!(calls_between(text, "it begins", "it never ends"), None);
+        assert_eq!(calls_between(text, "it never begins", "it ends"), None);
     }
 }

@@ -10,6 +10,7 @@ mod hog;
 mod page_fault;
 mod ping_pong;
 mod real;
+mod reserve;
 mod stocks;
 mod stream;
 mod truncate;
@@ -29,6 +30,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::Charge(args) => charge::run(args),
         BenchName::Drain(args) => drain::run(args),
         BenchName::PingPong(args) => ping_pong::run(args),
+        BenchName::Reserve(args) => reserve::run(args),
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }
