@@ -104,8 +104,8 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Failure> {
 fn row((variant, kind): (&'static str, StockKind), cpus: u32, seed: f64, runs: &[Run]) -> Row {
     let of = |of: fn(&Run) -> Cost| Median::of(runs.iter().map(of).collect());
     let (call, of_empty) = (of(|run| run.call), of(|run| run.of_empty));
-    // All slots are one group's, which is walked up once and counted once; an owner walks itself.
-    let walks = f64::from(LEVELS + 1);
+    // All slots are one group's, which is walked up once; an owner walks itself.
+    let walks = f64::from(LEVELS);
     let in_slots = |rmws: f64| match kind {
         StockKind::Scheduled => rmws,
         _ => rmws - walks,
@@ -164,15 +164,16 @@ fn drain_here(kind: StockKind, cpus: u32, rounds: u32) -> Result<Run, Failure> {
             trees.iter().for_each(|(tree, _)| tree.drain(tree.root()))
         });
         is_complete &= trees.iter().all(|(tree, _)| tree.stocked(tree.root()) == 0);
-        let owners = cost(nr, || {
-            if kind == StockKind::Scheduled {
-                trees.iter().for_each(|(tree, _)| run_owners(tree, cpus));
-            }
-        });
         calls.push(call);
-        wholes.push(Cost {
-            ns: call.ns + owners.ns,
-            rmws: call.rmws,
+        wholes.push(match kind {
+            StockKind::Scheduled => {
+                let owners = || trees.iter().for_each(|(tree, _)| run_owners(tree, cpus));
+                Cost {
+                    ns: call.ns + cost(nr, owners).ns,
+                    ..call
+                }
+            }
+            _ => call,
         });
         assert!(
             trees.iter().all(|(tree, _)| tree.stocked(tree.root()) == 0),

@@ -285,7 +285,9 @@ impl Tree {
         self.stocks.drain(wanted, out);
         self.uncharge_surplus(same);
         if nr_slots > 0 {
-            self.nr_drained.fetch_add(nr_slots, Ordering::Relaxed);
+            // No read-modify-write: of two drains at once, one's count may be lost.
+            let nr_drained = self.nr_drained.load(Ordering::Relaxed) + nr_slots;
+            self.nr_drained.store(nr_drained, Ordering::Relaxed);
         }
     }
 

@@ -227,6 +227,12 @@ impl ByteLine {
     /// Takes out everything of the groups that `wanted` names, one exchange for each word that
     /// holds something of them and none for the others. Statistics first: bytes keep their group.
     pub fn drain(&self, wanted: impl Fn(u32) -> bool, out: Sink<'_>) {
+        // Most lines are empty: one question to all words first, whose counts are below the item.
+        let words = self.bytes.iter().chain(&self.states);
+        let all = words.fold(0, |all, word| all | word.load(Ordering::Relaxed));
+        if all & ((1 << DELTA_BITS) - 1) == 0 {
+            return;
+        }
         let is_wanted = |group: u32, is_held: bool| is_held && wanted(group);
         for place in &self.states {
             let word = place.load(Ordering::Relaxed);

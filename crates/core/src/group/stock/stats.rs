@@ -13,7 +13,7 @@ pub struct StockStats {
     pub refills: u64,
     /// Refills of which pages went back to the counters: an overflow, or another group's place.
     pub trims: u64,
-    /// Stocks of a group that drains emptied.
+    /// Stocks of a group that drains emptied. Approximate where drains race.
     pub remote_drains: u64,
     /// Tries of a stock's lock that found it held.
     pub contended: u64,
