@@ -130,7 +130,8 @@ impl Tree {
         }
         for (_, group) in self.path(id) {
             if group.add_forced(u64::from(nr_pages)) > group.max() {
-                self.has_over.store(1, Ordering::Relaxed);
+                // Release pairs with the Acquire in `set_batches`, which then sees the usage.
+                self.has_over.fetch_add(1, Ordering::Release);
             }
             self.tell_claims(group);
         }

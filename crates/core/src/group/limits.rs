@@ -75,12 +75,16 @@ impl Tree {
 
     /// For a changed limit: who is exact now, and whether anybody is over.
     pub(super) fn set_batches(&self) {
-        let mut has_over = 0;
+        // Acquire pairs with the Release in `charge_forced`; one that comes later changes the word.
+        let seen = self.has_over.load(Ordering::Acquire);
+        let mut is_any_over = false;
         for (id, group) in self.groups.iter() {
             self.set_batch(id);
-            has_over |= u32::from(group.usage() > group.max());
+            is_any_over |= group.usage() > group.max();
         }
-        self.has_over.store(has_over, Ordering::Relaxed);
+        let (now, relaxed) = (u32::from(is_any_over), Ordering::Relaxed);
+        // Fails where a charge was forced meanwhile: the word says so already.
+        let _ = self.has_over.compare_exchange(seen, now, relaxed, relaxed);
     }
 
     /// A group under a limit of fewer than two batches a CPU is exact, and all stocks together

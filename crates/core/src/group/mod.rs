@@ -67,8 +67,8 @@ pub struct Tree {
     nr_drained: AtomicU64,
     root: u32,
     nr_cpus: u32,
-    /// 1 while a group may be over its limit: since a lowered `max` or a forced charge, until a
-    /// limit is set and none is.
+    /// Not 0 while a group may be over its limit: since a lowered `max` or a forced charge, which
+    /// adds one, until a limit is set and none is.
     has_over: AtomicU32,
     /// 1 once any group has said on which nodes or CPUs it is.
     is_placed: AtomicU32,

@@ -281,6 +281,23 @@ fn at_a_limit_pages_on_another_cpu_are_one_move_away() {
 }
 
 #[test]
+fn what_is_given_back_above_a_limit_goes_into_no_stock() {
+    let (tree, id) = chain(2, 2, StockKind::Atomic);
+    assert_eq!(tree.set_max(id, 1000), Ok(()));
+    tree.charge(A, id, 1000).expect("room");
+    tree.charge_forced(A, id, 5);
+    tree.uncharge(A, id, 3);
+    tree.uncharge_bytes(A, id, 4096);
+    assert_eq!((tree.stocked(id), tree.held_bytes(id)), (0, 0));
+    tree.uncharge(A, id, 1);
+    // At the limit again; and no longer asked about once a limit was set.
+    tree.uncharge(A, id, 1);
+    assert_eq!(tree.stocked(id), 1);
+    assert_eq!(tree.set_max(id, 2000), Ok(()));
+    assert_eq!(rmws(|| tree.uncharge(A, id, 1)), 1);
+}
+
+#[test]
 fn bytes_beyond_a_line_are_parked_with_their_groups() {
     let (tree, parent) = chain(1, 1, StockKind::Atomic);
     let nr_groups = NR_BYTE_WORDS as u64 + 3;

@@ -36,7 +36,7 @@ pub enum StockKind {
     /// The baseline that seed 002 replaced, with its flaw: a charge near a limit may be refused
     /// for pages in another CPU's stock. For threads that stay on their CPU while they charge, as
     /// in a kernel: of two that use one CPU number at once, one's move may be lost, and a count
-    /// with it.
+    /// with it. A dropped group goes once the owners of its stocks ran.
     Scheduled,
     /// No stock: each charge walks up to the root.
     None,
