@@ -25,10 +25,28 @@ struct Offline {
     released: List,
 }
 
+/// One of the lists of [`Offline`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Pending,
+    Resident,
+    Released,
+}
+
 impl Offline {
-    fn pop_with_memory(&mut self, frames: &FrameTable) -> Option<Frame> {
-        let pending = self.pending.pop_head(frames);
-        pending.or_else(|| self.resident.pop_head(frames))
+    fn list(&mut self, of: Of) -> &mut List {
+        match of {
+            Of::Pending => &mut self.pending,
+            Of::Resident => &mut self.resident,
+            Of::Released => &mut self.released,
+        }
+    }
+
+    /// The block that comes back into use first: one that has memory.
+    fn head(&mut self) -> Option<(Frame, Of)> {
+        let all = [Of::Pending, Of::Resident, Of::Released];
+        all.into_iter()
+            .find_map(|of| Some((self.list(of).head()?, of)))
     }
 }
 
@@ -319,24 +337,22 @@ impl Memory {
         if !is_over() {
             return false;
         }
-        let (frame, has_memory) = match offline.pop_with_memory(&self.frames) {
-            Some(frame) => (Some(frame), true),
-            None => (offline.released.pop_head(&self.frames), false),
+        let Some((frame, of)) = offline.head() else {
+            return false;
         };
-        let Some(frame) = frame else { return false };
         let (order, _) = self.frames.block(frame);
         let nr_pages = u64::from(order.nr_pages());
+        // What is less than a block too many stays.
+        if self.balloon.nr_pages() < self.wanted_offline() + nr_pages {
+            return false;
+        }
         self.balloon.unclaim(nr_pages);
         if self.is_short() {
             self.balloon.nr_pages.fetch_add(nr_pages, Ordering::SeqCst);
-            let list = match has_memory {
-                true if order == REGION => &mut offline.pending,
-                true => &mut offline.resident,
-                false => &mut offline.released,
-            };
-            list.push_head(&self.frames, frame);
             return false;
         }
+        let has_memory = of != Of::Released;
+        offline.list(of).remove(&self.frames, frame);
         drop(offline);
         self.frames
             .change_owned(frame, |word| word.with_state(State::Free).next_version());
