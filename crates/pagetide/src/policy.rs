@@ -10,6 +10,9 @@ use std::str::FromStr;
 pub enum Policy {
     /// First in, first out.
     Fifo,
+    /// A probation queue of adaptive size and a protected ring; a page that comes back is protected
+    /// where it did so sooner than the coldest protected one is old.
+    Gated2q,
     /// The multi-gen LRU in the form of Linux 6.12: the default.
     #[default]
     Mglru,
@@ -22,6 +25,7 @@ impl Policy {
     pub(crate) const fn to_core(self) -> reclaim::Policy {
         match self {
             Policy::Fifo => reclaim::Policy::Fifo,
+            Policy::Gated2q => reclaim::Policy::Gated2q,
             Policy::Mglru => reclaim::Policy::Mglru,
         }
     }
@@ -38,6 +42,7 @@ impl FromStr for Policy {
     fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
         match name.parse() {
             Ok(reclaim::Policy::Fifo) => Ok(Policy::Fifo),
+            Ok(reclaim::Policy::Gated2q) => Ok(Policy::Gated2q),
             Ok(reclaim::Policy::Mglru) => Ok(Policy::Mglru),
             Err(reclaim::UnknownPolicy) => Err(UnknownPolicy(name.to_owned())),
         }

@@ -5,7 +5,7 @@ use crate::trace::Trace;
 use pagetide_core::memory::{BuildError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::reclaim::Policy;
-use pagetide_core::units::{Cpu, Order, PageKey};
+use pagetide_core::units::{Cpu, Frame, Order, PageKey};
 
 /// The one virtual CPU.
 const CPU: Cpu = Cpu::new(0);
@@ -35,10 +35,140 @@ pub enum RunError {
     },
 }
 
-/// Replays a trace by copying reads through a group of at most `frames` pages, reads taking no
-/// time; `progress` gets the requests done so far.
-///
-/// The runtime replays with the same sizes, so that both count the same misses.
+/// What a replay cost beside its misses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Hits that changed the frame's count of accesses. (Their pins change its word in any case.)
+    pub hit_writes: u64,
+    /// Pages that reclaim looked at.
+    pub pgscan: u64,
+    /// Pages that reclaim evicted.
+    pub pgsteal: u64,
+}
+
+/// One file in one group of the real core, read page by page, reads taking no time.
+#[derive(Debug)]
+pub struct CoreCache {
+    memory: Memory,
+    group: u32,
+    file: u32,
+    counts: Counts,
+    /// Where each page was when it was read last, while hits are watched.
+    frames: Vec<Option<Frame>>,
+    hit_writes: u64,
+}
+
+impl CoreCache {
+    /// A group of at most `frames` pages, in a memory that has room for as many.
+    ///
+    /// The runtime replays with the same sizes, so that both count the same misses.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn try_new(policy: Policy, frames: u32) -> Result<CoreCache, RunError> {
+        let memory = Memory::try_new(Config::for_resident(frames, 1, policy));
+        let memory = memory.map_err(|error| RunError::Build { frames, error })?;
+        let group = memory
+            .new_group(CPU.into(), memory.groups().root())
+            .map_err(|_| RunError::NoMetadata)?;
+        let file = memory
+            .open_mapping(CPU.into(), Order::ZERO)
+            .map_err(|_| RunError::NoMetadata)?;
+        let cache = CoreCache {
+            memory,
+            group,
+            file,
+            counts: Counts::default(),
+            frames: Vec::new(),
+            hit_writes: 0,
+        };
+        cache.set_max(frames);
+        Ok(cache)
+    }
+
+    /// Changes how many pages may be resident, at most as many as at first; evicts down to it.
+    ///
+    /// # Panics
+    /// Where that is not possible: no page is in use.
+    pub fn set_max(&self, frames: u32) {
+        let over = self
+            .memory
+            .set_max(CPU.into(), self.group, u64::from(frames));
+        assert!(over == Ok(0), "{over:?}: nothing is pinned");
+    }
+
+    /// Counts [`Costs::hit_writes`] from now on, of pages below `nr_pages`.
+    pub fn watch_hits(&mut self, nr_pages: u32) {
+        let nr_pages = usize::try_from(nr_pages).expect("a count fits memory");
+        self.frames.resize(nr_pages, None);
+    }
+
+    /// Reads a page by a copy; whether it was a miss.
+    ///
+    /// # Errors
+    /// [`RunError::Page`].
+    pub fn read(&mut self, page: u32) -> Result<bool, RunError> {
+        let key = Mappings::key(self.file, u64::from(page)).expect("32 bits fit a key");
+        let at = usize::try_from(page).expect("a page's number fits memory");
+        let table = self.memory.frames();
+        let watched = self.frames.get(at).copied().flatten();
+        let watched = watched.map(|frame| (frame, table.word(frame).refs()));
+        let (frame, missed) = self.have(key).map_err(|error| RunError::Page {
+            request: self.counts.requests,
+            error,
+        })?;
+        if let Some(place) = self.frames.get_mut(at) {
+            let is_changed = watched != Some((frame, self.memory.frames().word(frame).refs()));
+            self.hit_writes += u64::from(!missed && is_changed);
+            *place = Some(frame);
+        }
+        self.counts.misses += u64::from(missed);
+        self.counts.requests += 1;
+        Ok(missed)
+    }
+
+    /// Has a page and lets it go: its frame, and whether it was read.
+    fn have(&self, key: PageKey) -> Result<(Frame, bool), PageError> {
+        let memory = &self.memory;
+        let mut effects = Effects::new();
+        if let Found::Pinned(frame) = memory.pin(CPU, key, Access::Copy, &mut effects) {
+            memory.unpin(CPU, frame, &mut effects);
+            return Ok((frame, false));
+        }
+        let mut op = PageIn::new(key, self.group, Access::Copy);
+        loop {
+            if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
+                memory.unpin(CPU, frame, &mut effects);
+                return Ok((frame, true));
+            }
+            while let Some(effect) = effects.pop() {
+                if let Effect::Read(io) = effect {
+                    memory.complete(CPU, io, Ok(()), &mut effects);
+                }
+            }
+        }
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// What it cost so far.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        let stats = self.memory.stats();
+        Costs {
+            hit_writes: self.hit_writes,
+            pgscan: stats.pgscan,
+            pgsteal: stats.pgsteal,
+        }
+    }
+}
+
+/// Replays a trace by copying reads through a group of at most `frames` pages; `progress` gets the
+/// requests done so far.
 ///
 /// # Errors
 /// [`RunError`].
@@ -48,50 +178,12 @@ pub fn core_run(
     frames: u32,
     mut progress: impl FnMut(u64),
 ) -> Result<Counts, RunError> {
-    let memory = Memory::try_new(Config::for_resident(frames, 1, policy));
-    let memory = memory.map_err(|error| RunError::Build { frames, error })?;
-    let group = memory
-        .new_group(CPU.into(), memory.groups().root())
-        .map_err(|_| RunError::NoMetadata)?;
-    let over = memory.set_max(CPU.into(), group, u64::from(frames));
-    assert!(over == Ok(0), "a new group is not over its limit");
-    let file = memory
-        .open_mapping(CPU.into(), Order::ZERO)
-        .map_err(|_| RunError::NoMetadata)?;
-    let mut counts = Counts::default();
+    let mut cache = CoreCache::try_new(policy, frames)?;
     for chunk in trace.pages.chunks(PROGRESS_STEP) {
         for &page in chunk {
-            let key = Mappings::key(file, u64::from(page)).expect("32 bits fit a key");
-            let missed = have(&memory, group, key);
-            let missed = missed.map_err(|error| RunError::Page {
-                request: counts.requests,
-                error,
-            })?;
-            counts.misses += u64::from(missed);
-            counts.requests += 1;
+            cache.read(page)?;
         }
-        progress(counts.requests);
+        progress(cache.counts.requests);
     }
-    Ok(counts)
-}
-
-/// Reads a page and lets it go; whether it was a miss.
-fn have(memory: &Memory, group: u32, key: PageKey) -> Result<bool, PageError> {
-    let mut effects = Effects::new();
-    if let Found::Pinned(frame) = memory.pin(CPU, key, Access::Copy, &mut effects) {
-        memory.unpin(CPU, frame, &mut effects);
-        return Ok(false);
-    }
-    let mut op = PageIn::new(key, group, Access::Copy);
-    loop {
-        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
-            memory.unpin(CPU, frame, &mut effects);
-            return Ok(true);
-        }
-        while let Some(effect) = effects.pop() {
-            if let Effect::Read(io) = effect {
-                memory.complete(CPU, io, Ok(()), &mut effects);
-            }
-        }
-    }
+    Ok(cache.counts)
 }

@@ -17,7 +17,7 @@ pub mod policy;
 pub mod sizes;
 pub mod trace;
 
-pub use core_run::{RunError, core_run};
+pub use core_run::{CoreCache, Costs, RunError, core_run};
 pub use pagetide_core::alloc::Tuner as CoreTuner;
 pub use pagetide_core::reclaim::Policy as CorePolicy;
 pub use policy::{Counts, replay};

@@ -8,6 +8,10 @@ use crate::reclaim::{Batch, Lruvec, Outcome, Victim};
 use crate::sync::{Ordering, SpinLock, rank};
 use crate::units::{Cpu, Frame, PageKey};
 
+/// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
+/// takes any policy to find the one page that nobody uses.
+const MAX_ROUNDS: u32 = 16;
+
 /// A group that pages are taken from.
 pub(super) struct Giver<'a> {
     pub(super) id: u32,
@@ -19,13 +23,12 @@ pub(super) struct Giver<'a> {
 impl Memory {
     /// Evicts one batch of pages of the groups in `subtree`; returns the pages freed.
     ///
-    /// The batch is the policy's, at most a sixteenth of the subtree's limit, at least `nr_pages`.
+    /// The batch is the policy's for the subtree's limit, at least `nr_pages`.
     /// Groups take turns. What a group's `min` and `low` protect is left to it, `low` only as long
     /// as another group has pages to give.
     pub fn reclaim(&self, cpu: Cpu, subtree: u32, nr_pages: u32) -> u32 {
         let limit = self.groups.get(subtree).map_or(0, |group| group.max());
-        let sixteenth = u32::try_from(limit / 16).unwrap_or(u32::MAX).max(1);
-        let want = self.config.policy.batch().min(sixteenth).max(nr_pages);
+        let want = self.config.policy.batch(limit).max(nr_pages);
         let take = |is_low_kept| {
             let givers = self.givers(subtree, is_low_kept);
             let mut freed = givers.map(|giver| self.reclaim_from(cpu, subtree, &giver, want));
@@ -42,10 +45,7 @@ impl Memory {
         let spare = self.spare(giver.id, subtree, giver.is_low_kept);
         let spare = u32::try_from(spare).unwrap_or(u32::MAX);
         let mut batch = Batch::default();
-        let scanned = giver
-            .lruvec
-            .lock()
-            .isolate(&self.frames, want.min(spare), &mut batch);
+        let scanned = self.isolate(giver.lruvec, want.min(spare), &mut batch);
         self.stats
             .scanned
             .fetch_add(u64::from(scanned), Ordering::Relaxed);
@@ -57,6 +57,26 @@ impl Memory {
             self.groups.count_event(giver.id, Event::Low);
         }
         freed
+    }
+
+    /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one. Returns
+    /// the pages scanned.
+    fn isolate(
+        &self,
+        lruvec: &SpinLock<Lruvec, { rank::LRUVEC }>,
+        want: u32,
+        batch: &mut Batch,
+    ) -> u32 {
+        let mut scanned: u32 = 0;
+        loop {
+            let mut lists = lruvec.lock();
+            let seen = lists.isolate(&self.frames, want, batch);
+            scanned = scanned.saturating_add(seen);
+            let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
+            if !batch.is_empty() || seen == 0 || scanned > most {
+                return scanned;
+            }
+        }
     }
 
     /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.

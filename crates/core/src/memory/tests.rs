@@ -79,7 +79,7 @@ fn fifo_evicts_in_the_order_of_arrival() {
 
 #[test]
 fn every_policy_keeps_the_limit_and_the_books() {
-    for policy in [Policy::Fifo, Policy::Mglru] {
+    for &policy in Policy::ALL {
         for nr_pages in [1, 5, 64, 700] {
             let (memory, group, file) = memory(nr_pages, policy);
             for step in 0..5000u64 {

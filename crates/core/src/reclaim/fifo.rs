@@ -1,6 +1,6 @@
 //! First in, first out: the yardstick of every other policy.
 
-use super::{Batch, Rules, Token, Victim};
+use super::{Batch, Listing, Rules, Token, Victim};
 use crate::frame::{FrameTable, List, Word};
 use crate::units::Frame;
 
@@ -18,9 +18,9 @@ impl Fifo {
 }
 
 impl Rules for Fifo {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, _refault: Option<Token>) -> u8 {
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, _refault: Option<Token>) -> Listing {
         self.pages.push_head(frames, frame);
-        1
+        Listing::of(1)
     }
 
     fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
@@ -56,11 +56,11 @@ impl Rules for Fifo {
 
     fn evicted(&mut self, _token: Token) {}
 
-    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> u8 {
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         self.insert(frames, frame, None)
     }
 
-    fn remove(&mut self, frames: &FrameTable, frame: Frame, _generation: u8) {
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, _word: Word) {
         self.pages.remove(frames, frame);
     }
 

@@ -1,7 +1,7 @@
 //! The multi-gen LRU in the form of Linux 6.12, for pages of files.
 
 use super::controller::{self, NR_TIERS, Position};
-use super::{Batch, Rules, Token, Victim};
+use super::{Batch, Listing, Rules, Token, Victim};
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::Frame;
 
@@ -156,7 +156,7 @@ fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
 }
 
 impl Rules for Mglru {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> u8 {
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
         if let Some(token) = refault
             && token.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS
         {
@@ -166,7 +166,7 @@ impl Rules for Mglru {
         let few = self.min_seq + MIN_NR_GENS >= self.max_seq;
         let seq = if few { self.min_seq } else { self.min_seq + 1 };
         self.list(seq).push_head(frames, frame);
-        listed_in(seq)
+        Listing::of(listed_in(seq))
     }
 
     fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
@@ -217,15 +217,15 @@ impl Rules for Mglru {
         self.counted[controller::tier_of(accesses)].total += 1;
     }
 
-    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> u8 {
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         // Somebody uses it just now: not into the oldest, where it would be scanned again at once.
         let youngest = self.max_seq;
         self.list(youngest).push_head(frames, frame);
-        listed_in(youngest)
+        Listing::of(listed_in(youngest))
     }
 
-    fn remove(&mut self, frames: &FrameTable, frame: Frame, generation: u8) {
-        self.generations[usize::from(generation) - 1].remove(frames, frame);
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
+        self.generations[usize::from(word.generation()) - 1].remove(frames, frame);
     }
 
     fn nr_pages(&self) -> u32 {

@@ -2,7 +2,10 @@
 
 pub mod controller;
 mod fifo;
+mod gated_2q;
 mod mglru;
+mod page_ins;
+mod refault_gate;
 mod shadow;
 
 pub use shadow::{PER_FRAME, Shadows, Token};
@@ -20,31 +23,40 @@ pub const MAX_BATCH: u32 = 64;
 pub enum Policy {
     /// First in, first out.
     Fifo,
+    /// A probation queue of adaptive size, a protected ring, refaults gated by distance.
+    Gated2q,
     /// The multi-gen LRU as Linux 6.12 has it: the default.
     #[default]
     Mglru,
 }
 
 impl Policy {
+    /// Every policy.
+    pub const ALL: &[Policy] = &[Policy::Fifo, Policy::Gated2q, Policy::Mglru];
     /// The names of all policies; `default` names the default one everywhere.
-    pub const NAMES: &[&str] = &["default", "fifo", "mglru"];
+    pub const NAMES: &[&str] = &["default", "fifo", "gated-2q", "mglru"];
 
     /// The policy's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Policy::Fifo => "fifo",
+            Policy::Gated2q => "gated-2q",
             Policy::Mglru => "mglru",
         }
     }
 
-    /// Pages that one eviction takes where the limit is not small.
+    /// Pages that one eviction takes under a limit of `max_pages`.
     #[must_use]
-    pub const fn batch(self) -> u32 {
-        match self {
-            Policy::Fifo => 1,
-            Policy::Mglru => 32,
-        }
+    pub fn batch(self, max_pages: u64) -> u32 {
+        let (most, share) = match self {
+            Policy::Fifo => (1, 1),
+            Policy::Gated2q => (32, 64),
+            Policy::Mglru => (32, 16),
+        };
+        u32::try_from(max_pages / share)
+            .unwrap_or(u32::MAX)
+            .clamp(1, most)
     }
 }
 
@@ -58,6 +70,7 @@ impl FromStr for Policy {
         match name {
             "default" => Ok(Policy::default()),
             "fifo" => Ok(Policy::Fifo),
+            "gated-2q" => Ok(Policy::Gated2q),
             "mglru" => Ok(Policy::Mglru),
             _ => Err(UnknownPolicy),
         }
@@ -130,11 +143,46 @@ pub enum Outcome {
     Refused,
 }
 
+/// What a frame's word says of a page that was queued.
+#[derive(Clone, Copy, Debug)]
+struct Listing {
+    /// From 1.
+    generation: u8,
+    is_protected: bool,
+    /// The count that its accesses start from, with its young bit clear: `None` leaves both.
+    refs: Option<u8>,
+}
+
+impl Listing {
+    /// In a generation of a policy with one class, accesses counted on.
+    const fn of(generation: u8) -> Listing {
+        Listing {
+            generation,
+            is_protected: false,
+            refs: None,
+        }
+    }
+
+    /// The word of a page that is listed so.
+    fn mark(self, word: Word) -> Word {
+        let word = match self.is_protected {
+            true => word.with(flag::PROTECTED),
+            false => word.without(flag::PROTECTED),
+        };
+        let word = word.with_generation(self.generation);
+        match self.refs {
+            Some(refs) => word.with_refs(refs).without(flag::YOUNG),
+            None => word,
+        }
+    }
+}
+
 /// What a policy decides. Called with the lruvec's lock held.
 trait Rules {
-    /// Queues a page that came in; returns the generation (from 1) that lists it.
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> u8;
-    /// Takes victims off their lists until the batch holds `want`; returns the pages looked at.
+    /// Queues a page that came in.
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing;
+    /// Takes victims off their lists until the batch holds `want`, or enough pages were looked at
+    /// for one lock hold; returns those.
     fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32;
     /// The page that it would look at first.
     fn coldest(&self) -> Option<Frame>;
@@ -142,10 +190,10 @@ trait Rules {
     fn token(&self, word: Word) -> Token;
     /// Counts a page that was evicted.
     fn evicted(&mut self, token: Token);
-    /// Queues a page that could not be evicted; returns its generation.
-    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> u8;
-    /// Takes a page off the list of `generation`.
-    fn remove(&mut self, frames: &FrameTable, frame: Frame, generation: u8);
+    /// Queues a page that could not be evicted.
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing;
+    /// Takes a page off the list that `word`, its own, names.
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word);
     /// Pages on all lists.
     fn nr_pages(&self) -> u32;
     /// Asserts the policy's invariants. O(pages).
@@ -155,6 +203,7 @@ trait Rules {
 #[derive(Debug)]
 enum Queues {
     Fifo(fifo::Fifo),
+    Gated2q(gated_2q::Gated2q),
     Mglru(mglru::Mglru),
 }
 
@@ -189,6 +238,7 @@ impl Lruvec {
     pub fn new(policy: Policy) -> Lruvec {
         let queues = match policy {
             Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
+            Policy::Gated2q => Queues::Gated2q(gated_2q::Gated2q::new()),
             Policy::Mglru => Queues::Mglru(mglru::Mglru::new()),
         };
         Lruvec {
@@ -200,6 +250,7 @@ impl Lruvec {
     fn rules(&mut self) -> &mut dyn Rules {
         match &mut self.queues {
             Queues::Fifo(rules) => rules,
+            Queues::Gated2q(rules) => rules,
             Queues::Mglru(rules) => rules,
         }
     }
@@ -207,6 +258,7 @@ impl Lruvec {
     fn shared(&self) -> &dyn Rules {
         match &self.queues {
             Queues::Fifo(rules) => rules,
+            Queues::Gated2q(rules) => rules,
             Queues::Mglru(rules) => rules,
         }
     }
@@ -229,10 +281,10 @@ impl Lruvec {
 
     /// Queues a page whose read has ended and makes it `Live`, in one lock hold.
     pub fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) {
-        let generation = self.rules().insert(frames, frame, refault);
+        let listing = self.rules().insert(frames, frame, refault);
         self.nr_frames += frames.block(frame).0.nr_pages();
         let live = |word: Word| {
-            let word = word.with_state(State::Live).with_generation(generation);
+            let word = listing.mark(word).with_state(State::Live);
             Some(word.next_version())
         };
         assert!(
@@ -275,7 +327,7 @@ impl Lruvec {
             return false;
         }
         let token = self.shared().token(word);
-        self.rules().remove(frames, frame, word.generation());
+        self.rules().remove(frames, frame, word);
         let word = isolated;
         batch.push(Victim { frame, word, token });
         true
@@ -291,20 +343,17 @@ impl Lruvec {
             return false;
         }
         // The list first, so that no moment shows a generation without a place on its list.
-        let generation = self.rules().put_back(frames, victim.frame);
+        let listing = self.rules().put_back(frames, victim.frame);
         let relist = |word: Word| {
             let word = word.without(flag::ISOLATED);
             let live = word.state() == State::Live;
-            Some(if live {
-                word.with_generation(generation)
-            } else {
-                word
-            })
+            Some(if live { listing.mark(word) } else { word })
         };
         let before = frames.update(victim.frame, relist).expect("no condition");
         let left_its_file = before.state() != State::Live;
         if left_its_file {
-            self.rules().remove(frames, victim.frame, generation);
+            self.rules()
+                .remove(frames, victim.frame, listing.mark(before));
             self.forget(frames, victim.frame);
         }
         left_its_file
@@ -312,9 +361,9 @@ impl Lruvec {
 
     /// Takes a page that leaves its file off its list, where it is on one.
     pub fn remove(&mut self, frames: &FrameTable, frame: Frame) {
-        let generation = frames.word(frame).generation();
-        if generation != 0 {
-            self.rules().remove(frames, frame, generation);
+        let word = frames.word(frame);
+        if word.generation() != 0 {
+            self.rules().remove(frames, frame, word);
             self.forget(frames, frame);
             let unlist = |word: Word| Some(word.with_generation(0));
             assert!(

@@ -469,7 +469,7 @@ proptest! {
     /// Hits find the bytes that were read, pins and limits hold, refusals have a reason.
     #[test]
     fn pages_limits_and_books(
-        policy in prop_oneof![Just(Policy::Fifo), Just(Policy::Mglru)],
+        policy in prop::sample::select(Policy::ALL),
         ops in prop::collection::vec(op(), 1..250),
     ) {
         let mut world = World::new(policy);

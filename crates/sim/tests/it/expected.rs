@@ -44,7 +44,7 @@ fn root() -> PathBuf {
 }
 
 /// The folder of recorded traces, which stays outside the repository.
-fn shared_traces() -> Option<PathBuf> {
+pub(crate) fn shared_traces() -> Option<PathBuf> {
     let folder = std::env::var_os("PAGETIDE_TRACES");
     let folder = folder.map_or_else(|| PathBuf::from("../shared/traces"), PathBuf::from);
     let folder = root().join(folder);

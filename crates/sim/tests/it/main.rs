@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod expected;
+mod field;
 mod traces;

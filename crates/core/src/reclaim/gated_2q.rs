@@ -1,0 +1,390 @@
+//! Gated 2Q, the default: a probation queue of adaptive size, a protected ring, and a gate between.
+//!
+//! A page enters probation, first in, first out. It is protected where it was read twice there, or
+//! where it comes back after its eviction sooner than the coldest protected page is old. Probation
+//! gives the victims while it has its target, else the ring does, where pages that were read go
+//! round once more. A hit only counts in the frame's word.
+//!
+//! Source: 2Q (Johnson and Shasha 1994) and S3-FIFO (Yang 2023) for the probation queue, LIRS and
+//! CLOCK-Pro for the gate, the kernel's `workingset.c` for distances by counters, the multi-gen LRU
+//! for coarse stamps in the frame's word, batches and shadow entries. Changed: stamps count
+//! page-ins, and the target follows what a frame more of probation would save.
+
+use super::page_ins::{NR_STAMPS, PageIns, REACH};
+use super::refault_gate::{self, Gate, Sample, Target};
+use super::{Batch, Listing, Rules, Token, Victim};
+use crate::frame::{FrameTable, List, Word, flag};
+use crate::units::Frame;
+
+/// The count of a page that was not read since it was queued: three reads are told apart, and the
+/// word is not changed by further ones.
+const NO_REFS: u8 = crate::frame::MAX_REFS - 3;
+/// Reads in probation that protect a page.
+const REFS_TO_PROTECT: u8 = 2;
+/// The generation of pages older than all stamps that distances are read from.
+const STALE: u8 = NR_STAMPS + 1;
+/// Pages that become stale in one step: more than can be queued meanwhile.
+const STALE_BATCH: u32 = 2;
+/// Pages that one isolation looks at. It may find none worth evicting among them.
+const MAX_SCAN: u32 = 1024;
+/// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
+/// that should give may have nothing else.
+const MAX_BUSY: u32 = 64;
+/// Bits of a token that hold the generation; the lowest one says from which class it came.
+const SEQ_BITS: u32 = Token::BITS - 1;
+
+/// Pages by the time of their last queueing: those with a stamp, and older ones.
+#[derive(Debug)]
+struct Queue {
+    stamped: List,
+    stale: List,
+    nr_frames: u32,
+}
+
+impl Queue {
+    const fn new() -> Queue {
+        Queue {
+            stamped: List::new(),
+            stale: List::new(),
+            nr_frames: 0,
+        }
+    }
+
+    fn len(&self) -> u32 {
+        self.stamped.len() + self.stale.len()
+    }
+
+    fn tail(&self) -> Option<Frame> {
+        self.stale.tail().or(self.stamped.tail())
+    }
+
+    fn push(&mut self, frames: &FrameTable, frame: Frame) {
+        self.stamped.push_head(frames, frame);
+        self.nr_frames += nr_frames(frames, frame);
+    }
+
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, generation: u8) {
+        match generation {
+            STALE => self.stale.remove(frames, frame),
+            _ => self.stamped.remove(frames, frame),
+        }
+        self.nr_frames -= nr_frames(frames, frame);
+    }
+}
+
+fn nr_frames(frames: &FrameTable, frame: Frame) -> u32 {
+    frames.block(frame).0.nr_pages()
+}
+
+/// Which queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Probation,
+    Protected,
+}
+
+impl Class {
+    fn of(word: Word) -> Class {
+        match word.has(flag::PROTECTED) {
+            true => Class::Protected,
+            false => Class::Probation,
+        }
+    }
+}
+
+/// Probation and the protected ring.
+#[derive(Debug)]
+pub(super) struct Gated2q {
+    probation: Queue,
+    protected: Queue,
+    page_ins: PageIns,
+    target: Target,
+    sample: Sample,
+    gate: Gate,
+    /// Frames from which on the lruvec grows as it never did: what probation has beyond its target
+    /// is protected, so that a first loop over too many pages keeps some. 0 before any reclaim.
+    peak: u32,
+    has_reclaimed: bool,
+}
+
+impl Gated2q {
+    /// A lruvec without pages.
+    pub(super) const fn new() -> Gated2q {
+        Gated2q {
+            probation: Queue::new(),
+            protected: Queue::new(),
+            page_ins: PageIns::new(),
+            target: Target::START,
+            sample: Sample::NONE,
+            gate: Gate::Open,
+            peak: 0,
+            has_reclaimed: false,
+        }
+    }
+
+    fn queue(&mut self, class: Class) -> &mut Queue {
+        match class {
+            Class::Probation => &mut self.probation,
+            Class::Protected => &mut self.protected,
+        }
+    }
+
+    /// Frames of the listed pages.
+    fn nr_resident(&self) -> u32 {
+        self.probation.nr_frames + self.protected.nr_frames
+    }
+
+    /// Puts a page that is on no list first in its class; returns what its word says then.
+    fn push(&mut self, frames: &FrameTable, frame: Frame, class: Class) -> Listing {
+        let generation = self.page_ins.stamp() + 1;
+        self.queue(class).push(frames, frame);
+        Listing {
+            generation,
+            is_protected: class == Class::Protected,
+            refs: Some(NO_REFS),
+        }
+    }
+
+    /// Moves a listed page to the head of a class, with `refs` reads counted.
+    fn requeue(&mut self, frames: &FrameTable, frame: Frame, (class, refs): (Class, u8)) {
+        let word = frames.word(frame);
+        self.remove(frames, frame, word);
+        let listing = Listing {
+            refs: Some(NO_REFS + refs),
+            ..self.push(frames, frame, class)
+        };
+        let changed = frames.update(frame, |word| Some(listing.mark(word)));
+        assert!(changed.is_ok(), "an update without a condition");
+    }
+
+    /// Where a page goes that is met at the tail, with the reads that stay counted: `None` where it
+    /// is evicted.
+    fn kept(word: Word) -> Option<(Class, u8)> {
+        let refs = word.refs().saturating_sub(NO_REFS);
+        // Held, or looked at in place, which is not counted: as if read often.
+        let is_in_use = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT | flag::YOUNG);
+        match Class::of(word) {
+            _ if is_in_use => Some((Class::Protected, 0)),
+            Class::Probation if refs >= REFS_TO_PROTECT => Some((Class::Protected, 0)),
+            Class::Protected if refs > 0 => Some((Class::Protected, refs - 1)),
+            // Not clean.
+            class if !word.is_evictable() => Some((class, refs)),
+            _ => None,
+        }
+    }
+
+    /// The class that gives the next victim.
+    fn next_class(&self) -> Class {
+        let has_target = self.probation.nr_frames >= self.target.of(self.nr_resident());
+        match self.probation.len() > 0 && has_target || self.protected.len() == 0 {
+            true => Class::Probation,
+            false => Class::Protected,
+        }
+    }
+
+    /// Moves the coldest pages of the ring on that are in use; returns the pages looked at.
+    fn rotate(&mut self, frames: &FrameTable, most: u32) -> u32 {
+        for nr_rotated in 0..most {
+            let Some(frame) = self.protected.tail() else {
+                return nr_rotated;
+            };
+            let Some(to) = Self::kept(frames.word(frame)) else {
+                return nr_rotated;
+            };
+            self.requeue(frames, frame, to);
+        }
+        most
+    }
+
+    /// Generations since a listed page was queued.
+    fn age(&self, word: Word) -> u64 {
+        match word.generation() {
+            0 | STALE => REACH + 1,
+            generation => self.page_ins.age(generation - 1),
+        }
+    }
+
+    /// Counts frames that come in, and takes the stamps off pages that are too old for theirs.
+    fn count(&mut self, frames: &FrameTable, nr_frames: u32) {
+        let mut may_open = true;
+        for class in [Class::Probation, Class::Protected] {
+            for _ in 0..STALE_BATCH {
+                let Some(frame) = self.queue(class).stamped.tail() else {
+                    break;
+                };
+                let age = self.age(frames.word(frame));
+                if age <= REACH {
+                    break;
+                }
+                may_open &= age + 1 < u64::from(NR_STAMPS);
+                let queue = self.queue(class);
+                queue.stamped.remove(frames, frame);
+                queue.stale.push_head(frames, frame);
+                let changed = frames.update(frame, |word| Some(word.with_generation(STALE)));
+                assert!(changed.is_ok(), "an update without a condition");
+            }
+        }
+        let nr_resident = self.nr_resident();
+        self.page_ins.count(nr_frames, nr_resident, may_open);
+        self.sample.count(nr_frames);
+    }
+
+    /// Judges a refault; returns the class that it enters.
+    fn judge(&mut self, token: Token, nr_frames: u32) -> Class {
+        let seq_mask = (1 << SEQ_BITS) - 1;
+        let age = self
+            .page_ins
+            .seq()
+            .wrapping_sub(u64::from(token.bits() >> 1))
+            & seq_mask;
+        if age > REACH {
+            return Class::Probation;
+        }
+        let nr_resident = self.nr_resident();
+        let distance = self.page_ins.since(age);
+        if token.bits() & 1 == 0 {
+            let sizes = (nr_resident, self.probation.nr_frames);
+            self.sample.refault(nr_frames, distance, sizes);
+        }
+        match self.gate.lets_in(distance, nr_resident) {
+            true => Class::Protected,
+            false => Class::Probation,
+        }
+    }
+
+    /// While the lruvec grows as it never did, what is beyond the target leaves probation.
+    fn grow(&mut self, frames: &FrameTable) {
+        let nr_resident = self.nr_resident();
+        let is_growing = !self.has_reclaimed || nr_resident >= self.peak;
+        if is_growing && self.probation.nr_frames >= self.target.of(nr_resident) {
+            let coldest = self.probation.tail().expect("a target is at least 1");
+            self.requeue(frames, coldest, (Class::Protected, 0));
+        }
+    }
+
+    /// Lets the size from which on the lruvec grows follow a smaller size: by all of the
+    /// difference when it was evicted 16 times over.
+    fn follow_size(&mut self, nr_victims: u32) {
+        let nr_resident = self.nr_resident();
+        self.has_reclaimed = true;
+        let Some(above) = self.peak.checked_sub(nr_resident) else {
+            self.peak = nr_resident;
+            return;
+        };
+        let share = u64::from(above) * u64::from(nr_victims) / (16 * u64::from(nr_resident)).max(1);
+        self.peak -= u32::try_from(share).map_or(above, |share| share.min(above));
+    }
+}
+
+impl Rules for Gated2q {
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+        let nr_frames = nr_frames(frames, frame);
+        self.grow(frames);
+        self.count(frames, nr_frames);
+        let class = refault.map_or(Class::Probation, |token| self.judge(token, nr_frames));
+        let nr_resident = self.nr_resident();
+        if self.has_reclaimed && self.sample.is_full(nr_resident) {
+            let sizes = (nr_resident, self.probation.nr_frames);
+            self.target = refault_gate::next_target(self.target, &self.sample, sizes, self.gate);
+            self.sample = Sample::NONE;
+        }
+        self.push(frames, frame, class)
+    }
+
+    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+        let mut nr_scanned = 0;
+        self.follow_size(want);
+        let mut nr_busy = 0;
+        while batch.len() < want && nr_scanned < MAX_SCAN {
+            let class = match nr_busy {
+                0..=MAX_BUSY => self.next_class(),
+                _ if nr_scanned % 2 == 0 => Class::Probation,
+                _ => Class::Protected,
+            };
+            let tail = self.queue(class).tail();
+            let Some(frame) = tail.or_else(|| self.coldest()) else {
+                break;
+            };
+            nr_scanned += 1;
+            let word = frames.word(frame);
+            nr_busy += u32::from(!word.is_evictable());
+            if let Some(to) = Self::kept(word) {
+                self.requeue(frames, frame, to);
+                continue;
+            }
+            let token = self.token(word);
+            self.remove(frames, frame, word);
+            let word = super::isolated(frames, frame);
+            batch.push(Victim { frame, word, token });
+        }
+        nr_scanned += self.rotate(frames, 2 * want);
+        self.gate = match self.protected.tail() {
+            None => Gate::Open,
+            Some(frame) => {
+                let age = self.page_ins.since(self.age(frames.word(frame)));
+                Gate::at(age, self.nr_resident())
+            }
+        };
+        nr_scanned
+    }
+
+    fn coldest(&self) -> Option<Frame> {
+        match self.next_class() {
+            Class::Probation => self.probation.tail(),
+            Class::Protected => self.protected.tail(),
+        }
+    }
+
+    fn token(&self, word: Word) -> Token {
+        let seq = self.page_ins.seq() - self.age(word);
+        let low = u32::try_from(seq & ((1 << SEQ_BITS) - 1)).expect("masked");
+        Token::new(low << 1 | u32::from(word.has(flag::PROTECTED)))
+    }
+
+    fn evicted(&mut self, _token: Token) {}
+
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
+        let word = frames.word(frame);
+        // Used once since it was isolated, that is: as often as a page that is met later.
+        let refs = word.refs().saturating_sub(NO_REFS);
+        let (class, refs) = Self::kept(word).unwrap_or((Class::of(word), refs));
+        Listing {
+            refs: Some(NO_REFS + refs),
+            ..self.push(frames, frame, class)
+        }
+    }
+
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
+        self.queue(Class::of(word))
+            .remove(frames, frame, word.generation());
+    }
+
+    fn nr_pages(&self) -> u32 {
+        self.probation.len() + self.protected.len()
+    }
+
+    fn check(&self, frames: &FrameTable) {
+        for (class, queue) in [
+            (Class::Probation, &self.probation),
+            (Class::Protected, &self.protected),
+        ] {
+            let mut nr_listed = 0;
+            let mut youngest = NR_STAMPS.into();
+            for frame in queue.stamped.iter_back(frames) {
+                let word = frames.word(frame);
+                assert_eq!(Class::of(word), class, "{frame:?}");
+                assert!((1..=NR_STAMPS).contains(&word.generation()), "{frame:?}");
+                assert!(self.age(word) <= youngest, "{frame:?} is out of order");
+                youngest = self.age(word);
+                nr_listed += nr_frames(frames, frame);
+            }
+            for frame in queue.stale.iter(frames) {
+                let word = frames.word(frame);
+                assert_eq!(Class::of(word), class, "{frame:?}");
+                assert_eq!(word.generation(), STALE, "{frame:?}");
+                nr_listed += nr_frames(frames, frame);
+            }
+            assert_eq!(nr_listed, queue.nr_frames, "frames of {class:?}");
+        }
+    }
+}

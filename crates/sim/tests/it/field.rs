@@ -1,0 +1,212 @@
+//! The policies of core on all recorded traces, beside the recorded miss ratios of others.
+
+use crate::expected::shared_traces;
+use pagetide_core::reclaim::Policy;
+use pagetide_sim::trace::{Trace, TraceOptions};
+use pagetide_sim::{CoreCache, Costs, Counts};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A trace at one size, and the recorded miss ratios of policies there.
+struct Point {
+    trace: String,
+    fraction: String,
+    frames: u32,
+    recorded: BTreeMap<String, f64>,
+}
+
+/// A point as core ran it.
+struct Run {
+    counts: Counts,
+    costs: Costs,
+}
+
+impl Run {
+    fn new(policy: Policy, trace: &Trace, frames: u32) -> Run {
+        let mut cache = CoreCache::try_new(policy, frames).unwrap();
+        cache.watch_hits(trace.nr_unique);
+        for &page in &trace.pages {
+            cache.read(page).unwrap();
+        }
+        Run {
+            counts: cache.counts(),
+            costs: cache.costs(),
+        }
+    }
+
+    fn writes_per_hit(&self) -> f64 {
+        let hits = self.counts.requests - self.counts.misses;
+        self.costs.hit_writes as f64 / hits.max(1) as f64
+    }
+
+    fn scans_per_eviction(&self) -> f64 {
+        self.costs.pgscan as f64 / self.costs.pgsteal.max(1) as f64
+    }
+}
+
+fn points(csv: &str) -> Vec<Point> {
+    let mut points = BTreeMap::<(String, u32), Point>::new();
+    for line in csv.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [trace, fraction, frames, policy, miss_ratio, ..] = fields[..] else {
+            panic!("a malformed row: {line}");
+        };
+        let frames: u32 = frames.parse().unwrap();
+        let new = || Point {
+            trace: trace.to_owned(),
+            fraction: fraction.to_owned(),
+            frames,
+            recorded: BTreeMap::new(),
+        };
+        let point = points.entry((trace.to_owned(), frames)).or_insert_with(new);
+        let miss_ratio = miss_ratio.parse().unwrap();
+        point.recorded.insert(policy.to_owned(), miss_ratio);
+    }
+    points.into_values().collect()
+}
+
+/// Runs the jobs on all CPUs; the results come in their order.
+fn on_all_cpus<J: Sync, R: Send>(jobs: &[J], run: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..nr_threads {
+            scope.spawn(|| {
+                while let at = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(job) = jobs.get(at)
+                {
+                    let result = run(job);
+                    done.lock().unwrap().push((at, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|&(at, _)| at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn open(folder: &Path, name: &str) -> Trace {
+    let path = folder.join(format!("{name}.d64.zst"));
+    Trace::open(&path, &TraceOptions::default()).unwrap()
+}
+
+/// A number for each trace and size, in percent: how many misses of FIFO's are spared.
+type Reductions<'a> = BTreeMap<&'a str, Vec<f64>>;
+
+/// The mean over sizes in a trace, then over traces.
+fn mean(reductions: &Reductions<'_>) -> f64 {
+    let of = |numbers: &Vec<f64>| numbers.iter().sum::<f64>() / numbers.len() as f64;
+    reductions.values().map(of).sum::<f64>() / reductions.len() as f64
+}
+
+fn reductions<'a>(points: &'a [Point], ratio: impl Fn(usize) -> Option<f64>) -> Reductions<'a> {
+    let mut found = Reductions::new();
+    for (at, point) in points.iter().enumerate() {
+        if let Some(ratio) = ratio(at) {
+            let reduction = (1.0 - ratio / point.recorded["fifo"]) * 100.0;
+            found.entry(&point.trace).or_default().push(reduction);
+        }
+    }
+    found
+}
+
+/// How much worse `ratio` is than a recorded one, in percent.
+fn worse(ratio: f64, recorded: f64) -> f64 {
+    (ratio / recorded - 1.0) * 100.0
+}
+
+/// All points and what core does there, the longest first so that all CPUs end together.
+fn run_all(policy: Policy) -> (Vec<Point>, Vec<Run>) {
+    let folder = shared_traces().expect("the folder of recorded traces");
+    let csv = std::fs::read_to_string(folder.join("expected.csv")).unwrap();
+    let mut points = points(&csv);
+    let mut traces = BTreeMap::new();
+    for point in &points {
+        let name = &point.trace;
+        let trace = traces.entry(name.clone());
+        trace.or_insert_with(|| open(&folder, name));
+    }
+    points.sort_by_key(|point| std::cmp::Reverse(traces[&point.trace].pages.len()));
+    let runs = on_all_cpus(&points, |point| {
+        Run::new(policy, &traces[&point.trace], point.frames)
+    });
+    (points, runs)
+}
+
+/// Prints what core does at each point; returns its mean reduction and that of `twin`, a recorded
+/// policy, at the points where it was recorded.
+fn report(policy: Policy, (points, runs): &(Vec<Point>, Vec<Run>), twin: &str) -> (f64, f64) {
+    for (point, run) in points.iter().zip(runs) {
+        let ratio = run.counts.miss_ratio();
+        let against = |name: &str| {
+            let recorded = point.recorded.get(name);
+            recorded.map_or_else(String::new, |&other| {
+                format!("{:+.2} %", worse(ratio, other))
+            })
+        };
+        println!(
+            "{:<13} {:>5} {:>6}  {policy} {ratio:.6}  fifo {:>9}  s3-fifo {:>9}  {twin} {:>9}  \
+             writes a hit {:.3}  scans an eviction {:.2}",
+            point.trace,
+            point.fraction,
+            point.frames,
+            against("fifo"),
+            against("s3-fifo"),
+            against(twin),
+            run.writes_per_hit(),
+            run.scans_per_eviction(),
+        );
+    }
+    let ours = reductions(points, |at| Some(runs[at].counts.miss_ratio()));
+    let theirs = reductions(points, |at| points[at].recorded.get(twin).copied());
+    for (trace, numbers) in &ours {
+        let of = |numbers: &Vec<f64>| numbers.iter().sum::<f64>() / numbers.len() as f64;
+        let (ours, theirs) = (of(numbers), of(&theirs[trace]));
+        println!("{trace:<13} {policy} {ours:.2} % under fifo, {twin} {theirs:.2} %");
+    }
+    let both = (mean(&ours), mean(&theirs));
+    println!(
+        "mean          {policy} {:.2} % under fifo, {twin} {:.2} %",
+        both.0, both.1
+    );
+    both
+}
+
+/// `rdg2` is the prototype that it was made from.
+#[test]
+#[ignore = "minutes; `cargo xtask traces` runs it"]
+fn gated_2q_is_ahead_of_the_field() {
+    let all = run_all(Policy::Gated2q);
+    let (ours, prototype) = report(Policy::Gated2q, &all, "rdg2");
+    assert!(ours >= 18.0, "{ours:.2} % under fifo");
+    assert!(ours >= prototype - 0.3, "{ours:.2} %, {prototype:.2} %");
+    let mut scans = 0.0;
+    for (point, run) in all.0.iter().zip(&all.1) {
+        let name = format!("{} {}", point.trace, point.fraction);
+        let ratio = run.counts.miss_ratio();
+        let above_fifo = worse(ratio, point.recorded["fifo"]);
+        let most = if point.trace == "rec_pg" { 12.0 } else { 5.0 };
+        assert!(above_fifo <= most, "{name}: {above_fifo:.2} % above fifo");
+        let above_s3_fifo = worse(ratio, point.recorded["s3-fifo"]);
+        assert!(
+            above_s3_fifo <= 4.0,
+            "{name}: {above_s3_fifo:.2} % above s3-fifo"
+        );
+        let is_large = matches!(point.trace.as_str(), "arc_OLTP" | "c2k_ormnight")
+            && matches!(point.fraction.as_str(), "0.01" | "0.1");
+        let writes = run.writes_per_hit();
+        assert!(
+            !is_large || writes <= 0.55,
+            "{name}: {writes:.3} writes a hit"
+        );
+        scans += run.scans_per_eviction() / all.0.len() as f64;
+    }
+    assert!(
+        scans <= 3.0,
+        "{scans:.2} frames scanned for each evicted in the mean"
+    );
+}
