@@ -16,6 +16,10 @@ pub enum Policy {
     /// The multi-gen LRU in the form of Linux 6.12: the default.
     #[default]
     Mglru,
+    /// The multi-gen LRU as its first patch says.
+    MglruSeed,
+    /// The classic active and inactive list, with refault distances.
+    TwoList,
 }
 
 impl Policy {
@@ -27,6 +31,8 @@ impl Policy {
             Policy::Fifo => reclaim::Policy::Fifo,
             Policy::Gated2q => reclaim::Policy::Gated2q,
             Policy::Mglru => reclaim::Policy::Mglru,
+            Policy::MglruSeed => reclaim::Policy::MglruSeed,
+            Policy::TwoList => reclaim::Policy::TwoList,
         }
     }
 }
@@ -44,6 +50,8 @@ impl FromStr for Policy {
             Ok(reclaim::Policy::Fifo) => Ok(Policy::Fifo),
             Ok(reclaim::Policy::Gated2q) => Ok(Policy::Gated2q),
             Ok(reclaim::Policy::Mglru) => Ok(Policy::Mglru),
+            Ok(reclaim::Policy::MglruSeed) => Ok(Policy::MglruSeed),
+            Ok(reclaim::Policy::TwoList) => Ok(Policy::TwoList),
             Err(reclaim::UnknownPolicy) => Err(UnknownPolicy(name.to_owned())),
         }
     }

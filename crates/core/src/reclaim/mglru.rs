@@ -9,13 +9,29 @@ const MIN_NR_GENS: u64 = 2;
 const MAX_NR_GENS: u64 = NR_LISTS as u64;
 const NR_LISTS: usize = 4;
 /// Accesses that are told apart; the next ones change nothing.
-const MAX_ACCESSES: u8 = 5;
+pub(super) const MAX_ACCESSES: u8 = 5;
 /// Bits of a shadow token that hold accesses; the others hold `min_seq`.
 const ACCESS_BITS: u32 = 3;
+
+/// What differs between forms of this policy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Whether pages enter the oldest generation while there are more than two, too.
+    pub(super) enters_oldest: bool,
+    /// Accesses from which on a refault in the same generation saturates the count again.
+    pub(super) restores_from: u8,
+}
+
+/// Linux 6.12.
+pub(super) const FORM: Form = Form {
+    enters_oldest: false,
+    restores_from: MAX_ACCESSES - 1,
+};
 
 /// Generations of like recency, the oldest evicted first, tiers protected by refaults.
 #[derive(Debug)]
 pub(super) struct Mglru {
+    form: Form,
     generations: [List; NR_LISTS],
     max_seq: u64,
     min_seq: u64,
@@ -27,12 +43,13 @@ pub(super) struct Mglru {
 
 impl Mglru {
     /// A lruvec without pages.
-    pub(super) const fn new() -> Mglru {
+    pub(super) const fn new(form: Form) -> Mglru {
         const NONE: Position = Position {
             refaulted: 0,
             total: 0,
         };
         Mglru {
+            form,
             generations: [const { List::new() }; NR_LISTS],
             max_seq: MIN_NR_GENS + 1,
             min_seq: 0,
@@ -157,16 +174,24 @@ fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
 
 impl Rules for Mglru {
     fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+        let mut restored = false;
         if let Some(token) = refault
             && token.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS
         {
             let accesses = u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits");
             self.counted[controller::tier_of(accesses)].refaulted += 1;
+            restored = accesses >= self.form.restores_from;
         }
         let few = self.min_seq + MIN_NR_GENS >= self.max_seq;
-        let seq = if few { self.min_seq } else { self.min_seq + 1 };
+        let seq = match few || self.form.enters_oldest {
+            true => self.min_seq,
+            false => self.min_seq + 1,
+        };
         self.list(seq).push_head(frames, frame);
-        Listing::of(listed_in(seq))
+        Listing {
+            refs: restored.then_some(MAX_ACCESSES),
+            ..Listing::of(listed_in(seq))
+        }
     }
 
     fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {

@@ -4,9 +4,11 @@ pub mod controller;
 mod fifo;
 mod gated_2q;
 mod mglru;
+mod mglru_seed;
 mod page_ins;
 mod refault_gate;
 mod shadow;
+mod two_list;
 
 pub use shadow::{PER_FRAME, Shadows, Token};
 
@@ -28,13 +30,30 @@ pub enum Policy {
     /// The multi-gen LRU as Linux 6.12 has it: the default.
     #[default]
     Mglru,
+    /// The multi-gen LRU as its first patch says.
+    MglruSeed,
+    /// The classic active and inactive list, with refault distances.
+    TwoList,
 }
 
 impl Policy {
     /// Every policy.
-    pub const ALL: &[Policy] = &[Policy::Fifo, Policy::Gated2q, Policy::Mglru];
+    pub const ALL: &[Policy] = &[
+        Policy::Fifo,
+        Policy::Gated2q,
+        Policy::Mglru,
+        Policy::MglruSeed,
+        Policy::TwoList,
+    ];
     /// The names of all policies; `default` names the default one everywhere.
-    pub const NAMES: &[&str] = &["default", "fifo", "gated-2q", "mglru"];
+    pub const NAMES: &[&str] = &[
+        "default",
+        "fifo",
+        "gated-2q",
+        "mglru",
+        "mglru-seed",
+        "two-list",
+    ];
 
     /// The policy's name.
     #[must_use]
@@ -43,6 +62,8 @@ impl Policy {
             Policy::Fifo => "fifo",
             Policy::Gated2q => "gated-2q",
             Policy::Mglru => "mglru",
+            Policy::MglruSeed => "mglru-seed",
+            Policy::TwoList => "two-list",
         }
     }
 
@@ -52,7 +73,7 @@ impl Policy {
         let (most, share) = match self {
             Policy::Fifo => (1, 1),
             Policy::Gated2q => (32, 64),
-            Policy::Mglru => (32, 16),
+            Policy::Mglru | Policy::MglruSeed | Policy::TwoList => (32, 16),
         };
         u32::try_from(max_pages / share)
             .unwrap_or(u32::MAX)
@@ -72,6 +93,8 @@ impl FromStr for Policy {
             "fifo" => Ok(Policy::Fifo),
             "gated-2q" => Ok(Policy::Gated2q),
             "mglru" => Ok(Policy::Mglru),
+            "mglru-seed" => Ok(Policy::MglruSeed),
+            "two-list" => Ok(Policy::TwoList),
             _ => Err(UnknownPolicy),
         }
     }
@@ -205,6 +228,7 @@ enum Queues {
     Fifo(fifo::Fifo),
     Gated2q(gated_2q::Gated2q),
     Mglru(mglru::Mglru),
+    TwoList(two_list::TwoList),
 }
 
 /// The evictable pages of one group. Guarded by a lock of `rank::LRUVEC`.
@@ -239,7 +263,9 @@ impl Lruvec {
         let queues = match policy {
             Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
             Policy::Gated2q => Queues::Gated2q(gated_2q::Gated2q::new()),
-            Policy::Mglru => Queues::Mglru(mglru::Mglru::new()),
+            Policy::Mglru => Queues::Mglru(mglru::Mglru::new(mglru::FORM)),
+            Policy::MglruSeed => Queues::Mglru(mglru_seed::new()),
+            Policy::TwoList => Queues::TwoList(two_list::TwoList::new()),
         };
         Lruvec {
             queues,
@@ -252,6 +278,7 @@ impl Lruvec {
             Queues::Fifo(rules) => rules,
             Queues::Gated2q(rules) => rules,
             Queues::Mglru(rules) => rules,
+            Queues::TwoList(rules) => rules,
         }
     }
 
@@ -260,6 +287,7 @@ impl Lruvec {
             Queues::Fifo(rules) => rules,
             Queues::Gated2q(rules) => rules,
             Queues::Mglru(rules) => rules,
+            Queues::TwoList(rules) => rules,
         }
     }
 

@@ -210,3 +210,53 @@ fn gated_2q_is_ahead_of_the_field() {
         "{scans:.2} frames scanned for each evicted in the mean"
     );
 }
+
+/// Replays what the kernel replayed, at the pages that were resident there. Prints how many misses
+/// more core has; returns the mean and the largest difference, in percent, signs left out.
+fn beside_the_kernel(policy: Policy, recorded: &str) -> (f64, f64) {
+    let folder = shared_traces().expect("the folder of recorded traces");
+    let csv = std::fs::read_to_string(folder.join("kernel.csv")).unwrap();
+    let mut rows = Vec::new();
+    for line in csv.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [trace, _, limit, requests, kind, misses, resident, kernel] = fields[..] else {
+            panic!("a malformed row: {line}");
+        };
+        let number = |field: &str| field.parse::<u32>().unwrap();
+        if kind == recorded && number(limit) >= 600 && number(requests) <= 2_000_000 {
+            rows.push((trace, number(resident), f64::from(number(misses)), kernel));
+        }
+    }
+    let misses = on_all_cpus(&rows, |&(trace, resident, ..)| {
+        Run::new(policy, &open(&folder, trace), resident)
+            .counts
+            .misses
+    });
+    let mut differences = Vec::new();
+    for (&(trace, resident, theirs, kernel), ours) in rows.iter().zip(misses) {
+        let difference = worse(ours as f64, theirs);
+        println!("{trace:<13} {resident:>6}  {policy} {difference:+.2} % beside Linux {kernel}");
+        differences.push(difference.abs());
+    }
+    assert!(differences.len() >= 20, "{} points", differences.len());
+    let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+    let largest = differences.iter().copied().fold(0.0, f64::max);
+    println!("{policy}: {mean:.2} % from the kernel in the mean, {largest:.2} % at most");
+    (mean, largest)
+}
+
+/// One point is outside of 5 %: `arc_OLTP` at 5 %, where core has 7.8 % fewer misses.
+#[test]
+#[ignore = "minutes; `cargo xtask traces` runs it"]
+fn mglru_is_near_the_kernels() {
+    let (mean, largest) = beside_the_kernel(Policy::Mglru, "mglru");
+    assert!(mean <= 2.0 && largest <= 8.0, "{mean:.2} %, {largest:.2} %");
+}
+
+/// Core promotes at eviction what the kernel promotes at the read: `lirs_sprite`, 6 %.
+#[test]
+#[ignore = "minutes; `cargo xtask traces` runs it"]
+fn two_list_is_near_the_kernels() {
+    let (mean, largest) = beside_the_kernel(Policy::TwoList, "classic");
+    assert!(mean <= 2.0 && largest <= 7.0, "{mean:.2} %, {largest:.2} %");
+}

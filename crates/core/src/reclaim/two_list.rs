@@ -1,0 +1,204 @@
+//! The classic pair of an inactive and an active list, with refault distances.
+//!
+//! A page enters the inactive list. Read twice there, it is promoted; the active list is demoted
+//! from its cold end while it is the longer one by more than a ratio that grows with the size. An
+//! evicted page that comes back after fewer evictions and promotions than there are active pages is
+//! promoted at once.
+//!
+//! Source: the kernel's LRU lists of files (`mark_page_accessed()`, `inactive_is_low()`) and
+//! `workingset.c`. Changed: a second read only counts, and the page is promoted when eviction meets
+//! it; the kernel moves it at the read.
+
+use super::{Batch, Listing, Rules, Token, Victim};
+use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
+use crate::units::Frame;
+
+/// The count of a page that was not read: two reads are told apart.
+const NO_REFS: u8 = MAX_REFS - 2;
+const INACTIVE: u8 = 1;
+const ACTIVE: u8 = 2;
+/// Pages that one isolation looks at. It may find none worth evicting among them.
+const MAX_SCAN: u32 = 1024;
+/// Pages that cannot go that one isolation meets before active ones are demoted whatever the ratio.
+const MAX_BUSY: u32 = 64;
+/// Log2 of the pages in a GiB.
+const GIB_SHIFT: u32 = 18;
+
+/// An active and an inactive list.
+#[derive(Debug)]
+pub(super) struct TwoList {
+    active: List,
+    inactive: List,
+    /// Evictions and promotions: the clock of refault distances, which shadow entries hold the low
+    /// bits of. Above 2^23 active pages a refault from long ago may look near.
+    nonresident_age: u64,
+}
+
+impl TwoList {
+    /// A lruvec without pages.
+    pub(super) const fn new() -> TwoList {
+        TwoList {
+            active: List::new(),
+            inactive: List::new(),
+            nonresident_age: 0,
+        }
+    }
+
+    fn list(&mut self, generation: u8) -> &mut List {
+        match generation {
+            ACTIVE => &mut self.active,
+            _ => &mut self.inactive,
+        }
+    }
+
+    fn push(&mut self, frames: &FrameTable, frame: Frame, generation: u8, refs: u8) -> Listing {
+        self.list(generation).push_head(frames, frame);
+        Listing {
+            refs: Some(NO_REFS + refs),
+            ..Listing::of(generation)
+        }
+    }
+
+    fn requeue(&mut self, frames: &FrameTable, frame: Frame, (generation, refs): (u8, u8)) {
+        let from = frames.word(frame).generation();
+        self.list(from).remove(frames, frame);
+        let listing = self.push(frames, frame, generation, refs);
+        let changed = frames.update(frame, |word| Some(listing.mark(word)));
+        assert!(changed.is_ok(), "an update without a condition");
+    }
+
+    /// Where a page goes that is met at the inactive list's end, with the reads that stay counted:
+    /// `None` where it is evicted. A look in place counts as a read, and saves the page once.
+    fn kept(word: Word) -> Option<(u8, u8)> {
+        let refs = word.refs().saturating_sub(NO_REFS);
+        match word.has(flag::YOUNG) {
+            _ if refs >= 2 => Some((ACTIVE, 0)),
+            true if refs == 1 => Some((ACTIVE, 0)),
+            true => Some((INACTIVE, 1)),
+            false if !word.is_evictable() => Some((INACTIVE, refs)),
+            false => None,
+        }
+    }
+
+    fn is_inactive_low(&self) -> bool {
+        is_low(self.inactive.len(), self.active.len())
+    }
+
+    /// Moves the coldest active page to the inactive list. One read since it was promoted counts.
+    fn demote(&mut self, frames: &FrameTable) {
+        if let Some(frame) = self.active.tail() {
+            let refs = frames.word(frame).refs().saturating_sub(NO_REFS);
+            self.requeue(frames, frame, (INACTIVE, refs.min(1)));
+        }
+    }
+
+    fn token_at(nonresident_age: u64) -> Token {
+        let mask = (1 << Token::BITS) - 1;
+        Token::new(u32::try_from(nonresident_age & mask).expect("masked"))
+    }
+}
+
+/// Whether the inactive list is too short beside the active one: under half of both where they are
+/// small, under a tenth at 10 GiB.
+fn is_low(nr_inactive: u32, nr_active: u32) -> bool {
+    let (nr_inactive, nr_active) = (u64::from(nr_inactive), u64::from(nr_active));
+    let gib = (nr_inactive + nr_active) >> GIB_SHIFT;
+    let ratio = (10 * gib).isqrt().max(1);
+    nr_inactive * ratio < nr_active
+}
+
+impl Rules for TwoList {
+    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+        let word = frames.word(frame);
+        // What brought it in is its first access, whichever kind it was.
+        let refs = u8::from(word.refs() > 0 || word.has(flag::YOUNG));
+        let is_near = refault.is_some_and(|token| {
+            let now = Self::token_at(self.nonresident_age).bits();
+            let distance = Token::new(now.wrapping_sub(token.bits())).bits();
+            distance <= self.active.len()
+        });
+        if !is_near {
+            return self.push(frames, frame, INACTIVE, refs);
+        }
+        self.nonresident_age += 1;
+        self.push(frames, frame, ACTIVE, 0)
+    }
+
+    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+        let (mut nr_scanned, mut nr_busy) = (0, 0);
+        while batch.len() < want && nr_scanned < MAX_SCAN {
+            if self.is_inactive_low() || nr_busy > MAX_BUSY {
+                nr_scanned += 1;
+                self.demote(frames);
+            }
+            let Some(frame) = self.inactive.tail() else {
+                break;
+            };
+            nr_scanned += 1;
+            let word = frames.word(frame);
+            nr_busy += u32::from(!word.is_evictable());
+            if let Some(to) = Self::kept(word) {
+                self.nonresident_age += u64::from(to.0 == ACTIVE);
+                self.requeue(frames, frame, to);
+                continue;
+            }
+            self.inactive.remove(frames, frame);
+            // Those of the batch before it count as evicted.
+            let token = Self::token_at(self.nonresident_age + u64::from(batch.len()));
+            let word = super::isolated(frames, frame);
+            batch.push(Victim { frame, word, token });
+        }
+        nr_scanned
+    }
+
+    fn coldest(&self) -> Option<Frame> {
+        self.inactive.tail().or(self.active.tail())
+    }
+
+    fn token(&self, _word: Word) -> Token {
+        Self::token_at(self.nonresident_age)
+    }
+
+    fn evicted(&mut self, _token: Token) {
+        self.nonresident_age += 1;
+    }
+
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
+        let word = frames.word(frame);
+        let refs = word.refs().saturating_sub(NO_REFS);
+        let (generation, refs) = Self::kept(word).unwrap_or((INACTIVE, refs));
+        self.nonresident_age += u64::from(generation == ACTIVE);
+        self.push(frames, frame, generation, refs)
+    }
+
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
+        self.list(word.generation()).remove(frames, frame);
+    }
+
+    fn nr_pages(&self) -> u32 {
+        self.active.len() + self.inactive.len()
+    }
+
+    fn check(&self, frames: &FrameTable) {
+        for (generation, list) in [(ACTIVE, &self.active), (INACTIVE, &self.inactive)] {
+            for frame in list.iter(frames) {
+                assert_eq!(frames.word(frame).generation(), generation, "{frame:?}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inactive_list_may_be_shorter_the_larger_both_are() {
+        assert!(!is_low(500, 500) && is_low(499, 500) && !is_low(0, 0));
+        let gib = 1 << GIB_SHIFT;
+        // 10 GiB: the ratio is 10. 1 GiB: 3. Below 1 GiB: 1.
+        assert!(is_low(gib * 9 / 10, gib * 92 / 10) && !is_low(gib * 19 / 20, gib * 182 / 20));
+        assert!(is_low(gib * 6 / 25, gib * 4 / 5) && !is_low(gib / 4, gib * 3 / 4));
+        assert!(is_low(gib / 4, gib / 2) && !is_low(gib / 4, gib / 4));
+    }
+}
