@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod gated_2q;
 mod limits;
 mod region;
 mod reserve;

@@ -5,6 +5,7 @@ mod alloc;
 mod group;
 mod memory;
 mod pressure;
+mod reclaim;
 mod reserve;
 mod stocks;
 mod zones;

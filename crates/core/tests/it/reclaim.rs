@@ -1,0 +1,221 @@
+//! Progress: where a page can go, reclaim finds it, whatever the policy and the others are doing.
+
+use pagetide_core::frame::{State, flag};
+use pagetide_core::memory::{Config, Effect, Effects, Memory, PageIn, Step};
+use pagetide_core::page_cache::{Access, Mappings};
+use pagetide_core::reclaim::Policy;
+use pagetide_core::units::{Cpu, Frame, Order};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+const CPU: Cpu = Cpu::new(0);
+
+/// One group with one file at a time.
+struct World {
+    memory: Memory,
+    group: u32,
+    file: u32,
+    held: Vec<Frame>,
+    dirty: Vec<Frame>,
+}
+
+impl World {
+    fn new(policy: Policy, nr_pages: u32) -> World {
+        let memory = Memory::try_new(Config::for_resident(nr_pages, 1, policy)).expect("memory");
+        let root = memory.groups().root();
+        let group = memory.new_group(CPU.into(), root).expect("a group");
+        let over = memory.set_max(CPU.into(), group, u64::from(nr_pages));
+        assert_eq!(over, Ok(0));
+        let file = memory.open_mapping(CPU.into(), Order::ZERO);
+        World {
+            memory,
+            group,
+            file: file.expect("a file"),
+            held: Vec::new(),
+            dirty: Vec::new(),
+        }
+    }
+
+    /// Has a page, pinned; `None` where all others are in use.
+    fn have(&self, page: u64, access: Access) -> Option<Frame> {
+        let key = Mappings::key(self.file, page).expect("a small page");
+        let mut effects = Effects::new();
+        let mut op = PageIn::new(key, self.group, access);
+        loop {
+            if let Step::Done(frame) = op.step(&self.memory, CPU.into(), &mut effects).ok()? {
+                return Some(frame);
+            }
+            while let Some(effect) = effects.pop() {
+                if let Effect::Read(io) = effect {
+                    self.memory.complete(CPU, io, Ok(()), &mut effects);
+                }
+            }
+        }
+    }
+
+    fn unpin(&self, frame: Frame) {
+        self.memory.unpin(CPU, frame, &mut Effects::new());
+    }
+
+    fn touch(&self, page: u64, access: Access) -> Option<Frame> {
+        let frame = self.have(page, access);
+        frame.inspect(|&frame| self.unpin(frame))
+    }
+
+    fn mark(&mut self, frame: Frame) {
+        let frames = self.memory.frames();
+        let dirty = frames.update(frame, |word| Some(word.with(flag::DIRTY)));
+        assert!(dirty.is_ok());
+        self.dirty.push(frame);
+    }
+
+    /// As a writer that is done: the page is clean.
+    fn clean(&self, frame: Frame) {
+        let frames = self.memory.frames();
+        let is_same = |state| matches!(state, State::Live | State::Detached);
+        let _ = frames.update(frame, |word| {
+            is_same(word.state()).then(|| word.without(flag::DIRTY))
+        });
+    }
+
+    fn nr_evictable(&self) -> u32 {
+        let frames = self.memory.frames();
+        let evictable = (0..frames.len())
+            .map(Frame::new)
+            .filter(|&frame| frames.word(frame).is_evictable());
+        u32::try_from(evictable.count()).expect("few pages")
+    }
+
+    /// Reclaims once: something goes where something can.
+    fn reclaim(&self, nr_pages: u32) -> u32 {
+        let nr_evictable = self.nr_evictable();
+        let before = self.memory.stats().pgscan;
+        let freed = self.memory.reclaim(CPU, self.group, nr_pages);
+        let scanned = self.memory.stats().pgscan - before;
+        let nr_resident = u64::from(self.memory.stats().nr_used);
+        assert_eq!(freed > 0, nr_evictable > 0, "{freed} of {nr_evictable}");
+        let most = 24 * (nr_resident + u64::from(freed)) + 2048;
+        assert!(scanned <= most, "{scanned} scanned");
+        self.memory.check();
+        freed
+    }
+
+    fn reopen(&mut self) {
+        self.memory.close_mapping(CPU, self.file, &mut |_| ());
+        let file = self.memory.open_mapping(CPU.into(), Order::ZERO);
+        self.file = file.expect("a file");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Touch(u64, Access),
+    Hold(u64, Access),
+    Unpin(Index),
+    Mark(u64),
+    Clean(Index),
+    Reclaim(u32),
+    SetMax(u32),
+    Reopen,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let access = || prop_oneof![3 => Just(Access::Copy), 1 => Just(Access::Pin)];
+    prop_oneof![
+        20 => (0..80u64, access()).prop_map(|(page, access)| Op::Touch(page, access)),
+        6 => (0..80u64, access()).prop_map(|(page, access)| Op::Hold(page, access)),
+        3 => any::<Index>().prop_map(Op::Unpin),
+        4 => (0..80u64).prop_map(Op::Mark),
+        2 => any::<Index>().prop_map(Op::Clean),
+        4 => (1..20u32).prop_map(Op::Reclaim),
+        1 => (20..60u32).prop_map(Op::SetMax),
+        1 => Just(Op::Reopen),
+    ]
+}
+
+proptest! {
+    #![proptest_config(crate::config(400))]
+
+    /// Pins, hits, dirty pages, moving limits, files that go: what can go is found.
+    #[test]
+    fn what_can_go_is_found(
+        policy in prop::sample::select(Policy::ALL),
+        ops in prop::collection::vec(op(), 1..300),
+    ) {
+        let mut world = World::new(policy, 60);
+        for op in ops {
+            match op {
+                Op::Touch(page, access) => _ = world.touch(page, access),
+                Op::Hold(page, access) => {
+                    let frame = world.have(page, access);
+                    world.held.extend(frame);
+                }
+                Op::Unpin(_) if world.held.is_empty() => {}
+                Op::Unpin(which) => {
+                    let frame = world.held.swap_remove(which.index(world.held.len()));
+                    world.unpin(frame);
+                }
+                Op::Mark(page) => {
+                    if let Some(frame) = world.touch(page, Access::Copy) {
+                        world.mark(frame);
+                    }
+                }
+                Op::Clean(_) if world.dirty.is_empty() => {}
+                Op::Clean(which) => {
+                    let frame = world.dirty.swap_remove(which.index(world.dirty.len()));
+                    world.clean(frame);
+                }
+                Op::Reclaim(nr_pages) => _ = world.reclaim(nr_pages),
+                Op::SetMax(max) => {
+                    let max = u64::from(max);
+                    _ = world.memory.set_max(CPU.into(), world.group, max);
+                }
+                Op::Reopen => world.reopen(),
+            }
+        }
+    }
+}
+
+/// Thousands of pages, all in use but a few: none of those is missed, and no hold looks at all.
+#[test]
+fn the_last_pages_that_can_go_are_found_among_thousands() {
+    const NR_PAGES: u32 = 5000;
+    for &policy in Policy::ALL {
+        for access in [Access::Copy, Access::Pin] {
+            let world = World::new(policy, NR_PAGES);
+            // A part is read again and again, and is protected where a policy protects.
+            for step in 0..u64::from(NR_PAGES) * 6 {
+                let page = if step % 3 == 0 {
+                    step / 3
+                } else {
+                    step * step % 1999
+                };
+                assert!(world.touch(page, access).is_some());
+            }
+            let frames = world.memory.frames();
+            let live: Vec<Frame> = (0..frames.len())
+                .map(Frame::new)
+                .filter(|&frame| frames.word(frame).state() == State::Live)
+                .collect();
+            let (mut held, mut nr_free) = (Vec::new(), 0);
+            for (at, &frame) in live.iter().enumerate() {
+                if at % 997 == 5 {
+                    nr_free += 1;
+                    continue;
+                }
+                let pin = frames.update(frame, |word| word.pinned());
+                assert!(pin.is_ok());
+                held.push(frame);
+            }
+            assert!(nr_free > 3, "{policy}: {} pages", live.len());
+            let mut freed = 0;
+            while freed < nr_free {
+                freed += world.reclaim(1);
+            }
+            assert_eq!((freed, world.reclaim(1)), (nr_free, 0), "{policy}");
+            held.into_iter().for_each(|frame| world.unpin(frame));
+            while world.reclaim(64) > 0 {}
+            assert_eq!(world.memory.stats().nr_used, 0, "{policy}");
+        }
+    }
+}
