@@ -188,6 +188,11 @@ fn readers_evictions_limits_and_working_memory_under_mglru() {
 }
 
 #[test]
+fn readers_evictions_limits_and_working_memory_under_gated_2q() {
+    check(|| run(Policy::Gated2q));
+}
+
+#[test]
 fn readers_evictions_limits_and_working_memory_under_fifo() {
     check(|| run(Policy::Fifo));
 }
@@ -330,6 +335,11 @@ fn run_all(policy: Policy) {
         .close_mapping(Cpu::new(0), world.file, &mut |_| ());
     world.memory.check();
     assert_eq!(world.memory.stats().nr_used, 0);
+}
+
+#[test]
+fn operations_given_up_and_files_closed_under_gated_2q() {
+    check(|| run_all(Policy::Gated2q));
 }
 
 #[test]

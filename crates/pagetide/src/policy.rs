@@ -11,10 +11,10 @@ pub enum Policy {
     /// First in, first out.
     Fifo,
     /// A probation queue of adaptive size and a protected ring; a page that comes back is protected
-    /// where it did so sooner than the coldest protected one is old.
-    Gated2q,
-    /// The multi-gen LRU in the form of Linux 6.12: the default.
+    /// where it did so sooner than the coldest protected one is old. The default.
     #[default]
+    Gated2q,
+    /// The multi-gen LRU in the form of Linux 6.12.
     Mglru,
     /// The multi-gen LRU as its first patch says.
     MglruSeed,

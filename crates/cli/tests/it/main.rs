@@ -151,7 +151,7 @@ fn mrc_prints_a_line_for_each_policy_and_size() {
         .collect();
     assert_eq!(
         serde_json::to_string(&sizes).unwrap(),
-        r#"[["mglru",213],["mglru",2135],["lru",213],["lru",2135]]"#
+        r#"[["gated-2q",213],["gated-2q",2135],["lru",213],["lru",2135]]"#
     );
     let mut found = keys(&points[0]);
     found.sort_unstable();

@@ -25,10 +25,10 @@ pub const MAX_BATCH: u32 = 64;
 pub enum Policy {
     /// First in, first out.
     Fifo,
-    /// A probation queue of adaptive size, a protected ring, refaults gated by distance.
-    Gated2q,
-    /// The multi-gen LRU as Linux 6.12 has it: the default.
+    /// The default: probation of adaptive size, a protected ring, refaults gated by distance.
     #[default]
+    Gated2q,
+    /// The multi-gen LRU as Linux 6.12 has it.
     Mglru,
     /// The multi-gen LRU as its first patch says.
     MglruSeed,
