@@ -72,7 +72,7 @@ impl Policy {
     pub fn batch(self, max_pages: u64) -> u32 {
         let (most, share) = match self {
             Policy::Fifo => (1, 1),
-            Policy::Gated2q => (32, 64),
+            Policy::Gated2q => (64, 64),
             Policy::Mglru | Policy::MglruSeed | Policy::TwoList => (32, 16),
         };
         u32::try_from(max_pages / share)
