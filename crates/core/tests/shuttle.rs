@@ -4,16 +4,14 @@
 #[path = "shuttle/reserve.rs"]
 mod reserve;
 
-use pagetide_core::alloc::{
-    Config as ZonesConfig, Mark, Mobility, PAGEBLOCK_PAGES, Request, Topology, Zones,
-};
+use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;
 use pagetide_core::group::{Count, Item, StockKind, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order, PageKey};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::{RandomScheduler, Scheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Runner, thread};
 use std::collections::HashMap;
@@ -568,36 +566,4 @@ fn a_group_dies_among_atomic_stocks() {
 #[test]
 fn a_group_dies_among_locked_stocks() {
     deaths(StockKind::Spinlock);
-}
-
-/// One reservation gives a pageblock back while another takes one: afterwards as much is out of
-/// use as is reserved, whoever of them looked first.
-#[test]
-fn what_one_reservation_gives_back_another_does_not_lose() {
-    const BYTES: u64 = PAGEBLOCK_PAGES as u64 * 4096;
-    // One thread goes a long way between two steps of the other: few switches, anywhere.
-    check_under(PctScheduler::new_from_seed(1, 2, 10 * RUNS), || {
-        let config = Config::for_resident(3 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
-        let memory = Arc::new(Memory::try_new(config).expect("memory"));
-        let cpu = Cpu::new(0);
-        let root = memory.groups().root();
-        let settle = |memory: &Memory| {
-            while let Some(idle) = memory.next_offline(cpu.into()) {
-                memory.put_offline(idle, true);
-            }
-        };
-        for _ in 0..2 {
-            memory.reserve(cpu.into(), root, BYTES).expect("room");
-        }
-        settle(&memory);
-        let other = Arc::clone(&memory);
-        let gives = thread::spawn(move || other.unreserve(Cpu::new(1), root, BYTES));
-        memory.reserve(cpu.into(), root, BYTES).expect("room");
-        settle(&memory);
-        gives.join().expect("no panic");
-        let reserved = memory.reserved_bytes() / 4096;
-        assert_eq!(reserved, 2 * u64::from(PAGEBLOCK_PAGES));
-        assert!(memory.offline_pages() >= reserved);
-        assert!(!memory.is_balloon_short());
-    });
 }

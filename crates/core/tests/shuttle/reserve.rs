@@ -1,12 +1,13 @@
 //! Reservations, the budget and dropped groups against page faults, pins and working memory. Under
 //! a checker a pageblock has 64 pages, so that a memory of a few hundred has several.
 
-use super::{World, check, reader};
+use super::{RUNS, World, check, check_under, reader};
 use pagetide_core::alloc::PAGEBLOCK_PAGES;
 use pagetide_core::memory::{AllocError, Config, Memory};
 use pagetide_core::page_cache::Mappings;
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Order, PAGE_BYTES};
+use shuttle::scheduler::PctScheduler;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 use std::collections::HashMap;
@@ -163,5 +164,37 @@ fn a_budget_that_moves_and_groups_that_go_against_reservations() {
             |world| mover(world, Cpu::new(0)),
             |world| dropper(world, Cpu::new(1)),
         ]);
+    });
+}
+
+/// One reservation gives a pageblock back while another takes one: afterwards as much is out of
+/// use as is reserved, whoever of them looked first.
+#[test]
+fn what_one_reservation_gives_back_another_does_not_lose() {
+    const BYTES: u64 = PAGEBLOCK_PAGES as u64 * 4096;
+    // One thread goes a long way between two steps of the other: few switches, anywhere.
+    check_under(PctScheduler::new_from_seed(1, 2, 10 * RUNS), || {
+        let config = Config::for_resident(3 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+        let memory = Arc::new(Memory::try_new(config).expect("memory"));
+        let cpu = Cpu::new(0);
+        let root = memory.groups().root();
+        let settle = |memory: &Memory| {
+            while let Some(idle) = memory.next_offline(cpu.into()) {
+                memory.put_offline(idle, true);
+            }
+        };
+        for _ in 0..2 {
+            memory.reserve(cpu.into(), root, BYTES).expect("room");
+        }
+        settle(&memory);
+        let other = Arc::clone(&memory);
+        let gives = thread::spawn(move || other.unreserve(Cpu::new(1), root, BYTES));
+        memory.reserve(cpu.into(), root, BYTES).expect("room");
+        settle(&memory);
+        gives.join().expect("no panic");
+        let reserved = memory.reserved_bytes() / 4096;
+        assert_eq!(reserved, 2 * u64::from(PAGEBLOCK_PAGES));
+        assert!(memory.offline_pages() >= reserved);
+        assert!(!memory.is_balloon_short());
     });
 }
