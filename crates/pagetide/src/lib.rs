@@ -79,7 +79,7 @@ pub use reservation::Reservation;
 pub use resident::resident_bytes;
 pub use shrinker::{Registration, Shrinker};
 pub use stall::Task;
-pub use stat::GroupStat;
+pub use stat::{GroupStat, StockStats};
 pub use store::Store;
 pub use topology::{BadTopology, Topology};
 

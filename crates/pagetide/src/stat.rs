@@ -1,7 +1,7 @@
 //! What a group's memory is, for people and programs.
 
 use crate::builder::bytes_of;
-use crate::{ByteSize, Group};
+use crate::{ByteSize, Group, Memory};
 use pagetide_core::memory;
 use std::fmt;
 
@@ -43,6 +43,49 @@ pub struct GroupStat {
 impl fmt::Display for GroupStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.text.fmt(f)
+    }
+}
+
+/// What the stocks of pages and bytes charged ahead did since the memory was built, and what they
+/// hold now. Displayed a name and a number a line, as the kernel's files have it; the kernel itself
+/// tells nothing of its stocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StockStats {
+    /// Charges that a stock served: nothing shared was touched. Approximate.
+    pub hits: u64,
+    /// Batches that were charged ahead.
+    pub refills: u64,
+    /// Refills of which pages went back: too many, or another group's place.
+    pub trims: u64,
+    /// Stocks of a group that were emptied by whoever needed the room. Approximate.
+    pub remote_drains: u64,
+    /// Bytes charged ahead now.
+    pub held_bytes: u64,
+}
+
+impl fmt::Display for StockStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "stock_hit {}", self.hits)?;
+        writeln!(f, "stock_refill {}", self.refills)?;
+        writeln!(f, "stock_trim {}", self.trims)?;
+        writeln!(f, "stock_drain_remote {}", self.remote_drains)?;
+        writeln!(f, "stock {}", self.held_bytes)
+    }
+}
+
+impl Memory {
+    /// What the stocks did. Cost: a look at every CPU's and every group's.
+    #[must_use]
+    pub fn stock_stats(&self) -> StockStats {
+        let stats = self.root().shared().core.groups().stock_stats();
+        StockStats {
+            hits: stats.hits + stats.byte_hits,
+            refills: stats.refills,
+            trims: stats.trims,
+            remote_drains: stats.remote_drains,
+            held_bytes: bytes_of(u64::from(stats.nr_pages)) + stats.nr_bytes,
+        }
     }
 }
 

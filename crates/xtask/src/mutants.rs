@@ -254,8 +254,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a claim stays where nothing was taken",
         file: "memory/balloon.rs",
-        find: "self.balloon.unclaim(REGION_PAGES);",
-        replace: "",
+        find: "self.balloon.unclaim(REGION_PAGES);\n            if was_drained {",
+        replace: "if was_drained {",
         tests: Tests::Plain("reserve"),
     },
     Mutant {
