@@ -277,8 +277,9 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn an_interrupt_ends_a_demo_at_once_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let mut demo = Command::new(BIN)
-        .args(["demo", "--json", "--dir"])
+    // Tests that run in the background inherit that interrupts are ignored.
+    let mut demo = Command::new("env")
+        .args(["--default-signal=INT", BIN, "demo", "--json", "--dir"])
         .arg(dir.path())
         .stdout(std::process::Stdio::null())
         .spawn()
