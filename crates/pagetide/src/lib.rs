@@ -11,14 +11,16 @@
 //! # let path = dir.path().join("table.bin");
 //! # std::fs::write(&path, vec![7; 1 << 20]).expect("a data file");
 //! let memory = Memory::builder().budget(ByteSize::mib(64)).build()?;
-//! let web = memory.root().child("web")?;
+//! let web = memory.root().child("web")?.min(ByteSize::mib(8))?;
 //! let batch = memory.root().child("batch")?.max(ByteSize::mib(16))?;
 //! let table = memory.open(&path, &web)?;
 //! let mut bytes = [0; 100];
 //! table.read_at(&mut bytes, 8192)?; // through the page cache, counts as a read access
 //! let page = table.pin(17)?; // zero-copy view, counts as a mapped access
 //! let work = batch.alloc(Order::new(9))?; // 2 MiB of working memory: the page cache yields
+//! let query = batch.reserve(ByteSize::mib(10))?; // bytes of my own heap, under the same budget
 //! assert_eq!((page[0], work.len()), (7, 2 << 20));
+//! assert_eq!(query.size(), ByteSize::mib(10));
 //! # Ok(())
 //! # }
 //! ```
