@@ -1,7 +1,8 @@
 //! The one memory that all of a process may share.
 
+use crate::shared::locked;
 use crate::{Builder, Error, Memory};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 static GLOBAL: OnceLock<Memory> = OnceLock::new();
 
@@ -58,7 +59,7 @@ impl Builder {
 /// The global memory, and whether it was built now.
 fn build_once(builder: Builder) -> Result<(&'static Memory, bool), Error> {
     // Nothing is guarded but the building, so that a thread which panicked leaves nothing half.
-    let _alone = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = locked(&BUILDING);
     if let Some(memory) = GLOBAL.get() {
         return Ok((memory, false));
     }

@@ -1,8 +1,9 @@
 //! Limits and protections of groups.
 
 use crate::builder::bytes_of;
-use crate::{ByteSize, Error, Group, PAGE_BYTES};
+use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES};
 use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
+use pagetide_core::memory::BadBudget;
 
 impl Group {
     /// [`Group::set_min`] in a chain of calls.
@@ -88,7 +89,7 @@ impl Group {
 
     /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
     /// over it. The root's limit is the budget: see
-    /// [`Memory::set_budget`](crate::Memory::set_budget).
+    /// [`Memory::set_budget`].
     ///
     /// # Errors
     /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
@@ -109,8 +110,28 @@ impl Group {
         }
     }
 
+    /// Sets the root's limit.
+    fn set_budget(&self, pages: u64) -> Result<(), Error> {
+        let shared = self.shared();
+        let over = shared.core.set_budget(shared.here(), pages);
+        shared.fill_balloon();
+        shared.group_came_back(self.id());
+        match over {
+            Ok(0) => Ok(()),
+            Ok(over_pages) => Err(self.still_over(over_pages)),
+            Err(BadBudget { least, .. }) if pages < least => Err(Error::BudgetTooSmall {
+                budget_bytes: bytes_of(pages),
+                needed_bytes: bytes_of(least),
+            }),
+            Err(BadBudget { most, .. }) => Err(Error::BudgetTooLarge {
+                budget_bytes: bytes_of(pages),
+                max_bytes: bytes_of(most),
+            }),
+        }
+    }
+
     #[cold]
-    pub(crate) fn still_over(&self, over_pages: u64) -> Error {
+    fn still_over(&self, over_pages: u64) -> Error {
         let pinned = self.shared().core.pinned(self.id());
         Error::StillOver {
             group: self.name(),
@@ -156,6 +177,19 @@ impl Group {
     #[must_use]
     pub fn events_local(&self) -> Events {
         Events::of(self.record().events_local())
+    }
+}
+
+impl Memory {
+    /// Changes the budget, within what the arena was made for
+    /// ([`Builder::arena_max`](crate::Builder::arena_max)). A smaller one reclaims, and gives the
+    /// memory of what it has less back to the OS before it returns.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`]: nothing is changed.
+    /// [`Error::StillOver`] where memory in use keeps it over the new budget, which stays set.
+    pub fn set_budget(&self, budget: ByteSize) -> Result<(), Error> {
+        self.root().set_max(budget)
     }
 }
 

@@ -9,7 +9,7 @@
 //! while nobody waits. A wake-up may be lost by that; who waits asks again after [`RETRY`].
 
 use crate::claims::{self, Claim};
-use crate::shared::Shared;
+use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::stall::Stall;
 use crate::{Error, Group, park};
@@ -18,7 +18,7 @@ use pagetide_core::memory::AllocError;
 use pagetide_core::units::{Frame, Order};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,7 @@ impl Queue {
 impl MemoryWaits {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Entries are inserted and removed at once: a panic under the lock broke nothing.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.queue)
     }
 
     /// Whether anybody waits. One load.

@@ -3,11 +3,11 @@
 use crate::builder::bytes_of;
 use crate::home::Home;
 use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
-use crate::shared::Shared;
+use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, park};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ impl Pins {
     /// Runs `change` under the lock, and wakes without it: wakers are foreign code.
     fn change<T>(&self, change: impl FnOnce(&mut Accounts) -> (T, Wakers)) -> T {
         // The state is whole between calls, and none of its methods panics half way but for a bug.
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = locked(&self.accounts);
         let (value, wakers) = change(&mut accounts);
         drop(accounts);
         for waker in wakers {

@@ -2,11 +2,11 @@
 //! what is idle. The only place that takes memory away from the process while it runs, because
 //! that interrupts the CPUs on which its threads run.
 
-use crate::shared::Shared;
+use crate::shared::{Shared, locked};
 use crate::worker;
 use pagetide_core::memory::Idle;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
 /// pages from all CPUs' address translation.
@@ -60,7 +60,7 @@ impl Release {
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         // The mutex guards no data, so a panic under it broke nothing.
-        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.filling)
     }
 }
 
@@ -124,11 +124,11 @@ impl Shared {
         }
     }
 
-    fn put_offline(&self, look: &mut Look, idle: Idle) {
-        let has_no_memory = !idle.has_memory();
-        let is_released =
-            has_no_memory || (look.may_release(&self.release) && self.let_go(&idle).is_some());
+    /// Puts a block out of use; whether the OS has its memory.
+    fn put_offline(&self, look: &mut Look, idle: Idle) -> bool {
+        let is_released = !idle.has_memory() || self.let_go(look, &idle).is_some();
         self.core.put_offline(idle, is_released);
+        is_released
     }
 
     /// At a tick: makes up for what could not be done before, and gives a bounded part of what is
@@ -136,14 +136,8 @@ impl Shared {
     pub(crate) fn release_some(&self, before: Option<u64>) {
         self.fill_balloon();
         self.release_resident();
-        let Some(before) = before else { return };
-        let mut look = Look::default();
-        let mut released = 0;
-        while released < RELEASE_BYTES_PER_TICK
-            && let Some(idle) = self.core.take_idle(before)
-            && let Some(bytes) = self.release_idle(&mut look, idle)
-        {
-            released += bytes;
+        if let Some(before) = before {
+            self.release_free(before, RELEASE_BYTES_PER_TICK);
         }
     }
 
@@ -152,9 +146,7 @@ impl Shared {
         let _alone = self.release.lock();
         let mut look = Look::default();
         while let Some(idle) = self.core.next_resident() {
-            let is_released = look.may_release(&self.release) && self.let_go(&idle).is_some();
-            self.core.put_offline(idle, is_released);
-            if !is_released {
+            if !self.put_offline(&mut look, idle) {
                 return;
             }
         }
@@ -163,28 +155,30 @@ impl Shared {
     /// Gives all memory of free blocks back to the OS; returns the bytes.
     pub(crate) fn release_all(&self) -> u64 {
         self.core.drain();
+        self.release_free(u64::MAX, u64::MAX)
+    }
+
+    /// Gives blocks that are free since `before` back to the OS, up to `most` bytes and a block;
+    /// returns the bytes.
+    fn release_free(&self, before: u64, most: u64) -> u64 {
         let mut look = Look::default();
         let mut released = 0;
-        while let Some(idle) = self.core.take_idle(u64::MAX)
-            && let Some(bytes) = self.release_idle(&mut look, idle)
+        while released < most
+            && let Some(idle) = self.core.take_idle(before)
         {
+            let bytes = self.let_go(&mut look, &idle);
+            self.core.put_idle(idle, bytes.is_some());
+            let Some(bytes) = bytes else { break };
             released += bytes;
         }
         released
     }
 
-    /// Lets the OS have an idle block's memory; `None` where it could not.
-    fn release_idle(&self, look: &mut Look, idle: Idle) -> Option<u64> {
-        let bytes = match look.may_release(&self.release) {
-            true => self.let_go(&idle),
-            false => None,
-        };
-        self.core.put_idle(idle, bytes.is_some());
-        bytes
-    }
-
-    /// One system call; the bytes that went.
-    fn let_go(&self, idle: &Idle) -> Option<u64> {
+    /// One system call, where it interrupts no isolated CPU; the bytes that went.
+    fn let_go(&self, look: &mut Look, idle: &Idle) -> Option<u64> {
+        if !look.may_release(&self.release) {
+            return None;
+        }
         let bytes = idle.order().bytes() as u64;
         self.release.nr_calls.fetch_add(1, Ordering::Relaxed);
         self.arena.release(idle).ok()?;
@@ -231,8 +225,9 @@ mod tests {
                 std::thread::yield_now();
                 assert!(!returned.load(Ordering::SeqCst));
             }
-            idle.into_iter()
-                .for_each(|idle| shared.put_offline(&mut look, idle));
+            idle.into_iter().for_each(|idle| {
+                shared.put_offline(&mut look, idle);
+            });
             assert!(shared.release.nr_calls() > 0);
             drop(alone);
         });

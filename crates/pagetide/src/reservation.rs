@@ -1,8 +1,6 @@
 //! Reservations: bytes of the program's own heap, under the same budget.
 
-use crate::builder::bytes_of;
-use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES, cpu};
-use pagetide_core::memory::BadBudget;
+use crate::{ByteSize, Error, Group, PAGE_BYTES, cpu};
 use pagetide_core::units::Order;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -176,40 +174,5 @@ impl fmt::Debug for Reservation {
             .field("group", &self.group)
             .field("size", &self.size())
             .finish()
-    }
-}
-
-impl Memory {
-    /// Changes the budget, within what the arena was made for
-    /// ([`Builder::arena_max`](crate::Builder::arena_max)). A smaller one reclaims, and gives the
-    /// memory of what it has less back to the OS before it returns.
-    ///
-    /// # Errors
-    /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`]: nothing is changed.
-    /// [`Error::StillOver`] where memory in use keeps it over the new budget, which stays set.
-    pub fn set_budget(&self, budget: ByteSize) -> Result<(), Error> {
-        self.root().set_max(budget)
-    }
-}
-
-impl Group {
-    /// Sets the root's limit.
-    pub(crate) fn set_budget(&self, pages: u64) -> Result<(), Error> {
-        let shared = self.shared();
-        let over = shared.core.set_budget(shared.here(), pages);
-        shared.fill_balloon();
-        shared.group_came_back(self.id());
-        match over {
-            Ok(0) => Ok(()),
-            Ok(over_pages) => Err(self.still_over(over_pages)),
-            Err(BadBudget { least, .. }) if pages < least => Err(Error::BudgetTooSmall {
-                budget_bytes: bytes_of(pages),
-                needed_bytes: bytes_of(least),
-            }),
-            Err(BadBudget { most, .. }) => Err(Error::BudgetTooLarge {
-                budget_bytes: bytes_of(pages),
-                max_bytes: bytes_of(most),
-            }),
-        }
     }
 }

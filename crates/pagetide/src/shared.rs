@@ -60,8 +60,8 @@ pub(crate) struct Timing {
     pub(crate) throttle_max: Duration,
 }
 
-/// A map that a panicking thread held is whole: its entries are inserted and removed at once.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Takes a lock whose data is whole between any two steps, so that a panic under it broke nothing.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

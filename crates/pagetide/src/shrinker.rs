@@ -1,10 +1,11 @@
 //! Shrinkers: foreign caches that give memory back when reclaim asks.
 
 use crate::group::Group;
+use crate::shared::locked;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A cache of the program's own whose memory is charged to a group, by a
 /// [`Reservation`](crate::Reservation) or as working memory, and that gives some of it back when
@@ -111,7 +112,7 @@ impl Shrinkers {
             shrinker,
             deferred: AtomicU64::new(0),
         });
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = locked(&self.entries);
         entries.push(Arc::clone(&entry));
         self.set_count(entries.len());
         drop(entries);
@@ -119,7 +120,7 @@ impl Shrinkers {
     }
 
     fn remove(&self, entry: &Arc<Entry>) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = locked(&self.entries);
         entries.retain(|other| !Arc::ptr_eq(other, entry));
         self.set_count(entries.len());
         // The shrinker itself is dropped with no lock held, by the registration.
@@ -136,7 +137,7 @@ impl Shrinkers {
         if self.count.load(Ordering::Relaxed) == 0 || is_shrinking() {
             return;
         }
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = locked(&self.entries);
         let wanted: Vec<Arc<Entry>> = entries
             .iter()
             .filter(|entry| is_wanted(entry.group))

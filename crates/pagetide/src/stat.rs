@@ -2,7 +2,6 @@
 
 use crate::builder::bytes_of;
 use crate::{ByteSize, Group, Memory};
-use pagetide_core::memory;
 use std::fmt;
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far. Displayed
@@ -37,12 +36,26 @@ pub struct GroupStat {
     pub workingset_refault_file: u64,
     /// Pages charged past a limit, because the charge could not fail. Not a name of the kernel's.
     pub pgforced: u64,
-    text: memory::Stat,
 }
 
 impl fmt::Display for GroupStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.text.fmt(f)
+        let lines = [
+            ("anon", self.anon),
+            ("file", self.file),
+            ("kernel", self.kernel),
+            ("slab_reclaimable", self.slab_reclaimable),
+            ("slab_unreclaimable", self.slab_unreclaimable),
+            ("stock", self.stock),
+            ("workingset_refault_file", self.workingset_refault_file),
+            ("pgscan", self.pgscan),
+            ("pgsteal", self.pgsteal),
+            ("pgmajfault", self.pgmajfault),
+            ("pgforced", self.pgforced),
+        ];
+        lines
+            .iter()
+            .try_for_each(|(name, number)| writeln!(f, "{name} {number}"))
     }
 }
 
@@ -93,33 +106,19 @@ impl Group {
     /// What the group's memory is. Cost: a look at every group of the memory.
     #[must_use]
     pub fn stat(&self) -> GroupStat {
-        let text = self.shared().core.stat(self.id());
-        let memory::Stat {
-            anon,
-            file,
-            kernel,
-            slab_reclaimable,
-            slab_unreclaimable,
-            stock,
-            pgmajfault,
-            pgscan,
-            pgsteal,
-            workingset_refault_file,
-            pgforced,
-        } = text;
+        let core = self.shared().core.stat(self.id());
         GroupStat {
-            anon,
-            file,
-            kernel,
-            slab_reclaimable,
-            slab_unreclaimable,
-            stock,
-            pgmajfault,
-            pgscan,
-            pgsteal,
-            workingset_refault_file,
-            pgforced,
-            text,
+            anon: core.anon,
+            file: core.file,
+            kernel: core.kernel,
+            slab_reclaimable: core.slab_reclaimable,
+            slab_unreclaimable: core.slab_unreclaimable,
+            stock: core.stock,
+            pgmajfault: core.pgmajfault,
+            pgscan: core.pgscan,
+            pgsteal: core.pgsteal,
+            workingset_refault_file: core.workingset_refault_file,
+            pgforced: core.pgforced,
         }
     }
 

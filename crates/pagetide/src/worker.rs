@@ -1,7 +1,7 @@
 //! Housekeeping in the background: ticks of core's clock, and memory that goes back to the OS.
 
 use crate::cpu;
-use crate::shared::Shared;
+use crate::shared::{Shared, locked};
 use crate::topology::list_of;
 use pagetide_core::units::index;
 use rustix::thread::CpuSet;
@@ -30,14 +30,14 @@ struct State {
 
 impl Stop {
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = locked(&self.state);
         change(&mut state);
         self.wakes.notify_all();
     }
 
     /// Sleeps for `due`, or until nudged; whether to go on.
     fn wait(&self, due: Duration) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = locked(&self.state);
         let is_idle = |state: &mut State| !state.is_over && !state.is_nudged;
         let waited = self.wakes.wait_timeout_while(state, due, is_idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -26,11 +26,18 @@ impl Tree {
     /// [`OverLimit`] with the level that refused; every counter is as it was.
     #[inline]
     pub fn charge(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
-        let batch = self.live(id).batch.load(Ordering::Relaxed);
-        if nr_pages < batch && self.stocks.consume(cpu, id, nr_pages) {
-            return Ok(Charged::Within);
+        match self.miss(cpu, id, nr_pages) {
+            None => Ok(Charged::Within),
+            Some(batch) => self.charge_past_stock(cpu, id, nr_pages, batch),
         }
-        self.charge_past_stock(cpu, id, nr_pages, batch)
+    }
+
+    /// Takes pages out of the CPU's stock; the group's batch where it has too few.
+    #[inline]
+    fn miss(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Option<u32> {
+        let batch = self.live(id).batch.load(Ordering::Relaxed);
+        let is_hit = nr_pages < batch && self.stocks.consume(cpu, id, nr_pages);
+        (!is_hit).then_some(batch)
     }
 
     #[cold]
@@ -53,11 +60,10 @@ impl Tree {
         id: u32,
         nr_pages: u32,
     ) -> Result<Charged, OverLimit> {
-        let batch = self.live(id).batch.load(Ordering::Relaxed);
-        if nr_pages < batch && self.stocks.consume(cpu, id, nr_pages) {
-            return Ok(Charged::Within);
+        match self.miss(cpu, id, nr_pages) {
+            None => Ok(Charged::Within),
+            Some(batch) => self.charge_draining(cpu, id, nr_pages, batch),
         }
-        self.charge_draining(cpu, id, nr_pages, batch)
     }
 
     fn charge_draining(

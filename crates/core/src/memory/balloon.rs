@@ -4,7 +4,7 @@
 use super::alloc::Idle;
 use super::{Here, Memory};
 use crate::alloc::{Mark, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
-use crate::frame::{FrameTable, List, State};
+use crate::frame::{FrameTable, List, Place, State, Word};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SpinLock, rank};
 use crate::units::{Frame, Order, PAGE_BYTES};
 
@@ -105,7 +105,7 @@ impl Memory {
         let reserved = self.balloon.reserved_bytes.load(Ordering::SeqCst) / PAGE_BYTES as u64;
         // By the limit itself, so that two threads that move it cannot leave another number here.
         let budget = self.groups.get(self.groups.root());
-        let budget = budget.map_or(u64::MAX, crate::group::Group::max);
+        let budget = budget.map_or(u64::MAX, |root| root.max());
         let left = budget.saturating_sub(u64::from(self.metadata_pages));
         let arena = u64::from(self.config.arena_pages);
         (reserved + arena.saturating_sub(left)) / REGION_PAGES * REGION_PAGES
@@ -262,23 +262,18 @@ impl Memory {
     fn take_offline(&self, frame: Frame, order: Order, has_memory: bool) -> Idle {
         // Whoever gets it next does not get anybody's bytes.
         self.frames.set_group(frame, 0);
-        let offline = |word: crate::frame::Word| word.with_state(State::Offline).next_version();
+        let offline = |word: Word| word.with_state(State::Offline).next_version();
         self.frames.change_owned(frame, offline);
         Idle::new(frame, order, has_memory)
     }
 
     /// Puts a block of [`Memory::next_offline`] out of use; whether the OS has its memory.
     pub fn put_offline(&self, idle: Idle, is_released: bool) {
-        let (frame, order) = (idle.frame(), idle.order());
-        self.frames
-            .set_block(frame, order, crate::frame::Place::Out);
-        let mut offline = self.balloon.offline.lock();
-        let list = match is_released {
-            true => &mut offline.released,
-            false => &mut offline.resident,
+        let of = match is_released {
+            true => Of::Released,
+            false => Of::Resident,
         };
-        list.push_head(&self.frames, frame);
-        drop(offline);
+        self.list_offline(&idle, of);
         // The need may have ended while it was on its way.
         self.deflate();
     }
@@ -292,16 +287,19 @@ impl Memory {
         let Some(frame) = frame else {
             return false;
         };
-        // It had pages of several groups: if it comes back, nobody finds his own bytes in it.
-        self.frames.set_group(frame, 0);
         self.balloon
             .nr_pages
             .fetch_add(REGION_PAGES, Ordering::Relaxed);
-        self.frames
-            .set_block(frame, REGION, crate::frame::Place::Out);
-        let mut offline = self.balloon.offline.lock();
-        offline.pending.push_head(&self.frames, frame);
+        let idle = self.take_offline(frame, REGION, true);
+        self.list_offline(&idle, Of::Pending);
         true
+    }
+
+    fn list_offline(&self, idle: &Idle, of: Of) {
+        let (frame, order) = (idle.frame(), idle.order());
+        self.frames.set_block(frame, order, Place::Out);
+        let mut offline = self.balloon.offline.lock();
+        offline.list(of).push_head(&self.frames, frame);
     }
 
     fn pop_pending(&self) -> Option<Frame> {

@@ -236,10 +236,7 @@ impl Memory {
             let set_up = |_, lruvec: &SpinLock<Lruvec, _>| *lruvec.lock() = Lruvec::new(policy);
             self.lruvecs.insert(charge, set_up)
         };
-        let mut made = make();
-        while made.is_err() && here.may_reclaim && self.reclaim_records(here) {
-            made = make();
-        }
+        let made = self.make_record(here, make, |_| true);
         let id = made.map_err(|_| AllocError::NoMetadata)?;
         Ok(match record.set_lruvec(id) {
             Ok(()) => id,

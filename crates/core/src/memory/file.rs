@@ -13,11 +13,7 @@ impl Memory {
     pub fn open_mapping(&self, here: Here<'_>, order: Order) -> Result<u32, NoMetadata> {
         self.zones.cache_order(order);
         let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
-        let mut made = self.mappings.open(charge, order);
-        while made.is_err() && here.may_reclaim && self.reclaim_records(here) {
-            made = self.mappings.open(charge, order);
-        }
-        made
+        self.make_record(here, || self.mappings.open(charge, order), |_| true)
     }
 
     /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.

@@ -287,7 +287,7 @@ impl Memory {
     /// Pages that the budget leaves for content and working memory.
     #[must_use]
     pub fn content_pages(&self) -> u32 {
-        self.config.budget_pages - self.config.metadata_pages()
+        self.config.budget_pages - self.metadata_pages
     }
 
     fn mapping_of(&self, key: PageKey) -> &Mapping {
@@ -301,21 +301,26 @@ impl Memory {
     /// # Errors
     /// [`ChildError`].
     pub fn new_group(&self, here: Here<'_>, parent: u32) -> Result<u32, ChildError> {
-        let mut made = self.groups.child(here.cpu, parent);
-        let is_short = |made: &Result<u32, ChildError>| {
-            matches!(made, Err(ChildError::NoMetadata(_))) && here.may_reclaim
-        };
-        while is_short(&made) && self.reclaim_records(here) {
-            made = self.groups.child(here.cpu, parent);
-        }
-        made
+        let make = || self.groups.child(here.cpu, parent);
+        let is_short = |error: &ChildError| matches!(error, ChildError::NoMetadata(_));
+        self.make_record(here, make, is_short)
     }
 
-    /// Makes room for a record of core's own; whether there was any to be made.
-    fn reclaim_records(&self, here: Here<'_>) -> bool {
-        {
-            let root = self.groups.root();
-            self.reclaim_for(here, (root, root), BATCH) > 0
+    /// Makes a record of core's own; where `is_short` says that there is no room for it, reclaims
+    /// as long as that brings something and tries again.
+    fn make_record<E>(
+        &self,
+        here: Here<'_>,
+        make: impl Fn() -> Result<u32, E>,
+        is_short: impl Fn(&E) -> bool,
+    ) -> Result<u32, E> {
+        let root = self.groups.root();
+        loop {
+            let made = make();
+            let may_help = made.as_ref().is_err_and(&is_short) && here.may_reclaim;
+            if !may_help || self.reclaim_for(here, (root, root), BATCH) == 0 {
+                return made;
+            }
         }
     }
 
@@ -414,8 +419,8 @@ impl Memory {
         let used = u64::from(self.stats().nr_used);
         assert!(usage >= used, "{usage} pages charged, {used} frames in use");
         let reserved = self.reserved_bytes().div_ceil(PAGE_BYTES as u64);
-        let records = usage - used - reserved - u64::from(self.config.metadata_pages());
-        // Each reservation is charged for the page that its last byte is in.
+        let records = usage - used - reserved - u64::from(self.metadata_pages);
+        // A group with reservations is charged for the page that their last bytes are in.
         let rounded_up = u64::from(self.balloon.nr_reservations());
         assert!(
             records <= u64::from(TABLE_PAGES) + rounded_up,

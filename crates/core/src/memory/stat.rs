@@ -3,7 +3,6 @@
 use super::Memory;
 use crate::group::{Count, Item};
 use crate::units::PAGE_BYTES;
-use core::fmt;
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far.
 ///
@@ -36,27 +35,6 @@ pub struct Stat {
     pub pgforced: u64,
 }
 
-impl fmt::Display for Stat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = [
-            ("anon", self.anon),
-            ("file", self.file),
-            ("kernel", self.kernel),
-            ("slab_reclaimable", self.slab_reclaimable),
-            ("slab_unreclaimable", self.slab_unreclaimable),
-            ("stock", self.stock),
-            ("workingset_refault_file", self.workingset_refault_file),
-            ("pgscan", self.pgscan),
-            ("pgsteal", self.pgsteal),
-            ("pgmajfault", self.pgmajfault),
-            ("pgforced", self.pgforced),
-        ];
-        lines
-            .iter()
-            .try_for_each(|(name, number)| writeln!(f, "{name} {number}"))
-    }
-}
-
 impl Memory {
     /// What a group's memory is. O(groups).
     #[must_use]
@@ -87,9 +65,8 @@ impl Memory {
         stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
         stat.stock = bytes(u64::from(self.groups.stocked(id))) + self.groups.held_bytes(id);
         if id == self.groups.root() {
-            stat.kernel = bytes(
-                u64::from(self.config.metadata_pages()) + u64::from(self.groups.nr_record_pages()),
-            );
+            stat.kernel =
+                bytes(u64::from(self.metadata_pages) + u64::from(self.groups.nr_record_pages()));
         }
         let slab = stat.slab_reclaimable + stat.slab_unreclaimable;
         let others = stat.file + stat.kernel + slab + stat.stock;
