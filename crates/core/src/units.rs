@@ -81,6 +81,36 @@ impl fmt::Debug for Frame {
     }
 }
 
+/// What is behind a page: where its bytes come from, and go to where they were changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PageType {
+    /// A file.
+    #[default]
+    File,
+    /// No file: a spill file, once it was evicted.
+    Anon,
+}
+
+impl PageType {
+    /// Both types.
+    pub const ALL: [PageType; 2] = [PageType::File, PageType::Anon];
+
+    /// The other type.
+    #[must_use]
+    pub const fn other(self) -> PageType {
+        match self {
+            PageType::File => PageType::Anon,
+            PageType::Anon => PageType::File,
+        }
+    }
+
+    /// The type as an index.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// The base-2 logarithm of a block's frames: 0 is 4 KiB, 9 is 2 MiB, 10 is 4 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Order(u8);

@@ -13,7 +13,7 @@ use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::group::{ByteLine, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree};
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
-use pagetide_core::reclaim::{Batch, Lruvec, Outcome, Policy};
+use pagetide_core::reclaim::{Batch, Lruvec, Moment, Outcome, Policy, ScanControl};
 use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey};
 
 const FRAME: Frame = Frame::FIRST;
@@ -399,7 +399,7 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
         let frames = FrameTable::try_new(1).expect("memory");
         let (mut old, new) = (Lruvec::new(Policy::Fifo), Lruvec::new(Policy::Fifo));
         frames.set_group(FRAME, OLD);
-        old.insert(&frames, FRAME, None);
+        old.insert(&frames, FRAME, None, Moment::default());
         let shared = Arc::new((frames, Mutex::new(old), Mutex::new(new)));
         let wanting = {
             let shared = Arc::clone(&shared);
@@ -416,13 +416,19 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
         };
         let (frames, old, new) = &*shared;
         let mut batch = Batch::default();
-        let scanned = old.lock().expect("no panic").isolate(frames, 1, &mut batch);
+        let control = ScanControl::of(1);
+        let scanned = old
+            .lock()
+            .expect("no panic")
+            .isolate(frames, &control, &mut batch);
         let victim = *batch.iter().next().expect("one page");
         assert_eq!(scanned, 1);
         assert!(page_cache::detach(frames, FRAME, victim.word));
         frames.change_owned(FRAME, |word| word.bare().with_state(State::Free));
         frames.set_group(FRAME, NEW);
-        new.lock().expect("no panic").insert(frames, FRAME, None);
+        let mut lists = new.lock().expect("no panic");
+        lists.insert(frames, FRAME, None, Moment::default());
+        drop(lists);
         wanting.join().expect("nobody takes what is not listed");
         let lists = new.lock().expect("no panic");
         lists.check(frames);

@@ -191,8 +191,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a queue gives the victims though none of its pages can go",
         file: "reclaim/gated_2q.rs",
-        find: "0..=MAX_BUSY => self.next_class(),",
-        replace: "_ if true => self.next_class(),",
+        find: "0..=MAX_BUSY => part.unwrap_or_else(|| self.next_class()),",
+        replace: "_ if true => part.unwrap_or_else(|| self.next_class()),",
         tests: Tests::Plain("reclaim"),
     },
     Mutant {
@@ -211,7 +211,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reclaim gives up where one look finds nothing",
-        file: "memory/evict.rs",
+        file: "memory/reclaim.rs",
         find: "if !batch.is_empty() || seen == 0 || scanned > most {",
         replace: "if true || seen > most {",
         tests: Tests::Plain("reclaim"),

@@ -293,6 +293,12 @@ impl Zones {
         self.after_free(number, zone);
     }
 
+    /// The node that a frame is on.
+    #[must_use]
+    pub fn node_of(&self, frames: &FrameTable, frame: Frame) -> Node {
+        self.zone_of(frames, frame).config().node
+    }
+
     pub(super) fn zone_of(&self, frames: &FrameTable, frame: Frame) -> &Zone {
         &self.zones[pageblock::zone(frames, frame)]
     }

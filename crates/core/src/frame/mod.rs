@@ -7,7 +7,7 @@ pub use list::{FileList, List};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
 use crate::sync::{NoMetadata, Ordering, Words};
-use crate::units::{Frame, Order, PageKey, index};
+use crate::units::{Frame, Order, PageKey, PageType, index};
 
 /// Bytes of one frame record.
 pub const RECORD_BYTES: usize = WORDS_PER_RECORD * size_of::<u64>();
@@ -18,6 +18,11 @@ const STATE: usize = 0;
 const KEY: usize = 1;
 const LINKS: usize = 2;
 const OWNER: usize = 3;
+
+/// Bits of a record's last word, from its upper half on: the block's order, where it is, and the
+/// type of the page in it.
+const PLACE_SHIFT: u32 = 4;
+const TYPE_SHIFT: u32 = 6;
 
 /// Which pair of links a list uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +47,7 @@ pub enum Place {
 impl Place {
     /// From the upper half of a record's last word.
     const fn of(block: u32) -> Place {
-        match block >> 4 {
+        match block >> PLACE_SHIFT & 0b11 {
             0 => Place::Out,
             1 => Place::Zone,
             _ => Place::Pcp,
@@ -204,6 +209,26 @@ impl FrameTable {
         );
     }
 
+    /// The type of the page in the frame; meaningful while one is.
+    #[must_use]
+    #[inline]
+    pub fn page_type(&self, frame: Frame) -> PageType {
+        let block = high(self.field(frame, OWNER).load(Ordering::Relaxed));
+        match block >> TYPE_SHIFT & 1 {
+            0 => PageType::File,
+            _ => PageType::Anon,
+        }
+    }
+
+    /// Says the type of the page that comes into the frame. The caller owns the frame.
+    #[inline]
+    pub fn set_page_type(&self, frame: Frame, page_type: PageType) {
+        let owner = self.field(frame, OWNER);
+        let before = owner.load(Ordering::Relaxed);
+        let block = high(before) & !(1 << TYPE_SHIFT) | (page_type as u32) << TYPE_SHIFT;
+        owner.store(pack(block, low(before)), Ordering::Relaxed);
+    }
+
     /// The order of the block that this frame heads, and where the block is.
     #[must_use]
     #[inline]
@@ -224,7 +249,7 @@ impl FrameTable {
     pub fn set_block(&self, frame: Frame, order: Order, place: Place) -> Place {
         let owner = self.field(frame, OWNER);
         let before = owner.load(Ordering::Relaxed);
-        let block = u32::from(order.get()) | (place as u32) << 4;
+        let block = u32::from(order.get()) | (place as u32) << PLACE_SHIFT;
         let group = match place {
             Place::Zone => 0,
             Place::Out | Place::Pcp => low(before),

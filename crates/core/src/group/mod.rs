@@ -9,6 +9,7 @@ pub mod protect;
 mod record;
 mod stock;
 pub mod throttle;
+mod walk;
 
 pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
@@ -182,7 +183,9 @@ impl Tree {
         let made = self.groups.insert(charge, set_up);
         let id = made.map_err(ChildError::NoMetadata)?;
         above.nr_children.fetch_add(1, Ordering::Relaxed);
+        self.live(id).inherit_policy(above);
         let _shape = self.shape.lock();
+        self.link(id, above);
         self.set_batch(id);
         Ok(id)
     }
@@ -213,13 +216,14 @@ impl Tree {
     }
 
     /// Frees the record of a dead group to which nothing is charged and which has no children.
-    /// Returns the id of its lruvec (0 for none) if it did: of several callers, one does.
+    /// Returns the id of its first lruvec (0 for none) if it did: of several callers, one does.
     pub fn bury(&self, id: u32) -> Option<u32> {
         let _shape = self.shape.lock();
         let group = self.get(id).filter(|_| self.is_empty(id))?;
         let lruvec = group.lruvec();
         self.tell_claims(group);
         if let Some(parent) = self.get(group.parent()) {
+            self.unlink(group, parent);
             parent.inherit(group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }

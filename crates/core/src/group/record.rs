@@ -5,6 +5,7 @@ use super::Item;
 use super::placement::Placement;
 use super::pressure::Pressure;
 use super::stock::NR_ITEMS;
+use super::walk::Links;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No limit.
@@ -116,8 +117,15 @@ pub struct Group {
     /// 1 once the last handle is gone: freed as soon as nothing is charged.
     pub(super) dead: AtomicU32,
     pub(super) nr_children: AtomicU32,
-    /// Id of the group's lruvec, 0 before its first page.
+    pub(super) links: Links,
+    /// Id of the group's first lruvec, 0 before its first page.
     lruvec: AtomicU32,
+    /// How its pages are replaced, in the numbers of those who do that.
+    policy: AtomicU32,
+    swappiness: AtomicU32,
+    /// Where reclaim of the subtree goes on, and which lruvecs gave last.
+    pub(super) cursor: AtomicU32,
+    givers: [AtomicU32; 2],
     /// Of the subtree, and of this very group.
     events: [EventCounts; 2],
     counts: [AtomicU64; NR_COUNTS],
@@ -137,7 +145,8 @@ impl Group {
         self.parent.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        for count in counts.into_iter().chain([&self.parked]) {
+        let more = [&self.parked, &self.cursor].into_iter().chain(&self.givers);
+        for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }
         let gauges = [&self.usage, &self.peak, &self.nr_reading];
@@ -162,6 +171,46 @@ impl Group {
         }
         self.placement.reset();
         self.pressure.reset();
+        self.links.reset();
+    }
+
+    /// Takes over from a new child's parent what is set for its pages.
+    pub(super) fn inherit_policy(&self, parent: &Group) {
+        self.set_policy(parent.policy());
+        self.set_swappiness(parent.swappiness());
+    }
+
+    /// How the group's pages are replaced: a number that whoever does that gives a meaning.
+    #[must_use]
+    pub fn policy(&self) -> u32 {
+        self.policy.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`Group::policy`], for lruvecs that are made from now on.
+    pub fn set_policy(&self, policy: u32) {
+        self.policy.store(policy, Ordering::Relaxed);
+    }
+
+    /// What bringing back a page of a file costs, 0 to 200; an anon page costs 200 less it.
+    #[must_use]
+    pub fn swappiness(&self) -> u8 {
+        u8::try_from(self.swappiness.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+    }
+
+    /// Sets [`Group::swappiness`].
+    pub fn set_swappiness(&self, swappiness: u8) {
+        self.swappiness.store(swappiness.into(), Ordering::Relaxed);
+    }
+
+    /// The lruvecs that gave last when the subtree was reclaimed from, one of each class.
+    #[must_use]
+    pub fn givers(&self) -> [u32; 2] {
+        [0, 1].map(|at: usize| self.givers[at].load(Ordering::Relaxed))
+    }
+
+    /// Remembers a lruvec for [`Group::givers`].
+    pub fn set_giver(&self, class: usize, lruvec: u32) {
+        self.givers[class].store(lruvec, Ordering::Relaxed);
     }
 
     /// Live charges and stocks of the subtree, in pages.
@@ -258,21 +307,21 @@ impl Group {
             .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);
     }
 
-    /// Id of the group's lruvec, 0 before its first page.
+    /// Id of the group's first lruvec, 0 before its first page.
     #[must_use]
     pub fn lruvec(&self) -> u32 {
         // Acquire pairs with the Release in `set_lruvec`.
         self.lruvec.load(Ordering::Acquire)
     }
 
-    /// Names the group's lruvec, if it has none yet.
+    /// Puts another lruvec before `first`, which was the group's first one.
     ///
     /// # Errors
-    /// The id of the lruvec that another thread named first.
-    pub fn set_lruvec(&self, id: u32) -> Result<(), u32> {
+    /// The id of the first lruvec, where it is another by now.
+    pub fn add_lruvec(&self, id: u32, first: u32) -> Result<(), u32> {
         // Release pairs with the Acquire in `lruvec`.
         self.lruvec
-            .compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(first, id, Ordering::AcqRel, Ordering::Acquire)
             .map(|_| ())
     }
 

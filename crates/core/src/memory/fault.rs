@@ -6,7 +6,7 @@ use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
 use crate::group::Count;
 use crate::page_cache::{self, Access, Found};
-use crate::reclaim::Token;
+use crate::reclaim::{LruvecRecord, Token};
 use crate::units::{Cpu, Frame, PageKey};
 
 /// What a step of [`PageIn`] ends with.
@@ -100,14 +100,17 @@ impl PageIn {
         here: Here<'_>,
         effects: &mut Effects,
     ) -> Result<Option<Frame>, PageError> {
-        let order = memory.mapping_of(self.key).order();
-        memory
-            .lruvec_of(here, self.group)
-            .map_err(PageError::Alloc)?;
+        let mapping = memory.mapping_of(self.key);
+        let order = mapping.order();
         let Block { frame, was_ours } = memory
             .take_block(here, self.group, order, Mobility::Movable)
             .map_err(PageError::Alloc)?;
+        if let Err(error) = memory.have_lruvec(here, self.group, frame) {
+            memory.put_block(here.cpu, frame);
+            return Err(PageError::Alloc(error));
+        }
         memory.frames.set_key(frame, Some(self.key));
+        memory.frames.set_page_type(frame, mapping.page_type());
         let bucket = memory.index.lock(self.key);
         if bucket.find(&memory.frames).is_some() {
             drop(bucket);
@@ -135,7 +138,10 @@ impl PageIn {
         memory.frames.set_note(frame, note_of(refault));
         bucket.insert(frame);
         drop(bucket);
-        memory.mapping_of(self.key).list(&memory.frames, frame);
+        if let Some(token) = refault {
+            memory.mark_workingset(frame, token);
+        }
+        mapping.list(&memory.frames, frame);
         if let Some(group) = memory.groups.get(self.group) {
             group.begin_read(order.nr_pages());
         }
@@ -167,6 +173,19 @@ fn refault_of(note: u64) -> Option<Token> {
 }
 
 impl Memory {
+    /// Marks a page that is being read and should not have gone, for those who wait for it.
+    #[cold]
+    fn mark_workingset(&self, frame: Frame, refault: Token) {
+        let page_type = self.frames.page_type(frame);
+        let lruvec = self.lruvec_at(frame);
+        let is_workingset = |lruvec: &LruvecRecord| lruvec.lock().is_workingset(page_type, refault);
+        if lruvec.is_some_and(is_workingset) {
+            let mark = |word: Word| Some(word.with(flag::WORKINGSET));
+            let marked = self.frames.update(frame, mark);
+            assert!(marked.is_ok(), "an update without a condition");
+        }
+    }
+
     /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
     #[must_use]
     pub fn pin(&self, cpu: Cpu, key: PageKey, access: Access, effects: &mut Effects) -> Found {
@@ -202,9 +221,10 @@ impl Memory {
                 if refault.is_some() {
                     group.add_count(Count::WorkingsetRefaultFile, 1);
                 }
-                let lruvec = self.lruvecs.get(group.lruvec());
+                let lruvec = self.lruvec_at(frame);
                 let lruvec = lruvec.expect("made before the page was published");
-                lruvec.lock().insert(&self.frames, frame, refault);
+                let moment = self.page_in_moment(io.order.nr_pages());
+                lruvec.lock().insert(&self.frames, frame, refault, moment);
             }
             Err(code) => {
                 self.forget(key, frame);

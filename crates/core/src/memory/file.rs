@@ -3,17 +3,37 @@
 use super::{Effects, Here, Memory};
 use crate::frame::{State, Word};
 use crate::sync::NoMetadata;
-use crate::units::{Cpu, Frame, Order};
+use crate::units::{Cpu, Frame, Order, PageType};
 
 impl Memory {
-    /// Makes a mapping with pages of `order`; its id names it until [`Memory::close_mapping`].
+    /// Makes a mapping of a file with pages of `order`; its id names it until
+    /// [`Memory::close_mapping`].
     ///
     /// # Errors
     /// [`NoMetadata`] where the budget or the allocator refuses the record.
     pub fn open_mapping(&self, here: Here<'_>, order: Order) -> Result<u32, NoMetadata> {
+        self.make_mapping(here, order, PageType::File)
+    }
+
+    /// Makes a mapping of anon pages, as [`Memory::open_mapping`] does. Whoever runs their reads
+    /// knows which of them were written, and fills the others with zeros.
+    ///
+    /// # Errors
+    /// As [`Memory::open_mapping`].
+    pub fn open_anon(&self, here: Here<'_>, order: Order) -> Result<u32, NoMetadata> {
+        self.make_mapping(here, order, PageType::Anon)
+    }
+
+    fn make_mapping(
+        &self,
+        here: Here<'_>,
+        order: Order,
+        page_type: PageType,
+    ) -> Result<u32, NoMetadata> {
         self.zones.cache_order(order);
         let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
-        self.make_record(here, || self.mappings.open(charge, order), |_| true)
+        let make = || self.mappings.open(charge, order, page_type);
+        self.make_record(here, make, |_| true)
     }
 
     /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.
@@ -46,8 +66,7 @@ impl Memory {
         }
         let key = self.frames.key(frame).expect("a live frame holds a page");
         self.forget(key, frame);
-        let group = self.groups.get(self.frames.group(frame));
-        let lruvec = group.and_then(|group| self.lruvecs.get(group.lruvec()));
+        let lruvec = self.lruvec_at(frame);
         let lruvec = lruvec.expect("a live page's group has a lruvec");
         lruvec.lock().remove(&self.frames, frame);
         self.unpin(cpu, frame, effects);

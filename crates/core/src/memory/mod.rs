@@ -9,6 +9,7 @@ mod file;
 mod here;
 mod pins;
 mod place;
+mod reclaim;
 mod region;
 mod reserve;
 mod stat;
@@ -26,8 +27,8 @@ use crate::frame::FrameTable;
 use crate::group::{BATCH, ChildError, MinOverMax, StockKind, Tree};
 
 use crate::page_cache::{Index, Mapping, Mappings};
-use crate::reclaim::{Lruvec, Policy, Shadows};
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::reclaim::{LruvecRecord, Policy, Shadows};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 use balloon::Balloon;
 
@@ -37,6 +38,8 @@ pub const MIN_PAGES: u32 = 16;
 const MAX_RETRIES: u32 = 16;
 /// Frames beyond the budget, besides 1/64 of it: 12 MiB of the 16 that the budget's promise allows.
 const MAX_SLACK: u32 = 3072;
+/// Source: the kernel's default of `vm.swappiness`.
+const SWAPPINESS: u8 = 60;
 /// Pages for the first chunks of core's tables and the slack of the root's stocks.
 const TABLE_PAGES: u32 = 64;
 
@@ -50,8 +53,11 @@ pub struct Config {
     pub arena_pages: u32,
     /// Frames whose evicted pages are remembered, four times over.
     pub shadow_frames: u32,
-    /// Which page goes.
+    /// Which page goes. Groups may have their own: [`Memory::set_policy`].
     pub policy: Policy,
+    /// What bringing back a page of a file costs, 0 to 200; an anon page costs 200 less it.
+    /// Default: 60, as the kernel's `vm.swappiness`.
+    pub swappiness: u8,
     /// The allocator room, with the topology.
     pub alloc: AllocConfig,
     /// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
@@ -73,6 +79,7 @@ impl Config {
             arena_pages: budget_pages,
             shadow_frames: budget_pages,
             policy,
+            swappiness: SWAPPINESS,
             alloc: AllocConfig::new(topology),
             stocks: StockKind::default(),
         }
@@ -195,12 +202,14 @@ pub struct Memory {
     frames: FrameTable,
     zones: Zones,
     groups: Tree,
-    lruvecs: Table<SpinLock<Lruvec, { rank::LRUVEC }>>,
+    lruvecs: Table<LruvecRecord>,
     index: Index,
     shadows: Shadows,
     mappings: Mappings,
-    /// Whose turn it is to be reclaimed from.
+    /// Choices of who is reclaimed from.
     turn: AtomicU64,
+    /// Frames of pages that came in: the clock that lruvecs share.
+    page_ins: AtomicU64,
     /// Which pageblock is looked at next when one is to be emptied.
     region_hand: AtomicU32,
     balloon: Balloon,
@@ -240,6 +249,7 @@ impl Memory {
                 shadows: Shadows::try_new(config.shadow_frames)?,
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),
+                page_ins: AtomicU64::new(0),
                 region_hand: AtomicU32::new(0),
                 balloon: Balloon::default(),
                 metadata_pages: metadata,
@@ -249,6 +259,9 @@ impl Memory {
         };
         let memory = build().map_err(BuildError::NoMetadata)?;
         let root = memory.groups.root();
+        let top = memory.groups.get(root).expect("the root stays");
+        top.set_policy(memory.config.policy.number());
+        top.set_swappiness(memory.config.swappiness);
         let charged = memory.groups.charge(Cpu::new(0), root, metadata);
         assert!(
             charged.is_ok(),
@@ -364,10 +377,11 @@ impl Memory {
         {
             return;
         }
-        if let Some(lruvec) = self.groups.bury(group)
-            && lruvec != 0
-        {
+        let mut lruvec = self.groups.bury(group).unwrap_or(0);
+        while let Some(record) = self.lruvecs.get(lruvec) {
+            let next = record.next();
             self.lruvecs.remove(lruvec);
+            lruvec = next;
         }
     }
 
@@ -409,7 +423,7 @@ impl Memory {
         self.zones.check(&self.frames);
         self.check_balloon();
         for (_, group) in self.groups.iter() {
-            if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
+            for (_, lruvec) in self.lruvecs_of(group) {
                 lruvec.lock().check(&self.frames);
             }
         }

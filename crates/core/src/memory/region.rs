@@ -34,7 +34,7 @@ impl Memory {
             })
         });
         if taken.is_some() && !is_low_kept {
-            self.groups.count_event(giver.id, Event::Low);
+            self.groups.count_event(giver.group, Event::Low);
         }
         taken
     }
@@ -122,8 +122,9 @@ impl Memory {
 
     /// Evicts pages of one group.
     fn evict_run(&self, here: Here<'_>, group: u32, run: &[Frame], pieces: &mut Pieces) {
-        let lruvec = self.groups.get(group).map(|record| record.lruvec());
-        let Some(lruvec) = lruvec.and_then(|id| self.lruvecs.get(id)) else {
+        // All of them are in one pageblock, so on one node.
+        let lruvec = run.first().and_then(|&frame| self.lruvec_at(frame));
+        let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
             return;
         };
         let mut batch = Batch::default();

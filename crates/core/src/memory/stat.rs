@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::group::{Count, Item};
-use crate::units::PAGE_BYTES;
+use crate::units::{PAGE_BYTES, PageType};
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far.
 ///
@@ -50,8 +50,8 @@ impl Memory {
         let mut file = 0;
         for (_, group) in below {
             file += group.nr_reading();
-            if let Some(lruvec) = self.lruvecs.get(group.lruvec()) {
-                file += u64::from(lruvec.lock().nr_frames());
+            for (_, lruvec) in self.lruvecs_of(group) {
+                file += u64::from(lruvec.lock().nr_frames(PageType::File));
             }
             stat.pgmajfault += group.count(Count::Pgmajfault);
             stat.pgscan += group.count(Count::Pgscan);

@@ -6,7 +6,7 @@ pub use index::{Index, Locked};
 
 use crate::frame::{FileList, FrameTable, State, Word, flag};
 use crate::sync::{AtomicU32, NoMetadata, Ordering, SpinLock, Table, rank};
-use crate::units::{Frame, Order, PageKey};
+use crate::units::{Frame, Order, PageKey, PageType};
 
 /// How a page is used by whoever asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +30,12 @@ pub enum Found {
     TooManyPins,
 }
 
-/// A file's pages: its order, and the list of its resident frames.
+/// The pages of a file, or of a region without one: their order and type, and the list of their
+/// resident frames.
 #[derive(Debug)]
 pub struct Mapping {
     order: AtomicU32,
+    page_type: AtomicU32,
     resident: SpinLock<FileList, { rank::MAPPING }>,
 }
 
@@ -42,6 +44,7 @@ impl Default for Mapping {
         let resident = SpinLock::new(FileList::new());
         Mapping {
             order: AtomicU32::new(0),
+            page_type: AtomicU32::new(PageType::File as u32),
             resident,
         }
     }
@@ -56,6 +59,17 @@ impl Mapping {
             .ok()
             .and_then(Order::new)
             .expect("only orders are stored")
+    }
+
+    /// The type of all its pages.
+    #[must_use]
+    pub fn page_type(&self) -> PageType {
+        let is_anon = self.page_type.load(Ordering::Relaxed) == PageType::Anon as u32;
+        if is_anon {
+            PageType::Anon
+        } else {
+            PageType::File
+        }
     }
 
     /// Resident pages.
@@ -88,7 +102,7 @@ pub struct Mappings {
 }
 
 impl Mappings {
-    /// Makes a mapping of pages of `order`.
+    /// Makes a mapping of pages of `order` and of a type.
     ///
     /// # Errors
     /// [`NoMetadata`] where `charge` or the allocator refuses.
@@ -96,11 +110,13 @@ impl Mappings {
         &self,
         charge: impl FnOnce(usize) -> bool,
         order: Order,
+        page_type: PageType,
     ) -> Result<u32, NoMetadata> {
         self.table.insert(charge, |_, mapping| {
             mapping
                 .order
                 .store(u32::from(order.get()), Ordering::Relaxed);
+            mapping.page_type.store(page_type as u32, Ordering::Relaxed);
         })
     }
 

@@ -1,8 +1,11 @@
 //! First in, first out: the yardstick of every other policy.
 
-use super::{Batch, Listing, Rules, Token, Victim};
+use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, Word};
-use crate::units::Frame;
+use crate::units::{Frame, PageType};
+
+/// Pages that one isolation looks at. It may find none worth evicting among them.
+const MAX_SCAN: u32 = 1024;
 
 /// Pages in the order of their arrival. A refused page counts as arrived again.
 #[derive(Debug)]
@@ -18,15 +21,21 @@ impl Fifo {
 }
 
 impl Rules for Fifo {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, _refault: Option<Token>) -> Listing {
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        _refault: Option<Token>,
+        _moment: Moment,
+    ) -> Listing {
         self.pages.push_head(frames, frame);
         Listing::of(1)
     }
 
-    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let mut scanned = 0;
-        for _ in 0..self.pages.len() {
-            if batch.len() >= want {
+        for _ in 0..self.pages.len().min(MAX_SCAN) {
+            if batch.len() >= control.nr_pages {
                 break;
             }
             let Some(frame) = self.pages.pop_tail(frames) else {
@@ -50,14 +59,19 @@ impl Rules for Fifo {
         self.pages.tail()
     }
 
-    fn token(&self, _word: Word) -> Token {
+    fn token(&self, _frames: &FrameTable, _frame: Frame, _word: Word) -> Token {
         Token::new(0)
     }
 
-    fn evicted(&mut self, _token: Token) {}
+    fn is_workingset(&self, _page_type: PageType, _refault: Token) -> bool {
+        false
+    }
+
+    fn evicted(&mut self, _page_type: PageType, _token: Token) {}
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
-        self.insert(frames, frame, None)
+        self.pages.push_head(frames, frame);
+        Listing::of(1)
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, _word: Word) {

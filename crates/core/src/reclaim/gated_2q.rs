@@ -10,11 +10,12 @@
 //! for coarse stamps in the frame's word, batches and shadow entries. Changed: stamps count
 //! page-ins, and the target follows what a frame more of probation would save.
 
+use super::by_type::OneType;
 use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
-use super::{Batch, Listing, Rules, Token, Victim};
+use super::{Batch, Class, Coldness, Listing, Member, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, Word, flag};
-use crate::units::Frame;
+use crate::units::{Frame, PageType};
 
 /// The count of a page that was not read since it was queued: three reads are told apart, and the
 /// word is not changed by further ones.
@@ -76,19 +77,10 @@ fn nr_frames(frames: &FrameTable, frame: Frame) -> u32 {
     frames.block(frame).0.nr_pages()
 }
 
-/// Which queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
-    Probation,
-    Protected,
-}
-
-impl Class {
-    fn of(word: Word) -> Class {
-        match word.has(flag::PROTECTED) {
-            true => Class::Protected,
-            false => Class::Probation,
-        }
+fn class_of(word: Word) -> Class {
+    match word.has(flag::PROTECTED) {
+        true => Class::Protected,
+        false => Class::Probation,
     }
 }
 
@@ -101,6 +93,8 @@ pub(super) struct Gated2q {
     target: Target,
     sample: Sample,
     gate: Gate,
+    /// When the coldest protected page was queued, by the clock of all lruvecs, at the last look.
+    since: u64,
     /// Frames from which on the lruvec grows as it never did: what probation has beyond its target
     /// is protected, so that a first loop over too many pages keeps some. 0 before any reclaim.
     peak: u32,
@@ -108,20 +102,6 @@ pub(super) struct Gated2q {
 }
 
 impl Gated2q {
-    /// A lruvec without pages.
-    pub(super) const fn new() -> Gated2q {
-        Gated2q {
-            probation: Queue::new(),
-            protected: Queue::new(),
-            page_ins: PageIns::new(),
-            target: Target::START,
-            sample: Sample::NONE,
-            gate: Gate::Open,
-            peak: 0,
-            has_reclaimed: false,
-        }
-    }
-
     fn queue(&mut self, class: Class) -> &mut Queue {
         match class {
             Class::Probation => &mut self.probation,
@@ -137,6 +117,9 @@ impl Gated2q {
     /// Puts a page that is on no list first in its class; returns what its word says then.
     fn push(&mut self, frames: &FrameTable, frame: Frame, class: Class) -> Listing {
         let generation = self.page_ins.stamp() + 1;
+        if class == Class::Protected && self.protected.len() == 0 {
+            self.since = self.page_ins.began(0);
+        }
         self.queue(class).push(frames, frame);
         Listing {
             generation,
@@ -163,7 +146,7 @@ impl Gated2q {
         let refs = word.refs().saturating_sub(NO_REFS);
         // Held, or looked at in place, which is not counted: as if read often.
         let is_in_use = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT | flag::YOUNG);
-        match Class::of(word) {
+        match class_of(word) {
             _ if is_in_use => Some((Class::Protected, 0)),
             Class::Probation if refs >= REFS_TO_PROTECT => Some((Class::Protected, 0)),
             Class::Protected if refs > 0 => Some((Class::Protected, refs - 1)),
@@ -205,7 +188,7 @@ impl Gated2q {
     }
 
     /// Counts frames that come in, and takes the stamps off pages that are too old for theirs.
-    fn count(&mut self, frames: &FrameTable, nr_frames: u32) {
+    fn count(&mut self, frames: &FrameTable, nr_frames: u32, moment: Moment) {
         let mut may_open = true;
         for class in [Class::Probation, Class::Protected] {
             for _ in 0..STALE_BATCH {
@@ -225,18 +208,30 @@ impl Gated2q {
             }
         }
         let nr_resident = self.nr_resident();
-        self.page_ins.count(nr_frames, nr_resident, may_open);
+        self.page_ins
+            .count((nr_frames, nr_resident), may_open, moment);
         self.sample.count(nr_frames);
+    }
+
+    /// Generations since an evicted page was queued last.
+    fn age_of(&self, token: Token) -> u64 {
+        let queued = u64::from(token.bits() >> 1);
+        self.page_ins.seq().wrapping_sub(queued) & ((1 << SEQ_BITS) - 1)
+    }
+
+    /// How cold its pages are.
+    fn coldness(&self) -> Coldness {
+        Coldness {
+            nr_probation: self.probation.nr_frames,
+            nr_protected: self.protected.nr_frames,
+            target: self.target.of(self.nr_resident()),
+            since: self.since,
+        }
     }
 
     /// Judges a refault; returns the class that it enters.
     fn judge(&mut self, token: Token, nr_frames: u32) -> Class {
-        let seq_mask = (1 << SEQ_BITS) - 1;
-        let age = self
-            .page_ins
-            .seq()
-            .wrapping_sub(u64::from(token.bits() >> 1))
-            & seq_mask;
+        let age = self.age_of(token);
         if age > REACH {
             return Class::Probation;
         }
@@ -276,11 +271,45 @@ impl Gated2q {
     }
 }
 
+impl OneType for Gated2q {
+    fn new() -> Gated2q {
+        Gated2q {
+            probation: Queue::new(),
+            protected: Queue::new(),
+            page_ins: PageIns::new(),
+            target: Target::START,
+            sample: Sample::NONE,
+            gate: Gate::Open,
+            since: 0,
+            peak: 0,
+            has_reclaimed: false,
+        }
+    }
+
+    fn pick(types: &[Gated2q; 2], control: &ScanControl, _credit: &mut u64) -> PageType {
+        let members = PageType::ALL.map(|page_type| Member {
+            key: (),
+            page_type,
+            coldness: types[page_type.index()].coldness(),
+        });
+        let surplus = members.iter().map(|one| one.coldness.surplus()).sum();
+        let when = (control.page_ins, control.swappiness);
+        let chosen = super::choose(members.into_iter(), surplus, when);
+        chosen.map_or(PageType::File, |(member, _)| member.page_type)
+    }
+}
+
 impl Rules for Gated2q {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) -> Listing {
         let nr_frames = nr_frames(frames, frame);
         self.grow(frames);
-        self.count(frames, nr_frames);
+        self.count(frames, nr_frames, moment);
         let class = refault.map_or(Class::Probation, |token| self.judge(token, nr_frames));
         let nr_resident = self.nr_resident();
         if self.has_reclaimed && self.sample.is_full(nr_resident) {
@@ -291,13 +320,15 @@ impl Rules for Gated2q {
         self.push(frames, frame, class)
     }
 
-    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
+        let want = control.nr_pages;
+        let part = control.part.map(|(_, class)| class);
         let mut nr_scanned = 0;
         self.follow_size(want);
         let mut nr_busy = 0;
         while batch.len() < want && nr_scanned < MAX_SCAN {
             let class = match nr_busy {
-                0..=MAX_BUSY => self.next_class(),
+                0..=MAX_BUSY => part.unwrap_or_else(|| self.next_class()),
                 _ if nr_scanned % 2 == 0 => Class::Probation,
                 _ => Class::Protected,
             };
@@ -312,7 +343,7 @@ impl Rules for Gated2q {
                 self.requeue(frames, frame, to);
                 continue;
             }
-            let token = self.token(word);
+            let token = self.token(frames, frame, word);
             self.remove(frames, frame, word);
             let word = super::isolated(frames, frame);
             batch.push(Victim { frame, word, token });
@@ -321,8 +352,9 @@ impl Rules for Gated2q {
         self.gate = match self.protected.tail() {
             None => Gate::Open,
             Some(frame) => {
-                let age = self.page_ins.since(self.age(frames.word(frame)));
-                Gate::at(age, self.nr_resident())
+                let age = self.age(frames.word(frame));
+                self.since = self.page_ins.began(age);
+                Gate::at(self.page_ins.since(age), self.nr_resident())
             }
         };
         nr_scanned
@@ -335,19 +367,29 @@ impl Rules for Gated2q {
         }
     }
 
-    fn token(&self, word: Word) -> Token {
+    fn coldness(&self, _page_type: PageType) -> Option<Coldness> {
+        Some(self.coldness())
+    }
+
+    fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {
         let seq = self.page_ins.seq() - self.age(word);
         let low = u32::try_from(seq & ((1 << SEQ_BITS) - 1)).expect("masked");
         Token::new(low << 1 | u32::from(word.has(flag::PROTECTED)))
     }
 
-    fn evicted(&mut self, _token: Token) {}
+    fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
+        let age = self.age_of(refault);
+        let distance = self.page_ins.since(age);
+        age <= REACH && self.gate.lets_in(distance, self.nr_resident())
+    }
+
+    fn evicted(&mut self, _page_type: PageType, _token: Token) {}
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         let word = frames.word(frame);
         // Used once since it was isolated, that is: as often as a page that is met later.
         let refs = word.refs().saturating_sub(NO_REFS);
-        let (class, refs) = Self::kept(word).unwrap_or((Class::of(word), refs));
+        let (class, refs) = Self::kept(word).unwrap_or((class_of(word), refs));
         Listing {
             refs: Some(NO_REFS + refs),
             ..self.push(frames, frame, class)
@@ -355,7 +397,7 @@ impl Rules for Gated2q {
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
-        self.queue(Class::of(word))
+        self.queue(class_of(word))
             .remove(frames, frame, word.generation());
     }
 
@@ -372,7 +414,7 @@ impl Rules for Gated2q {
             let mut youngest = NR_STAMPS.into();
             for frame in queue.stamped.iter_back(frames) {
                 let word = frames.word(frame);
-                assert_eq!(Class::of(word), class, "{frame:?}");
+                assert_eq!(class_of(word), class, "{frame:?}");
                 assert!((1..=NR_STAMPS).contains(&word.generation()), "{frame:?}");
                 assert!(self.age(word) <= youngest, "{frame:?} is out of order");
                 youngest = self.age(word);
@@ -380,7 +422,7 @@ impl Rules for Gated2q {
             }
             for frame in queue.stale.iter(frames) {
                 let word = frames.word(frame);
-                assert_eq!(Class::of(word), class, "{frame:?}");
+                assert_eq!(class_of(word), class, "{frame:?}");
                 assert_eq!(word.generation(), STALE, "{frame:?}");
                 nr_listed += nr_frames(frames, frame);
             }

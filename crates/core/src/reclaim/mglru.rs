@@ -1,9 +1,9 @@
 //! The multi-gen LRU in the form of Linux 6.12, for pages of files.
 
 use super::controller::{self, NR_TIERS, Position};
-use super::{Batch, Listing, Rules, Token, Victim};
+use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, Word, flag};
-use crate::units::Frame;
+use crate::units::{Frame, PageType};
 
 const MIN_NR_GENS: u64 = 2;
 const MAX_NR_GENS: u64 = NR_LISTS as u64;
@@ -159,6 +159,10 @@ fn listed_in(seq: u64) -> u8 {
     u8::try_from(seq % MAX_NR_GENS + 1).expect("at most MAX_NR_GENS")
 }
 
+fn accesses_of(token: Token) -> u8 {
+    u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits")
+}
+
 /// Writes a frame's new generation; its accesses count anew.
 fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
     let change = |word: Word| {
@@ -173,12 +177,18 @@ fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
 }
 
 impl Rules for Mglru {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        _moment: Moment,
+    ) -> Listing {
         let mut restored = false;
         if let Some(token) = refault
             && token.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS
         {
-            let accesses = u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits");
+            let accesses = accesses_of(token);
             self.counted[controller::tier_of(accesses)].refaulted += 1;
             restored = accesses >= self.form.restores_from;
         }
@@ -194,7 +204,8 @@ impl Rules for Mglru {
         }
     }
 
-    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
+        let want = control.nr_pages;
         let mut scanned = 0;
         if self.should_age() {
             self.age(frames);
@@ -215,7 +226,7 @@ impl Rules for Mglru {
                 if self.sort(frames, frame, word, cut_off) {
                     continue;
                 }
-                let token = self.token(word);
+                let token = self.token(frames, frame, word);
                 self.list(self.min_seq).remove(frames, frame);
                 let word = super::isolated(frames, frame);
                 batch.push(Victim { frame, word, token });
@@ -233,12 +244,17 @@ impl Rules for Mglru {
         seqs.find_map(|seq| self.generations[slot(seq)].tail())
     }
 
-    fn token(&self, word: Word) -> Token {
+    fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {
         self.token_of(word.refs().min(MAX_ACCESSES))
     }
 
-    fn evicted(&mut self, token: Token) {
-        let accesses = u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits");
+    fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
+        let is_recent = refault.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS;
+        is_recent && accesses_of(refault) >= self.form.restores_from
+    }
+
+    fn evicted(&mut self, _page_type: PageType, token: Token) {
+        let accesses = accesses_of(token);
         self.counted[controller::tier_of(accesses)].total += 1;
     }
 

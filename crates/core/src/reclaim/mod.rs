@@ -1,170 +1,32 @@
 #![doc = include_str!("README.md")]
 
+mod batch;
+mod by_type;
+mod choice;
 pub mod controller;
 mod fifo;
 mod gated_2q;
 mod mglru;
 mod mglru_seed;
 mod page_ins;
+mod policy;
+mod record;
 mod refault_gate;
 mod shadow;
 mod two_list;
 
+pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
+pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, choose};
+pub use policy::{Policy, UnknownPolicy};
+pub use record::{Lists, LruvecRecord};
 pub use shadow::{PER_FRAME, Shadows, Token};
 
 use crate::frame::{FrameTable, State, Word, flag};
-use crate::units::{Frame, index};
-use core::fmt;
-use core::str::FromStr;
+use crate::units::{Frame, PageType};
+use by_type::ByType;
 
 /// Pages that one isolation takes at most.
 pub const MAX_BATCH: u32 = 64;
-
-/// A replacement policy, chosen for a whole memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// First in, first out.
-    Fifo,
-    /// The default: probation of adaptive size, a protected ring, refaults gated by distance.
-    #[default]
-    Gated2q,
-    /// The multi-gen LRU as Linux 6.12 has it.
-    Mglru,
-    /// The multi-gen LRU as its first patch says.
-    MglruSeed,
-    /// The classic active and inactive list, with refault distances.
-    TwoList,
-}
-
-impl Policy {
-    /// Every policy.
-    pub const ALL: &[Policy] = &[
-        Policy::Fifo,
-        Policy::Gated2q,
-        Policy::Mglru,
-        Policy::MglruSeed,
-        Policy::TwoList,
-    ];
-    /// The names of all policies; `default` names the default one everywhere.
-    pub const NAMES: &[&str] = &[
-        "default",
-        "fifo",
-        "gated-2q",
-        "mglru",
-        "mglru-seed",
-        "two-list",
-    ];
-
-    /// The policy's name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Policy::Fifo => "fifo",
-            Policy::Gated2q => "gated-2q",
-            Policy::Mglru => "mglru",
-            Policy::MglruSeed => "mglru-seed",
-            Policy::TwoList => "two-list",
-        }
-    }
-
-    /// Pages that one eviction takes under a limit of `max_pages`.
-    #[must_use]
-    pub fn batch(self, max_pages: u64) -> u32 {
-        let (most, share) = match self {
-            Policy::Fifo => (1, 1),
-            Policy::Gated2q => (64, 64),
-            Policy::Mglru | Policy::MglruSeed | Policy::TwoList => (32, 16),
-        };
-        u32::try_from(max_pages / share)
-            .unwrap_or(u32::MAX)
-            .clamp(1, most)
-    }
-}
-
-/// No policy has this name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownPolicy;
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
-        match name {
-            "default" => Ok(Policy::default()),
-            "fifo" => Ok(Policy::Fifo),
-            "gated-2q" => Ok(Policy::Gated2q),
-            "mglru" => Ok(Policy::Mglru),
-            "mglru-seed" => Ok(Policy::MglruSeed),
-            "two-list" => Ok(Policy::TwoList),
-            _ => Err(UnknownPolicy),
-        }
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A page that reclaim took off its list.
-#[derive(Clone, Copy, Debug)]
-pub struct Victim {
-    /// Where it is.
-    pub frame: Frame,
-    /// Its word at that moment: evicted only if it is still exactly this.
-    pub word: Word,
-    /// What its shadow entry will say.
-    pub token: Token,
-}
-
-/// Up to [`MAX_BATCH`] victims.
-#[derive(Debug)]
-pub struct Batch {
-    victims: [Option<Victim>; MAX_BATCH as usize],
-    len: u32,
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Batch {
-            victims: [None; MAX_BATCH as usize],
-            len: 0,
-        }
-    }
-}
-
-impl Batch {
-    /// Victims in the batch.
-    #[must_use]
-    pub fn len(&self) -> u32 {
-        self.len
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    fn push(&mut self, victim: Victim) {
-        self.victims[index(self.len)] = Some(victim);
-        self.len += 1;
-    }
-
-    /// The victims in the order in which they were taken.
-    pub fn iter(&self) -> impl Iterator<Item = &Victim> {
-        self.victims.iter().flatten()
-    }
-}
-
-/// What became of a victim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It left the page cache.
-    Evicted,
-    /// Somebody uses it: it goes back.
-    Refused,
-}
 
 /// What a frame's word says of a page that was queued.
 #[derive(Clone, Copy, Debug)]
@@ -203,40 +65,56 @@ impl Listing {
 /// What a policy decides. Called with the lruvec's lock held.
 trait Rules {
     /// Queues a page that came in.
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing;
-    /// Takes victims off their lists until the batch holds `want`, or enough pages were looked at
-    /// for one lock hold; returns those.
-    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32;
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) -> Listing;
+    /// Takes victims off their lists until the batch holds as many as are wanted, or enough pages
+    /// were looked at for one lock hold; returns those.
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32;
     /// The page that it would look at first.
     fn coldest(&self) -> Option<Frame>;
     /// What the shadow entry of a page with this word will say if it goes now.
-    fn token(&self, word: Word) -> Token;
+    fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token;
+    /// Whether a page that comes back should not have gone: what is waited for then is a stall.
+    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool;
     /// Counts a page that was evicted.
-    fn evicted(&mut self, token: Token);
+    fn evicted(&mut self, page_type: PageType, token: Token);
     /// Queues a page that could not be evicted.
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing;
     /// Takes a page off the list that `word`, its own, names.
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word);
     /// Pages on all lists.
     fn nr_pages(&self) -> u32;
+    /// How cold the pages of a type are, where it tells two classes apart.
+    fn coldness(&self, _page_type: PageType) -> Option<Coldness> {
+        None
+    }
     /// Asserts the policy's invariants. O(pages).
     fn check(&self, frames: &FrameTable);
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the default one is the largest, and core has no other place for it"
+)]
 enum Queues {
     Fifo(fifo::Fifo),
-    Gated2q(gated_2q::Gated2q),
+    Gated2q(ByType<gated_2q::Gated2q>),
     Mglru(mglru::Mglru),
-    TwoList(two_list::TwoList),
+    TwoList(ByType<two_list::TwoList>),
 }
 
-/// The evictable pages of one group. Guarded by a lock of `rank::LRUVEC`.
+/// The evictable pages of one group on one node. Guarded by a lock of `rank::LRUVEC`.
 #[derive(Debug)]
 pub struct Lruvec {
     queues: Queues,
-    /// Frames of the pages on the lists, and of those that are isolated.
-    nr_frames: u32,
+    /// Frames of the pages on the lists, and of those that are isolated, by type.
+    nr_frames: [u32; 2],
 }
 
 impl Default for Lruvec {
@@ -262,14 +140,14 @@ impl Lruvec {
     pub fn new(policy: Policy) -> Lruvec {
         let queues = match policy {
             Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
-            Policy::Gated2q => Queues::Gated2q(gated_2q::Gated2q::new()),
+            Policy::Gated2q => Queues::Gated2q(ByType::new()),
             Policy::Mglru => Queues::Mglru(mglru::Mglru::new(mglru::FORM)),
             Policy::MglruSeed => Queues::Mglru(mglru_seed::new()),
-            Policy::TwoList => Queues::TwoList(two_list::TwoList::new()),
+            Policy::TwoList => Queues::TwoList(ByType::new()),
         };
         Lruvec {
             queues,
-            nr_frames: 0,
+            nr_frames: [0; 2],
         }
     }
 
@@ -297,20 +175,45 @@ impl Lruvec {
         self.shared().nr_pages()
     }
 
-    /// Frames of all its pages, those that are isolated just now too.
+    /// Frames of all its pages of a type, those that are isolated just now too.
     #[must_use]
-    pub fn nr_frames(&self) -> u32 {
-        self.nr_frames
+    pub fn nr_frames(&self, page_type: PageType) -> u32 {
+        self.nr_frames[page_type.index()]
+    }
+
+    /// How cold its pages of a type are. Where its policy has one class, all are in probation, and
+    /// none too many.
+    #[must_use]
+    pub fn coldness(&self, page_type: PageType) -> Coldness {
+        let nr_frames = self.nr_frames(page_type);
+        let one_class = Coldness {
+            nr_probation: nr_frames,
+            target: nr_frames,
+            ..Coldness::default()
+        };
+        self.shared().coldness(page_type).unwrap_or(one_class)
+    }
+
+    /// Whether a page that comes back should not have gone.
+    #[must_use]
+    pub fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        self.shared().is_workingset(page_type, refault)
     }
 
     fn forget(&mut self, frames: &FrameTable, frame: Frame) {
-        self.nr_frames -= frames.block(frame).0.nr_pages();
+        self.nr_frames[frames.page_type(frame).index()] -= frames.block(frame).0.nr_pages();
     }
 
     /// Queues a page whose read has ended and makes it `Live`, in one lock hold.
-    pub fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) {
-        let listing = self.rules().insert(frames, frame, refault);
-        self.nr_frames += frames.block(frame).0.nr_pages();
+    pub fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) {
+        let listing = self.rules().insert(frames, frame, refault, moment);
+        self.nr_frames[frames.page_type(frame).index()] += frames.block(frame).0.nr_pages();
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
             Some(word.next_version())
@@ -321,9 +224,18 @@ impl Lruvec {
         );
     }
 
-    /// Takes up to `want` pages that are worth evicting off their lists. Returns pages scanned.
-    pub fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
-        self.rules().isolate(frames, want.min(MAX_BATCH), batch)
+    /// Takes pages that are worth evicting off their lists. Returns pages scanned.
+    ///
+    /// # Panics
+    /// Where more than [`MAX_BATCH`] are wanted.
+    pub fn isolate(
+        &mut self,
+        frames: &FrameTable,
+        control: &ScanControl,
+        batch: &mut Batch,
+    ) -> u32 {
+        assert!(control.nr_pages <= MAX_BATCH, "more than a batch");
+        self.rules().isolate(frames, control, batch)
     }
 
     /// The page that is looked at first for eviction.
@@ -354,7 +266,7 @@ impl Lruvec {
         if frames.replace(frame, word, isolated).is_err() {
             return false;
         }
-        let token = self.shared().token(word);
+        let token = self.shared().token(frames, frame, word);
         self.rules().remove(frames, frame, word);
         let word = isolated;
         batch.push(Victim { frame, word, token });
@@ -366,7 +278,8 @@ impl Lruvec {
     /// Returns whether the frame is the caller's to free: its page was truncated meanwhile.
     pub fn settle(&mut self, frames: &FrameTable, victim: &Victim, outcome: Outcome) -> bool {
         if outcome == Outcome::Evicted {
-            self.rules().evicted(victim.token);
+            self.rules()
+                .evicted(frames.page_type(victim.frame), victim.token);
             self.forget(frames, victim.frame);
             return false;
         }

@@ -1,11 +1,16 @@
 //! The clock of a lruvec that counts page-ins: coarse stamps, and the distances between them.
 
+use super::Moment;
+
 /// Generations that are told apart: what is older counts as this old.
 pub(super) const REACH: u64 = 31;
 /// Stamps there are. More than [`REACH`], so that pages too old can be found before theirs returns.
 pub(super) const NR_STAMPS: u8 = 62;
 /// Generations to a lruvec of the present size: [`REACH`] is a bit over five sizes.
 const PER_SIZE: u32 = 6;
+/// Generations while others' page-ins come to all that lruvecs may have: so that stamps of a lruvec
+/// that rests tell how long.
+const PER_CAPACITY: u32 = 8;
 
 /// Page-ins of one lruvec, in generations of a sixth of what is resident when they end.
 ///
@@ -16,6 +21,8 @@ pub(super) struct PageIns {
     seq: u64,
     /// Frames that came in, by generation: the present one and those before it.
     nr_frames: [u32; NR_KEPT],
+    /// When they began, by the clocks that all lruvecs share.
+    began: [(u64, u64); NR_KEPT],
 }
 
 const NR_KEPT: usize = 32;
@@ -27,6 +34,7 @@ impl PageIns {
         PageIns {
             seq: NR_STAMPS as u64,
             nr_frames: [0; NR_KEPT],
+            began: [(0, 0); NR_KEPT],
         }
     }
 
@@ -37,13 +45,29 @@ impl PageIns {
 
     /// Counts frames that came in; opens a generation where one of `nr_resident` is due and
     /// `may_open`.
-    pub(super) fn count(&mut self, nr_frames: u32, nr_resident: u32, may_open: bool) {
+    pub(super) fn count(
+        &mut self,
+        (nr_frames, nr_resident): (u32, u32),
+        may_open: bool,
+        moment: Moment,
+    ) {
+        let (began, _) = self.began[slot(self.seq)];
         let present = &mut self.nr_frames[slot(self.seq)];
         *present = present.saturating_add(nr_frames);
-        if may_open && *present >= (nr_resident / PER_SIZE).max(1) {
+        let of_others = moment.page_ins.saturating_sub(began + u64::from(*present));
+        let is_due = *present >= (nr_resident / PER_SIZE).max(1)
+            || of_others >= u64::from(moment.capacity / PER_CAPACITY).max(1);
+        if may_open && is_due {
             self.seq += 1;
             self.nr_frames[slot(self.seq)] = 0;
+            self.began[slot(self.seq)] = (moment.page_ins, moment.ns);
         }
+    }
+
+    /// When the generation `age` before this one began, in frames that had come in of all lruvecs;
+    /// of older ones than [`REACH`], when that one did.
+    pub(super) fn began(&self, age: u64) -> u64 {
+        self.began[slot(self.seq - age.min(REACH))].0
     }
 
     /// Frames that came in since the generation `age` before this one began, without those of this
@@ -73,12 +97,39 @@ fn slot(seq: u64) -> usize {
 mod tests {
     use super::*;
 
+    /// Nobody else's page-ins.
+    fn count(clock: &mut PageIns, nr_frames: u32, nr_resident: u32) {
+        let moment = Moment {
+            capacity: 600,
+            ..Moment::default()
+        };
+        clock.count((nr_frames, nr_resident), true, moment);
+    }
+
+    #[test]
+    fn a_lruvec_that_rests_grows_old_by_the_page_ins_of_others() {
+        let mut clock = PageIns::new();
+        let first = clock.seq();
+        for page_ins in [10, 70, 85, 86, 300, 301] {
+            let moment = Moment {
+                page_ins,
+                capacity: 600,
+                ns: page_ins,
+            };
+            clock.count((1, 6000), true, moment);
+        }
+        assert_eq!(clock.seq() - first, 2);
+        assert_eq!([0, 1, 2].map(|age| clock.began(age)), [300, 85, 0]);
+        // Its own clock counted its own.
+        assert_eq!([0, 1, 2].map(|age| clock.since(age)), [0, 2, 5]);
+    }
+
     #[test]
     fn a_generation_is_a_sixth_of_the_size() {
         let mut clock = PageIns::new();
         let first = clock.seq();
         for _ in 0..600 {
-            clock.count(1, 600, true);
+            count(&mut clock, 1, 600);
         }
         assert_eq!(clock.seq() - first, 6);
         assert_eq!(
@@ -92,8 +143,8 @@ mod tests {
     #[test]
     fn distances_stay_true_where_the_size_moves() {
         let mut clock = PageIns::new();
-        (0..600).for_each(|_| clock.count(1, 600, true));
-        (0..600).for_each(|_| clock.count(1, 60, true));
+        (0..600).for_each(|_| count(&mut clock, 1, 600));
+        (0..600).for_each(|_| count(&mut clock, 1, 60));
         assert_eq!((clock.since(1), clock.since(31)), (10, 310));
         assert_eq!(clock.since(32), clock.since(31));
     }
@@ -105,7 +156,7 @@ mod tests {
             let stamp = clock.stamp();
             assert!(stamp < NR_STAMPS && clock.age(stamp) == 0);
             for age in 1..u64::from(NR_STAMPS) {
-                clock.count(1, 1, true);
+                count(&mut clock, 1, 1);
                 assert_eq!(clock.age(stamp), age);
             }
         }
@@ -114,9 +165,9 @@ mod tests {
     #[test]
     fn a_generation_waits_for_what_is_too_old() {
         let mut clock = PageIns::new();
-        (0..100).for_each(|_| clock.count(1, 6, false));
+        (0..100).for_each(|_| clock.count((1, 6), false, Moment::default()));
         assert_eq!(clock.since(31), 0);
-        clock.count(4, 6, true);
+        count(&mut clock, 4, 6);
         assert_eq!((clock.since(0), clock.since(1)), (0, 104));
     }
 }

@@ -9,9 +9,11 @@
 //! `workingset.c`. Changed: a second read only counts, and the page is promoted when eviction meets
 //! it; the kernel moves it at the read.
 
-use super::{Batch, Listing, Rules, Token, Victim};
+use super::by_type::OneType;
+use super::choice::MAX_SWAPPINESS;
+use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
-use crate::units::Frame;
+use crate::units::{Frame, PageType};
 
 /// The count of a page that was not read: two reads are told apart.
 const NO_REFS: u8 = MAX_REFS - 2;
@@ -32,15 +34,25 @@ pub(super) struct TwoList {
     /// Evictions and promotions: the clock of refault distances, which shadow entries hold the low
     /// bits of. Above 2^23 active pages a refault from long ago may look near.
     nonresident_age: u64,
+    /// Refaults of pages that should not have gone, lately.
+    cost: u64,
 }
 
 impl TwoList {
-    /// A lruvec without pages.
-    pub(super) const fn new() -> TwoList {
-        TwoList {
-            active: List::new(),
-            inactive: List::new(),
-            nonresident_age: 0,
+    /// Whether an evicted page that comes back now would have been kept by a longer inactive list.
+    fn is_near(&self, refault: Token) -> bool {
+        let now = Self::token_at(self.nonresident_age).bits();
+        let distance = Token::new(now.wrapping_sub(refault.bits())).bits();
+        distance <= self.active.len()
+    }
+
+    /// Counts a refault that reclaim is to blame for; old ones count half.
+    ///
+    /// Source: the kernel's `lru_note_cost()`. Changed: each type's cost is halved by itself.
+    fn note_cost(&mut self) {
+        self.cost += 1;
+        if self.cost > u64::from(self.nr_pages() / 4) {
+            self.cost /= 2;
         }
     }
 
@@ -107,24 +119,64 @@ fn is_low(nr_inactive: u32, nr_active: u32) -> bool {
     nr_inactive * ratio < nr_active
 }
 
+impl OneType for TwoList {
+    fn new() -> TwoList {
+        TwoList {
+            active: List::new(),
+            inactive: List::new(),
+            nonresident_age: 0,
+            cost: 0,
+        }
+    }
+
+    /// In proportion to the pages of each type, to swappiness, and to how seldom the type's pages
+    /// came back lately; over many batches. Source: the kernel's `get_scan_count()`.
+    fn pick(types: &[TwoList; 2], control: &ScanControl, credit: &mut u64) -> PageType {
+        let share = |page_type: PageType, swappiness: u8| {
+            let (this, other) = (&types[page_type.index()], &types[page_type.other().index()]);
+            // How cheap it is, with a third of all refaults at least taken as the other type's.
+            let total = this.cost + other.cost;
+            let cheap = u128::from(total + other.cost + 1);
+            cheap * u128::from(swappiness) * u128::from(this.nr_pages())
+        };
+        let swappiness = control.swappiness.min(MAX_SWAPPINESS);
+        let anon = share(PageType::Anon, swappiness);
+        let file = share(PageType::File, MAX_SWAPPINESS - swappiness);
+        let Some(part) = (anon << 32).checked_div(anon + file) else {
+            return PageType::File;
+        };
+        *credit += u64::try_from(part).expect("at most 1 << 32");
+        match credit.checked_sub(1 << 32) {
+            Some(rest) => {
+                *credit = rest;
+                PageType::Anon
+            }
+            None => PageType::File,
+        }
+    }
+}
+
 impl Rules for TwoList {
-    fn insert(&mut self, frames: &FrameTable, frame: Frame, refault: Option<Token>) -> Listing {
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        _moment: Moment,
+    ) -> Listing {
         let word = frames.word(frame);
         // What brought it in is its first access, whichever kind it was.
         let refs = u8::from(word.refs() > 0 || word.has(flag::YOUNG));
-        let is_near = refault.is_some_and(|token| {
-            let now = Self::token_at(self.nonresident_age).bits();
-            let distance = Token::new(now.wrapping_sub(token.bits())).bits();
-            distance <= self.active.len()
-        });
-        if !is_near {
+        if !refault.is_some_and(|token| self.is_near(token)) {
             return self.push(frames, frame, INACTIVE, refs);
         }
         self.nonresident_age += 1;
+        self.note_cost();
         self.push(frames, frame, ACTIVE, 0)
     }
 
-    fn isolate(&mut self, frames: &FrameTable, want: u32, batch: &mut Batch) -> u32 {
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
+        let want = control.nr_pages;
         let (mut nr_scanned, mut nr_busy) = (0, 0);
         while batch.len() < want && nr_scanned < MAX_SCAN {
             if self.is_inactive_low() || nr_busy > MAX_BUSY {
@@ -155,11 +207,15 @@ impl Rules for TwoList {
         self.inactive.tail().or(self.active.tail())
     }
 
-    fn token(&self, _word: Word) -> Token {
+    fn token(&self, _frames: &FrameTable, _frame: Frame, _word: Word) -> Token {
         Self::token_at(self.nonresident_age)
     }
 
-    fn evicted(&mut self, _token: Token) {
+    fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
+        self.is_near(refault)
+    }
+
+    fn evicted(&mut self, _page_type: PageType, _token: Token) {
         self.nonresident_age += 1;
     }
 

@@ -4,7 +4,7 @@ use super::reserve::{pages, settle};
 use super::*;
 use crate::alloc::{PAGEBLOCK_PAGES, Pieces};
 use crate::group::Limit;
-use crate::reclaim::Batch;
+use crate::reclaim::{Batch, MAX_BATCH, ScanControl};
 
 const REGION: u64 = PAGEBLOCK_PAGES as u64;
 
@@ -59,7 +59,9 @@ fn a_page_larger_than_the_pageblock_is_freed_and_not_kept() {
     let lruvec = memory.lruvecs.get(lruvec).unwrap();
     let (mut batch, mut pieces) = (Batch::default(), Pieces::of(frame));
     assert_eq!(
-        lruvec.lock().isolate(memory.frames(), 1 << 10, &mut batch),
+        lruvec
+            .lock()
+            .isolate(memory.frames(), &ScanControl::of(MAX_BATCH), &mut batch),
         1
     );
     let freed = memory.evict(CPU, lruvec, &batch, Some(&mut pieces));
@@ -101,13 +103,14 @@ fn low_keeps_pages_in_mixed_pageblocks_while_others_have_some() {
 #[test]
 fn what_was_emptied_beyond_need_comes_back_into_use() {
     let (memory, [left, right, _]) = shared_by_two(0);
-    // Every pageblock is half free: two are emptied for the pages of one.
+    // Every pageblock is about half free: two or three are emptied for the pages of one.
     memory.set_max(CPU.into(), left, 0).unwrap();
     let max = usage(&memory, right);
     memory.set_max(CPU.into(), right, max).unwrap();
     let before = memory.stats().pgsteal;
     memory.reserve(CPU.into(), right, pages(REGION)).unwrap();
-    assert_eq!(memory.stats().pgsteal - before, REGION);
+    let evicted = memory.stats().pgsteal - before;
+    assert!((REGION..REGION * 3 / 2).contains(&evicted), "{evicted}");
     assert_eq!(settle(&memory), [9]);
     assert_eq!(memory.offline_pages(), REGION);
 }

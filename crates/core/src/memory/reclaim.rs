@@ -1,0 +1,407 @@
+//! Whose pages go: the choice among groups, what is left to each, and one batch of reclaim.
+
+use super::{AllocError, Here, Memory};
+
+use crate::group::{Count, Event, Group, Protection};
+use crate::reclaim::{Batch, Class, LruvecRecord, MAX_BATCH, Moment, Policy, ScanControl, choose};
+use crate::sync::Ordering;
+use crate::units::{Cpu, Frame, NodeMask, PageType};
+
+/// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
+/// takes any policy to find the one page that nobody uses.
+const MAX_ROUNDS: u32 = 16;
+/// Groups of a subtree that one choice looks at; where there are no more, it is exact.
+const NR_WALKED: usize = 16;
+/// Frames at random whose lruvecs it looks at, too, where there are more groups.
+const NR_SAMPLED: u64 = 4;
+/// Lruvecs that it looks at.
+const MAX_CANDIDATES: usize = 32;
+/// Choices before reclaim asks every group.
+const MAX_CHOICES: usize = 3;
+
+/// Lruvecs that gave nothing just now.
+type Failed<'a> = [Option<&'a LruvecRecord>; MAX_CHOICES];
+
+/// What may be taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reach {
+    /// A group and those below it.
+    pub(super) subtree: u32,
+    /// Where their frames are.
+    pub(super) nodes: NodeMask,
+    /// Whether groups keep what their `low` protects.
+    pub(super) is_low_kept: bool,
+}
+
+/// A lruvec that pages are taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Giver<'a> {
+    pub(super) group: u32,
+    pub(super) lruvec: &'a LruvecRecord,
+    /// What of it; `None` leaves that to it.
+    part: Option<(PageType, Class)>,
+    /// Whether its group keeps what its `low` protects.
+    pub(super) is_low_kept: bool,
+}
+
+impl<'a> Giver<'a> {
+    fn new(lruvec: &'a LruvecRecord, part: Option<(PageType, Class)>, reach: Reach) -> Giver<'a> {
+        Giver {
+            group: lruvec.group(),
+            lruvec,
+            part,
+            is_low_kept: reach.is_low_kept,
+        }
+    }
+}
+
+/// Who may give, as far as one choice looks.
+#[derive(Debug, Default)]
+struct Candidates<'a> {
+    ids: [Option<(u32, &'a LruvecRecord)>; MAX_CANDIDATES],
+    len: usize,
+    /// Those of the walk: what lies behind may be there twice.
+    nr_walked: usize,
+}
+
+impl<'a> Candidates<'a> {
+    fn push(&mut self, lruvec: (u32, &'a LruvecRecord)) {
+        if let Some(place) = self.ids.get_mut(self.len) {
+            *place = Some(lruvec);
+            self.len += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &'a LruvecRecord)> + Clone {
+        self.ids.iter().flatten().copied()
+    }
+
+    /// Frames that probation has beyond its targets, of all that were met on the walk.
+    fn surplus(&self) -> i64 {
+        let walked = self.iter().take(self.nr_walked);
+        let members = walked.flat_map(|(id, lruvec)| lruvec.members(id));
+        members.map(|member| member.coldness.surplus()).sum()
+    }
+
+    /// A lruvec in proportion to its size, of those that `is_meant`; `turn` is a random number.
+    fn by_size(
+        &self,
+        is_meant: impl Fn(&LruvecRecord) -> bool,
+        turn: u64,
+    ) -> Option<&'a LruvecRecord> {
+        let meant = self.iter().map(|(_, lruvec)| lruvec);
+        let meant = meant.take(self.nr_walked).filter(|lruvec| is_meant(lruvec));
+        let size = |lruvec: &LruvecRecord| u64::from(lruvec.nr_frames());
+        let total: u64 = meant.clone().map(size).sum();
+        let mut at = turn.checked_rem(total)?;
+        meant.into_iter().find(|lruvec| {
+            let is_here = at < size(lruvec);
+            at = at.saturating_sub(size(lruvec));
+            is_here
+        })
+    }
+}
+
+/// Mixes the bits of a counter. Source: the finaliser of SplitMix64 (Steele 2014).
+fn mixed(number: u64) -> u64 {
+    let number = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let number = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ number >> 31
+}
+
+impl Memory {
+    /// Evicts one batch of pages of the groups in `subtree`; returns the pages freed.
+    ///
+    /// The batch is the policy's for the subtree's limit, at least `nr_pages`. Which group gives is
+    /// chosen anew each time, at a cost that does not grow with the number of groups. What a
+    /// group's `min` and `low` protect is left to it, `low` only as long as another group has pages
+    /// to give.
+    pub fn reclaim(&self, cpu: Cpu, subtree: u32, nr_pages: u32) -> u32 {
+        self.reclaim_on(cpu, subtree, NodeMask::ALL, nr_pages)
+    }
+
+    /// [`Memory::reclaim`] of pages on these nodes.
+    pub(super) fn reclaim_on(&self, cpu: Cpu, subtree: u32, nodes: NodeMask, nr_pages: u32) -> u32 {
+        let take = |is_low_kept| {
+            let reach = Reach {
+                subtree,
+                nodes,
+                is_low_kept,
+            };
+            self.reclaim_once(cpu, reach, nr_pages)
+        };
+        match take(true) {
+            0 if self.groups.is_protected() => take(false),
+            freed => freed,
+        }
+    }
+
+    fn reclaim_once(&self, cpu: Cpu, reach: Reach, nr_pages: u32) -> u32 {
+        let mut failed = Failed::default();
+        for at in 0..MAX_CHOICES {
+            let Some(giver) = self.coldest_giver(reach, &failed) else {
+                break;
+            };
+            let freed = self.reclaim_from(cpu, reach.subtree, &giver, nr_pages);
+            if freed > 0 {
+                return freed;
+            }
+            failed[at] = Some(giver.lruvec);
+        }
+        // None of those who were chosen has a page to give: whoever else has one is asked.
+        let givers = self.givers(reach, &failed);
+        let mut freed = givers.map(|giver| self.reclaim_from(cpu, reach.subtree, &giver, nr_pages));
+        freed.find(|&freed| freed > 0).unwrap_or(0)
+    }
+
+    /// Evicts a batch of one group's pages, beyond what is left to it.
+    fn reclaim_from(&self, cpu: Cpu, subtree: u32, giver: &Giver<'_>, nr_pages: u32) -> u32 {
+        let limit = self.groups.get(subtree).map_or(0, Group::max);
+        let want = self.policy(giver.group).batch(limit).max(nr_pages);
+        let spare = self.spare(giver.group, subtree, giver.is_low_kept);
+        let spare = u32::try_from(spare).unwrap_or(u32::MAX);
+        let control = ScanControl {
+            nr_pages: want.min(spare).min(MAX_BATCH),
+            part: giver.part,
+            swappiness: self.groups.get(subtree).map_or(0, Group::swappiness),
+            page_ins: self.page_ins.load(Ordering::Relaxed),
+        };
+        let mut batch = Batch::default();
+        let scanned = self.isolate(giver.lruvec, &control, &mut batch);
+        self.stats
+            .scanned
+            .fetch_add(u64::from(scanned), Ordering::Relaxed);
+        if let Some(group) = self.groups.get(giver.group) {
+            group.add_count(Count::Pgscan, u64::from(scanned));
+        }
+        let freed = self.evict(cpu, giver.lruvec, &batch, None);
+        if freed > 0 && !giver.is_low_kept {
+            self.groups.count_event(giver.group, Event::Low);
+        }
+        freed
+    }
+
+    /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one. Returns
+    /// the pages scanned.
+    fn isolate(&self, lruvec: &LruvecRecord, control: &ScanControl, batch: &mut Batch) -> u32 {
+        let mut control = *control;
+        let mut scanned: u32 = 0;
+        loop {
+            let mut lists = lruvec.lock();
+            let seen = lists.isolate(&self.frames, &control, batch);
+            scanned = scanned.saturating_add(seen);
+            let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
+            if !batch.is_empty() || seen == 0 || scanned > most {
+                return scanned;
+            }
+            // The part that should give has nothing to give.
+            control.part = None;
+        }
+    }
+
+    /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.
+    pub(super) fn spare(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
+        if !self.groups.is_protected() {
+            return u64::MAX;
+        }
+        let Protection { min, low } = self.groups.protection(id, subtree);
+        let kept = if is_low_kept { min.max(low) } else { min };
+        let usage = self.groups.get(id).map_or(0, Group::usage);
+        usage.saturating_sub(kept)
+    }
+
+    /// Who is to give pages in a subtree: the one with the coldest beyond its `low`, or, where no
+    /// group has any, beyond its `min`.
+    pub(super) fn next_giver(&self, subtree: u32) -> Option<Giver<'_>> {
+        let next = |is_low_kept| {
+            let reach = Reach {
+                subtree,
+                nodes: NodeMask::ALL,
+                is_low_kept,
+            };
+            let failed = Failed::default();
+            let chosen = self.coldest_giver(reach, &failed);
+            chosen.or_else(|| self.givers(reach, &failed).next())
+        };
+        next(true).or_else(|| self.groups.is_protected().then(|| next(false))?)
+    }
+
+    /// Chooses who gives, among 16 groups that come next, those that gave last, and those of some
+    /// frames at random; `None` where none of them may, but perhaps others.
+    ///
+    /// Lruvecs whose policies tell classes apart are compared by them; others give in proportion to
+    /// their size.
+    fn coldest_giver(&self, reach: Reach, failed: &Failed<'_>) -> Option<Giver<'_>> {
+        let turn = mixed(self.turn.fetch_add(1, Ordering::Relaxed));
+        let mut candidates = Candidates::default();
+        let mut nr_groups = 0;
+        for (_, group) in self.groups.walk(reach.subtree, NR_WALKED) {
+            nr_groups += 1;
+            let lruvecs = self.lruvecs_of(group);
+            lruvecs
+                .filter(|&(_, lruvec)| self.may_give(lruvec, reach, failed))
+                .for_each(|lruvec| candidates.push(lruvec));
+        }
+        candidates.nr_walked = candidates.len;
+        let top = self.groups.get(reach.subtree)?;
+        if nr_groups == NR_WALKED {
+            let gave_last = top.givers().map(|id| Some((id, self.lruvecs.get(id)?)));
+            let sampled = (0..NR_SAMPLED).map(|at| self.sample(mixed(turn ^ at), reach.subtree));
+            gave_last
+                .into_iter()
+                .chain(sampled)
+                .flatten()
+                .filter(|&(_, lruvec)| self.may_give(lruvec, reach, failed))
+                .for_each(|lruvec| candidates.push(lruvec));
+        }
+        let any = candidates.by_size(|_| true, turn).or_else(|| {
+            // None on the walk: one of the others.
+            candidates.iter().next().map(|(_, lruvec)| lruvec)
+        })?;
+        if !any.has_classes() {
+            return Some(Giver::new(any, None, reach));
+        }
+        let compared = candidates.iter().filter(|(_, lruvec)| lruvec.has_classes());
+        let members = compared.flat_map(|(id, lruvec)| lruvec.members((id, lruvec)));
+        let mut present = members.clone().filter(|one| one.coldness.nr_frames() > 0);
+        if let (Some(only), None) = (present.next(), present.next()) {
+            return Some(Giver::new(only.key.1, None, reach));
+        }
+        let now = self.page_ins.load(Ordering::Relaxed);
+        let (chosen, class) = choose(members, candidates.surplus(), (now, top.swappiness()))?;
+        let (id, lruvec) = chosen.key;
+        if nr_groups == NR_WALKED {
+            top.set_giver(class as usize, id);
+        }
+        let part = Some((chosen.page_type, class));
+        Some(Giver::new(lruvec, part, reach))
+    }
+
+    fn may_give(&self, lruvec: &LruvecRecord, reach: Reach, failed: &Failed<'_>) -> bool {
+        let mut failed = failed.iter().flatten();
+        lruvec.nr_frames() > 0
+            && !failed.any(|failed| core::ptr::eq(*failed, lruvec))
+            && reach.nodes.has(lruvec.node())
+            && self.spare(lruvec.group(), reach.subtree, reach.is_low_kept) > 0
+    }
+
+    /// The lruvec that lists a frame picked at random, where it is one of the subtree's: each one
+    /// in proportion to its size.
+    fn sample(&self, random: u64, subtree: u32) -> Option<(u32, &LruvecRecord)> {
+        let number = random.checked_rem(u64::from(self.frames.len()))?;
+        let frame = Frame::new(u32::try_from(number).expect("below the number of frames"));
+        if self.frames.word(frame).generation() == 0 {
+            return None;
+        }
+        let id = self.frames.group(frame);
+        let group = self.groups.get(id)?;
+        let is_ours = subtree == self.groups.root() || self.groups.is_in(id, subtree);
+        let node = self.zones.node_of(&self.frames, frame);
+        let mut lruvecs = self.lruvecs_of(group);
+        lruvecs.find(|(_, lruvec)| is_ours && lruvec.node() == node)
+    }
+
+    /// Every other lruvec in reach with pages on its lists and more than is left to its group,
+    /// beginning with one at random. O(groups).
+    fn givers<'a>(
+        &'a self,
+        reach: Reach,
+        failed: &Failed<'a>,
+    ) -> impl Iterator<Item = Giver<'a>> + use<'a> {
+        let failed = *failed;
+        let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
+        let all = move || {
+            self.groups
+                .iter()
+                .filter(move |&(id, group)| {
+                    group.lruvec() != 0 && self.groups.is_in(id, reach.subtree)
+                })
+                .flat_map(move |(_, group)| self.lruvecs_of(group))
+                .filter(move |(_, lruvec)| self.may_give(lruvec, reach, &failed))
+                .map(move |(_, lruvec)| Giver::new(lruvec, None, reach))
+        };
+        let before = turn.checked_rem(all().count()).unwrap_or(0);
+        all().skip(before).chain(all().take(before))
+    }
+
+    /// How a group's pages are replaced.
+    #[must_use]
+    pub fn policy(&self, group: u32) -> Policy {
+        let number = self.groups.get(group).map_or(0, Group::policy);
+        let at = usize::try_from(number).ok();
+        let policy = at.and_then(|at| Policy::ALL.get(at));
+        *policy.expect("only numbers of policies are stored")
+    }
+
+    /// Sets how the pages of a group and of its future children are replaced. Returns whether that
+    /// was possible: not once it had a page of a file.
+    #[must_use]
+    pub fn set_policy(&self, group: u32, policy: Policy) -> bool {
+        let Some(record) = self.groups.get(group) else {
+            return false;
+        };
+        record.set_policy(policy.number());
+        record.lruvec() == 0
+    }
+
+    /// The lruvecs of a group, one for each node that it had pages on.
+    pub(super) fn lruvecs_of(&self, group: &Group) -> impl Iterator<Item = (u32, &LruvecRecord)> {
+        let named = |id| Some((id, self.lruvecs.get(id)?));
+        core::iter::successors(named(group.lruvec()), move |(_, lruvec)| {
+            named(lruvec.next())
+        })
+    }
+
+    /// The lruvec that lists the page in a frame, once it came in.
+    pub(super) fn lruvec_at(&self, frame: Frame) -> Option<&LruvecRecord> {
+        let group = self.groups.get(self.frames.group(frame))?;
+        let node = self.zones.node_of(&self.frames, frame);
+        let mut lruvecs = self.lruvecs_of(group);
+        lruvecs.find_map(|(_, lruvec)| (lruvec.node() == node).then_some(lruvec))
+    }
+
+    /// Makes the lruvec of a group on the node of a frame, at its first page there.
+    ///
+    /// # Errors
+    /// [`AllocError`] where the budget or the allocator refuses the record.
+    pub(super) fn have_lruvec(
+        &self,
+        here: Here<'_>,
+        id: u32,
+        frame: Frame,
+    ) -> Result<(), AllocError> {
+        let group = self
+            .groups
+            .get(id)
+            .expect("a group lives while its handle does");
+        let node = self.zones.node_of(&self.frames, frame);
+        loop {
+            let first = group.lruvec();
+            let mut lruvecs = self.lruvecs_of(group);
+            if lruvecs.any(|(_, lruvec)| lruvec.node() == node) {
+                return Ok(());
+            }
+            let make = || {
+                let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
+                let policy = self.policy(id);
+                let set_up = |_, lruvec: &LruvecRecord| lruvec.reset(policy, (id, node), first);
+                self.lruvecs.insert(charge, set_up)
+            };
+            let made = self.make_record(here, make, |_| true);
+            let made = made.map_err(|_| AllocError::NoMetadata)?;
+            if group.add_lruvec(made, first).is_err() {
+                self.lruvecs.remove(made);
+            }
+        }
+    }
+
+    /// The moment at which frames come in, which it counts.
+    pub(super) fn page_in_moment(&self, nr_frames: u32) -> Moment {
+        Moment {
+            page_ins: self.page_ins.fetch_add(nr_frames.into(), Ordering::Relaxed),
+            capacity: self.content_pages(),
+            ns: self.zones.now(),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What reclaim takes off the lists at once.
+
+use super::{Class, MAX_BATCH, MAX_SWAPPINESS, Token};
+use crate::frame::Word;
+use crate::units::{Frame, PageType, index};
+
+/// What is to be taken.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanControl {
+    /// Pages wanted, at most [`MAX_BATCH`].
+    pub nr_pages: u32,
+    /// Whose turn it is; `None` leaves that to the lruvec.
+    pub part: Option<(PageType, Class)>,
+    /// What bringing back a page of a file costs, and 200 less it what an anon page costs.
+    pub swappiness: u8,
+    /// Frames that had come in, of all lruvecs.
+    pub page_ins: u64,
+}
+
+impl ScanControl {
+    /// So many pages of whichever part the lruvec chooses, both types as dear.
+    #[must_use]
+    pub const fn of(nr_pages: u32) -> ScanControl {
+        ScanControl {
+            nr_pages,
+            part: None,
+            swappiness: MAX_SWAPPINESS / 2,
+            page_ins: 0,
+        }
+    }
+}
+
+/// When a page comes in, by the clocks that lruvecs share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moment {
+    /// Frames that had come in before, of all lruvecs.
+    pub page_ins: u64,
+    /// Frames that all lruvecs together may have.
+    pub capacity: u32,
+    /// The coarse clock, in ns.
+    pub ns: u64,
+}
+
+/// A page that reclaim took off its list.
+#[derive(Clone, Copy, Debug)]
+pub struct Victim {
+    /// Where it is.
+    pub frame: Frame,
+    /// Its word at that moment: evicted only if it is still exactly this.
+    pub word: Word,
+    /// What its shadow entry will say.
+    pub token: Token,
+}
+
+/// Up to [`MAX_BATCH`] victims.
+#[derive(Debug)]
+pub struct Batch {
+    victims: [Option<Victim>; MAX_BATCH as usize],
+    len: u32,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch {
+            victims: [None; MAX_BATCH as usize],
+            len: 0,
+        }
+    }
+}
+
+impl Batch {
+    /// Victims in the batch.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn push(&mut self, victim: Victim) {
+        self.victims[index(self.len)] = Some(victim);
+        self.len += 1;
+    }
+
+    /// The victims in the order in which they were taken.
+    pub fn iter(&self) -> impl Iterator<Item = &Victim> {
+        self.victims.iter().flatten()
+    }
+}
+
+/// What became of a victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It left the page cache.
+    Evicted,
+    /// Somebody uses it: it goes back.
+    Refused,
+}

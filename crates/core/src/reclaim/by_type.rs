@@ -1,0 +1,107 @@
+//! A policy that keeps files and anon pages apart: its lists twice, and a choice between them.
+
+use super::{Batch, Coldness, Listing, Moment, Rules, ScanControl, Token};
+use crate::frame::{FrameTable, Word};
+use crate::units::{Frame, PageType};
+
+/// The rules for the pages of one type.
+pub(super) trait OneType: Rules + Sized {
+    /// Lists without pages.
+    fn new() -> Self;
+    /// The type that gives next, where the caller leaves it to the lruvec. `credit` is what a
+    /// choice by shares keeps between calls.
+    fn pick(types: &[Self; 2], control: &ScanControl, credit: &mut u64) -> PageType;
+}
+
+/// Both types.
+#[derive(Debug)]
+pub(super) struct ByType<R> {
+    types: [R; 2],
+    credit: u64,
+}
+
+impl<R: OneType> ByType<R> {
+    /// Lists without pages.
+    pub(super) fn new() -> ByType<R> {
+        ByType {
+            types: PageType::ALL.map(|_| R::new()),
+            credit: 0,
+        }
+    }
+
+    fn of(&mut self, page_type: PageType) -> &mut R {
+        &mut self.types[page_type.index()]
+    }
+
+    fn shared(&self, page_type: PageType) -> &R {
+        &self.types[page_type.index()]
+    }
+}
+
+impl<R: OneType> Rules for ByType<R> {
+    fn insert(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) -> Listing {
+        self.of(frames.page_type(frame))
+            .insert(frames, frame, refault, moment)
+    }
+
+    fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
+        let page_type = match control.part {
+            Some((page_type, _)) => page_type,
+            None => R::pick(&self.types, control, &mut self.credit),
+        };
+        let nr_scanned = self.of(page_type).isolate(frames, control, batch);
+        let other = page_type.other();
+        if !batch.is_empty() || self.shared(other).nr_pages() == 0 {
+            return nr_scanned;
+        }
+        let control = ScanControl {
+            part: None,
+            ..*control
+        };
+        nr_scanned + self.of(other).isolate(frames, &control, batch)
+    }
+
+    fn coldest(&self) -> Option<Frame> {
+        let of = |page_type| self.shared(page_type).coldest();
+        of(PageType::File).or(of(PageType::Anon))
+    }
+
+    fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token {
+        self.shared(frames.page_type(frame))
+            .token(frames, frame, word)
+    }
+
+    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        self.shared(page_type).is_workingset(page_type, refault)
+    }
+
+    fn evicted(&mut self, page_type: PageType, token: Token) {
+        self.of(page_type).evicted(page_type, token);
+    }
+
+    fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
+        self.of(frames.page_type(frame)).put_back(frames, frame)
+    }
+
+    fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
+        self.of(frames.page_type(frame)).remove(frames, frame, word);
+    }
+
+    fn nr_pages(&self) -> u32 {
+        self.types.iter().map(Rules::nr_pages).sum()
+    }
+
+    fn coldness(&self, page_type: PageType) -> Option<Coldness> {
+        self.shared(page_type).coldness(page_type)
+    }
+
+    fn check(&self, frames: &FrameTable) {
+        self.types.iter().for_each(|rules| rules.check(frames));
+    }
+}

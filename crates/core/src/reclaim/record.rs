@@ -1,0 +1,144 @@
+//! A lruvec in core's table: its lists, and beside them what the choice among lruvecs looks at.
+
+use super::{Coldness, Lruvec, Member, Policy};
+use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, SpinLock, rank};
+use crate::units::{Node, PageType};
+use core::ops::{Deref, DerefMut};
+
+/// What is published of one type's pages. Each number is of a moment, and they may be of several.
+#[derive(Debug, Default)]
+struct Published {
+    nr_probation: AtomicU32,
+    nr_protected: AtomicU32,
+    target: AtomicU32,
+    since: AtomicU64,
+}
+
+/// The evictable pages of one group on one node.
+#[derive(Debug, Default)]
+pub struct LruvecRecord {
+    lists: SpinLock<Lruvec, { rank::LRUVEC }>,
+    group: AtomicU32,
+    node: AtomicU32,
+    /// Id of the group's lruvec on another node, 0 for none.
+    next: AtomicU32,
+    has_classes: AtomicU32,
+    published: [Published; 2],
+}
+
+impl LruvecRecord {
+    /// Sets up a record that nobody else knows yet.
+    pub fn reset(&self, policy: Policy, (group, node): (u32, Node), next: u32) {
+        *self.lists.lock() = Lruvec::new(policy);
+        self.group.store(group, Ordering::Relaxed);
+        self.node.store(node.number().into(), Ordering::Relaxed);
+        self.next.store(next, Ordering::Relaxed);
+        let has_classes = u32::from(policy.has_classes());
+        self.has_classes.store(has_classes, Ordering::Relaxed);
+        drop(self.lock());
+    }
+
+    /// The group whose pages it lists.
+    #[must_use]
+    pub fn group(&self) -> u32 {
+        self.group.load(Ordering::Relaxed)
+    }
+
+    /// The node whose frames it lists.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        let node = self.node.load(Ordering::Relaxed);
+        Node::new(node).expect("only nodes are stored")
+    }
+
+    /// Id of the group's lruvec on another node, 0 for none.
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Whether its policy tells two classes apart, so that it can be compared with others.
+    #[must_use]
+    pub fn has_classes(&self) -> bool {
+        self.has_classes.load(Ordering::Relaxed) != 0
+    }
+
+    /// How cold its pages of a type are, as last published. Takes no lock.
+    #[must_use]
+    pub fn coldness(&self, page_type: PageType) -> Coldness {
+        let published = &self.published[page_type.index()];
+        Coldness {
+            nr_probation: published.nr_probation.load(Ordering::Relaxed),
+            nr_protected: published.nr_protected.load(Ordering::Relaxed),
+            target: published.target.load(Ordering::Relaxed),
+            since: published.since.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Frames of its listed pages, as last published. Takes no lock.
+    #[must_use]
+    pub fn nr_frames(&self) -> u32 {
+        let of = |page_type| self.coldness(page_type).nr_frames();
+        PageType::ALL.map(of).iter().sum()
+    }
+
+    /// Its pages by type, as they take part in the choice under the name `key`.
+    pub fn members<K: Copy>(&self, key: K) -> [Member<K>; 2] {
+        PageType::ALL.map(|page_type| Member {
+            key,
+            page_type,
+            coldness: self.coldness(page_type),
+        })
+    }
+
+    /// Takes the lock of its lists.
+    pub fn lock(&self) -> Lists<'_> {
+        Lists {
+            lists: self.lists.lock(),
+            record: self,
+        }
+    }
+}
+
+/// Exclusive access to a lruvec's lists; publishes what became of them when it ends.
+#[derive(Debug)]
+pub struct Lists<'a> {
+    lists: Guard<'a, Lruvec, { rank::LRUVEC }>,
+    record: &'a LruvecRecord,
+}
+
+impl Deref for Lists<'_> {
+    type Target = Lruvec;
+    fn deref(&self) -> &Lruvec {
+        &self.lists
+    }
+}
+
+impl DerefMut for Lists<'_> {
+    fn deref_mut(&mut self) -> &mut Lruvec {
+        &mut self.lists
+    }
+}
+
+impl Drop for Lists<'_> {
+    fn drop(&mut self) {
+        for page_type in PageType::ALL {
+            let coldness = self.lists.coldness(page_type);
+            let published = &self.record.published[page_type.index()];
+            let Coldness {
+                nr_probation,
+                nr_protected,
+                target,
+                since,
+            } = coldness;
+            published
+                .nr_probation
+                .store(nr_probation, Ordering::Relaxed);
+            published
+                .nr_protected
+                .store(nr_protected, Ordering::Relaxed);
+            published.target.store(target, Ordering::Relaxed);
+            published.since.store(since, Ordering::Relaxed);
+        }
+    }
+}
