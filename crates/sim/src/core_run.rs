@@ -5,7 +5,7 @@ use crate::trace::Trace;
 use pagetide_core::memory::{BuildError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::reclaim::Policy;
-use pagetide_core::units::{Cpu, Frame, Order, PageKey};
+use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// The one virtual CPU.
 const CPU: Cpu = Cpu::new(0);
@@ -44,14 +44,19 @@ pub struct Costs {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
+    /// Times that it took pages off a list.
+    pub nr_batches: u64,
 }
 
-/// One file in one group of the real core, read page by page, reads taking no time.
+/// Files, or anon regions, in groups of the real core under one limit, read page by page, reads
+/// taking no time.
 #[derive(Debug)]
 pub struct CoreCache {
     memory: Memory,
-    group: u32,
-    file: u32,
+    /// The group that the limit is on.
+    top: u32,
+    /// Those who read: a group and a mapping each.
+    readers: Vec<(u32, u32)>,
     counts: Counts,
     /// Where each page was when it was read last, while hits are watched.
     frames: Vec<Option<Frame>>,
@@ -66,18 +71,57 @@ impl CoreCache {
     /// # Errors
     /// [`RunError`].
     pub fn try_new(policy: Policy, frames: u32) -> Result<CoreCache, RunError> {
-        let memory = Memory::try_new(Config::for_resident(frames, 1, policy));
+        let mut cache = CoreCache::empty(Config::for_resident(frames, 1, policy), frames)?;
+        cache.add_reader(cache.top, PageType::File)?;
+        Ok(cache)
+    }
+
+    /// The same with a group of its own, of one file, for each of `nr_readers`.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn with_groups(
+        policy: Policy,
+        frames: u32,
+        nr_readers: u32,
+    ) -> Result<CoreCache, RunError> {
+        let mut config = Config::for_resident(frames, 1, policy);
+        // Room for the records of groups and lruvecs.
+        config.budget_pages += nr_readers + 8;
+        config.arena_pages = config.budget_pages;
+        let mut cache = CoreCache::empty(config, frames)?;
+        for _ in 0..nr_readers {
+            let group = cache.memory.new_group(CPU.into(), cache.top);
+            cache.add_reader(group.map_err(|_| RunError::NoMetadata)?, PageType::File)?;
+        }
+        Ok(cache)
+    }
+
+    /// One group of a file and of an anon region, whose page costs `200 - swappiness` to bring back
+    /// where one of the file costs `swappiness`.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn with_types(policy: Policy, frames: u32, swappiness: u8) -> Result<CoreCache, RunError> {
+        let mut config = Config::for_resident(frames, 1, policy);
+        config.swappiness = swappiness;
+        let mut cache = CoreCache::empty(config, frames)?;
+        for page_type in PageType::ALL {
+            cache.add_reader(cache.top, page_type)?;
+        }
+        Ok(cache)
+    }
+
+    fn empty(config: Config, frames: u32) -> Result<CoreCache, RunError> {
+        let memory = Memory::try_new(config);
         let memory = memory.map_err(|error| RunError::Build { frames, error })?;
-        let group = memory
+        let top = memory
             .new_group(CPU.into(), memory.groups().root())
-            .map_err(|_| RunError::NoMetadata)?;
-        let file = memory
-            .open_mapping(CPU.into(), Order::ZERO)
             .map_err(|_| RunError::NoMetadata)?;
         let cache = CoreCache {
             memory,
-            group,
-            file,
+            top,
+            readers: Vec::new(),
             counts: Counts::default(),
             frames: Vec::new(),
             hit_writes: 0,
@@ -86,14 +130,22 @@ impl CoreCache {
         Ok(cache)
     }
 
+    fn add_reader(&mut self, group: u32, page_type: PageType) -> Result<(), RunError> {
+        let mapping = match page_type {
+            PageType::File => self.memory.open_mapping(CPU.into(), Order::ZERO),
+            PageType::Anon => self.memory.open_anon(CPU.into(), Order::ZERO),
+        };
+        let mapping = mapping.map_err(|_| RunError::NoMetadata)?;
+        self.readers.push((group, mapping));
+        Ok(())
+    }
+
     /// Changes how many pages may be resident, at most as many as at first; evicts down to it.
     ///
     /// # Panics
     /// Where that is not possible: no page is in use.
     pub fn set_max(&self, frames: u32) {
-        let over = self
-            .memory
-            .set_max(CPU.into(), self.group, u64::from(frames));
+        let over = self.memory.set_max(CPU.into(), self.top, u64::from(frames));
         assert!(over == Ok(0), "{over:?}: nothing is pinned");
     }
 
@@ -108,12 +160,24 @@ impl CoreCache {
     /// # Errors
     /// [`RunError::Page`].
     pub fn read(&mut self, page: u32) -> Result<bool, RunError> {
-        let key = Mappings::key(self.file, u64::from(page)).expect("32 bits fit a key");
+        self.read_as(0, page)
+    }
+
+    /// Reads a page as one of the readers, numbered from 0; whether it was a miss.
+    ///
+    /// # Errors
+    /// [`RunError::Page`].
+    ///
+    /// # Panics
+    /// Where there is no such reader.
+    pub fn read_as(&mut self, reader: usize, page: u32) -> Result<bool, RunError> {
+        let (group, mapping) = self.readers[reader];
+        let key = Mappings::key(mapping, u64::from(page)).expect("32 bits fit a key");
         let at = usize::try_from(page).expect("a page's number fits memory");
         let table = self.memory.frames();
         let watched = self.frames.get(at).copied().flatten();
         let watched = watched.map(|frame| (frame, table.word(frame).refs()));
-        let (frame, missed) = self.have(key).map_err(|error| RunError::Page {
+        let (frame, missed) = self.have(key, group).map_err(|error| RunError::Page {
             request: self.counts.requests,
             error,
         })?;
@@ -128,14 +192,14 @@ impl CoreCache {
     }
 
     /// Has a page and lets it go: its frame, and whether it was read.
-    fn have(&self, key: PageKey) -> Result<(Frame, bool), PageError> {
+    fn have(&self, key: PageKey, group: u32) -> Result<(Frame, bool), PageError> {
         let memory = &self.memory;
         let mut effects = Effects::new();
         if let Found::Pinned(frame) = memory.pin(CPU, key, Access::Copy, &mut effects) {
             memory.unpin(CPU, frame, &mut effects);
             return Ok((frame, false));
         }
-        let mut op = PageIn::new(key, self.group, Access::Copy);
+        let mut op = PageIn::new(key, group, Access::Copy);
         loop {
             if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
                 memory.unpin(CPU, frame, &mut effects);
@@ -163,6 +227,7 @@ impl CoreCache {
             hit_writes: self.hit_writes,
             pgscan: stats.pgscan,
             pgsteal: stats.pgsteal,
+            nr_batches: stats.nr_batches,
         }
     }
 }

@@ -181,6 +181,9 @@ pub struct Stats {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
+    /// Times that it took pages off a lruvec's lists: each locks the lists once, and once more to
+    /// say what became of them.
+    pub nr_batches: u64,
     /// Frames in use: pages, pages being read, working memory.
     pub nr_used: u32,
     /// The counts of all zones.
@@ -191,6 +194,7 @@ pub struct Stats {
 struct Counters {
     scanned: AtomicU64,
     evicted: AtomicU64,
+    batches: AtomicU64,
 }
 
 /// All rooms together: one arena's frames, one budget, one tree of groups.
@@ -405,6 +409,7 @@ impl Memory {
         Stats {
             pgscan: self.stats.scanned.load(Ordering::Relaxed),
             pgsteal: self.stats.evicted.load(Ordering::Relaxed),
+            nr_batches: self.stats.batches.load(Ordering::Relaxed),
             // Of moments that differ: pages that are just going are counted twice.
             nr_used: self
                 .zones

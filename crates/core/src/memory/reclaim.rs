@@ -3,9 +3,9 @@
 use super::{AllocError, Here, Memory};
 
 use crate::group::{Count, Event, Group, Protection};
-use crate::reclaim::{Batch, Class, LruvecRecord, MAX_BATCH, Moment, Policy, ScanControl, choose};
+use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, choose};
 use crate::sync::Ordering;
-use crate::units::{Cpu, Frame, NodeMask, PageType};
+use crate::units::{Cpu, Frame, NodeMask};
 
 /// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
 /// takes any policy to find the one page that nobody uses.
@@ -18,6 +18,10 @@ const NR_SAMPLED: u64 = 4;
 const MAX_CANDIDATES: usize = 32;
 /// Choices before reclaim asks every group.
 const MAX_CHOICES: usize = 3;
+
+/// Batches to a limit, at most, where another lruvec becomes the better one meanwhile: exact under
+/// small limits, and under large ones not a lock for each page.
+const PER_LIMIT: u64 = 512;
 
 /// Lruvecs that gave nothing just now.
 type Failed<'a> = [Option<&'a LruvecRecord>; MAX_CHOICES];
@@ -39,13 +43,13 @@ pub(super) struct Giver<'a> {
     pub(super) group: u32,
     pub(super) lruvec: &'a LruvecRecord,
     /// What of it; `None` leaves that to it.
-    part: Option<(PageType, Class)>,
+    part: Option<Part>,
     /// Whether its group keeps what its `low` protects.
     pub(super) is_low_kept: bool,
 }
 
 impl<'a> Giver<'a> {
-    fn new(lruvec: &'a LruvecRecord, part: Option<(PageType, Class)>, reach: Reach) -> Giver<'a> {
+    fn new(lruvec: &'a LruvecRecord, part: Option<Part>, reach: Reach) -> Giver<'a> {
         Giver {
             group: lruvec.group(),
             lruvec,
@@ -163,6 +167,7 @@ impl Memory {
         let spare = u32::try_from(spare).unwrap_or(u32::MAX);
         let control = ScanControl {
             nr_pages: want.min(spare).min(MAX_BATCH),
+            at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
             part: giver.part,
             swappiness: self.groups.get(subtree).map_or(0, Group::swappiness),
             page_ins: self.page_ins.load(Ordering::Relaxed),
@@ -188,6 +193,7 @@ impl Memory {
         let mut control = *control;
         let mut scanned: u32 = 0;
         loop {
+            self.stats.batches.fetch_add(1, Ordering::Relaxed);
             let mut lists = lruvec.lock();
             let seen = lists.isolate(&self.frames, &control, batch);
             scanned = scanned.saturating_add(seen);
@@ -269,13 +275,12 @@ impl Memory {
             return Some(Giver::new(only.key.1, None, reach));
         }
         let now = self.page_ins.load(Ordering::Relaxed);
-        let (chosen, class) = choose(members, candidates.surplus(), (now, top.swappiness()))?;
+        let (chosen, part) = choose(members, candidates.surplus(), (now, top.swappiness()))?;
         let (id, lruvec) = chosen.key;
         if nr_groups == NR_WALKED {
-            top.set_giver(class as usize, id);
+            top.set_giver(part.class as usize, id);
         }
-        let part = Some((chosen.page_type, class));
-        Some(Giver::new(lruvec, part, reach))
+        Some(Giver::new(lruvec, Some(part), reach))
     }
 
     fn may_give(&self, lruvec: &LruvecRecord, reach: Reach, failed: &Failed<'_>) -> bool {

@@ -1,16 +1,18 @@
 //! What reclaim takes off the lists at once.
 
-use super::{Class, MAX_BATCH, MAX_SWAPPINESS, Token};
+use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token};
 use crate::frame::Word;
-use crate::units::{Frame, PageType, index};
+use crate::units::{Frame, index};
 
 /// What is to be taken.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanControl {
     /// Pages wanted, at most [`MAX_BATCH`].
     pub nr_pages: u32,
+    /// Pages that a part gives, even where another becomes the better one: 1 or more.
+    pub at_least: u32,
     /// Whose turn it is; `None` leaves that to the lruvec.
-    pub part: Option<(PageType, Class)>,
+    pub part: Option<Part>,
     /// What bringing back a page of a file costs, and 200 less it what an anon page costs.
     pub swappiness: u8,
     /// Frames that had come in, of all lruvecs.
@@ -23,6 +25,7 @@ impl ScanControl {
     pub const fn of(nr_pages: u32) -> ScanControl {
         ScanControl {
             nr_pages,
+            at_least: 1,
             part: None,
             swappiness: MAX_SWAPPINESS / 2,
             page_ins: 0,

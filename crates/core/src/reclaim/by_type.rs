@@ -52,7 +52,7 @@ impl<R: OneType> Rules for ByType<R> {
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let page_type = match control.part {
-            Some((page_type, _)) => page_type,
+            Some(part) => part.page_type,
             None => R::pick(&self.types, control, &mut self.credit),
         };
         let nr_scanned = self.of(page_type).isolate(frames, control, batch);

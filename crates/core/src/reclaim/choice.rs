@@ -49,6 +49,19 @@ impl Coldness {
     }
 }
 
+/// What is to give, and for how long: until another is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Pages of this type.
+    pub page_type: PageType,
+    /// Pages of this class.
+    pub class: Class,
+    /// Probation: while it has more than this beyond its target.
+    pub down_to: i64,
+    /// Protected: while the coldest page was queued before this, by the clock of all lruvecs.
+    pub before: u64,
+}
+
 /// One who may give.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<K> {
@@ -73,6 +86,11 @@ impl<K> Member<K> {
         self.coldness.surplus().into()
     }
 
+    /// What `number` of this one's is worth as another's.
+    fn as_of(&self, number: i128, other: &Self, swappiness: u8) -> i128 {
+        number * other.cost(swappiness) / self.cost(swappiness)
+    }
+
     /// Whether its probation is further over its target, in what that costs.
     fn is_fuller(&self, other: &Self, swappiness: u8) -> bool {
         let (cost, other_cost) = (self.cost(swappiness), other.cost(swappiness));
@@ -84,11 +102,28 @@ impl<K> Member<K> {
         }
     }
 
+    fn age(&self, now: u64) -> i128 {
+        now.saturating_sub(self.coldness.since).into()
+    }
+
     /// Whether its coldest protected page is older, in what that costs.
     fn is_older(&self, other: &Self, (now, swappiness): (u64, u8)) -> bool {
-        let age = |member: &Self| i128::from(now.saturating_sub(member.coldness.since));
-        age(self) * other.cost(swappiness) > age(other) * self.cost(swappiness)
+        self.age(now) * other.cost(swappiness) > other.age(now) * self.cost(swappiness)
     }
+}
+
+/// The best two of some.
+fn best_two<T: Copy>(
+    all: impl Iterator<Item = T>,
+    is_better: impl Fn(&T, &T) -> bool,
+) -> Option<(T, Option<T>)> {
+    all.fold(None, |best, one| match best {
+        None => Some((one, None)),
+        Some((first, _)) if is_better(&one, &first) => Some((one, Some(first))),
+        Some((first, None)) => Some((first, Some(one))),
+        Some((first, Some(second))) if is_better(&one, &second) => Some((first, Some(one))),
+        kept => kept,
+    })
 }
 
 /// Chooses among members; `None` where none of them has a page. `surplus` is what probation has
@@ -100,7 +135,7 @@ pub fn choose<K: Copy>(
     members: impl Iterator<Item = Member<K>> + Clone,
     surplus: i64,
     (now, swappiness): (u64, u8),
-) -> Option<(Member<K>, Class)> {
+) -> Option<(Member<K>, Part)> {
     let swappiness = swappiness.min(MAX_SWAPPINESS);
     let only = match swappiness {
         0 => Some(PageType::File),
@@ -110,19 +145,31 @@ pub fn choose<K: Copy>(
     let all = members.filter(|member| member.coldness.nr_frames() > 0);
     let has_only = only.is_some_and(|only| all.clone().any(|member| member.page_type == only));
     let members = all.filter(|member| !has_only || Some(member.page_type) == only);
-    let is_protected = |member: &Member<K>| member.coldness.nr_protected > 0;
     let fullest = || {
-        let probation = members
-            .clone()
-            .filter(|member| member.coldness.nr_probation > 0);
-        let fuller = |a: Member<K>, b: Member<K>| if b.is_fuller(&a, swappiness) { b } else { a };
-        Some((probation.reduce(fuller)?, Class::Probation))
+        let probation = members.clone().filter(|one| one.coldness.nr_probation > 0);
+        let (first, second) = best_two(probation, |a, b| a.is_fuller(b, swappiness))?;
+        // Down to the next one's level, and while all of it is over its targets.
+        let next = second.map_or(0, |next| next.as_of(next.surplus(), &first, swappiness));
+        let level = next.max(first.surplus() - i128::from(surplus) - 1).max(0);
+        let part = Part {
+            page_type: first.page_type,
+            class: Class::Probation,
+            down_to: i64::try_from(level).unwrap_or(0),
+            before: 0,
+        };
+        Some((first, part))
     };
     let oldest = || {
-        let when = (now, swappiness);
-        let older = |a: Member<K>, b: Member<K>| if b.is_older(&a, when) { b } else { a };
-        let protected = members.clone().filter(is_protected);
-        Some((protected.reduce(older)?, Class::Protected))
+        let protected = members.clone().filter(|one| one.coldness.nr_protected > 0);
+        let (first, second) = best_two(protected, |a, b| a.is_older(b, (now, swappiness)))?;
+        let next = second.map_or(0, |next| next.as_of(next.age(now), &first, swappiness));
+        let part = Part {
+            page_type: first.page_type,
+            class: Class::Protected,
+            down_to: 0,
+            before: now.saturating_sub(u64::try_from(next).unwrap_or(u64::MAX)),
+        };
+        Some((first, part))
     };
     match surplus >= 0 {
         true => fullest().or_else(oldest),
@@ -156,7 +203,7 @@ mod tests {
     fn chosen(members: &[Member<u8>], swappiness: u8) -> Option<(u8, Class)> {
         let surplus = members.iter().map(|member| member.coldness.surplus()).sum();
         let chosen = choose(members.iter().copied(), surplus, (1000, swappiness));
-        chosen.map(|(member, class)| (member.key, class))
+        chosen.map(|(member, part)| (member.key, part.class))
     }
 
     #[test]

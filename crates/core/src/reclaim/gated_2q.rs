@@ -13,7 +13,9 @@
 use super::by_type::OneType;
 use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
-use super::{Batch, Class, Coldness, Listing, Member, Moment, Rules, ScanControl, Token, Victim};
+use super::{
+    Batch, Class, Coldness, Listing, Member, Moment, Part, Rules, ScanControl, Token, Victim,
+};
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::{Frame, PageType};
 
@@ -165,6 +167,17 @@ impl Gated2q {
         }
     }
 
+    /// Whether a part is still what gives best.
+    fn is_better(&self, frames: &FrameTable, part: Part) -> bool {
+        match part.class {
+            Class::Probation => self.coldness().surplus() > part.down_to,
+            Class::Protected => self
+                .protected
+                .tail()
+                .is_some_and(|tail| self.page_ins.began(self.age(frames.word(tail))) < part.before),
+        }
+    }
+
     /// Moves the coldest pages of the ring on that are in use; returns the pages looked at.
     fn rotate(&mut self, frames: &FrameTable, most: u32) -> u32 {
         for nr_rotated in 0..most {
@@ -224,7 +237,7 @@ impl Gated2q {
         Coldness {
             nr_probation: self.probation.nr_frames,
             nr_protected: self.protected.nr_frames,
-            target: self.target.of(self.nr_resident()),
+            target: self.target.of(self.nr_resident()).min(self.nr_resident()),
             since: self.since,
         }
     }
@@ -317,20 +330,27 @@ impl Rules for Gated2q {
             self.target = refault_gate::next_target(self.target, &self.sample, sizes, self.gate);
             self.sample = Sample::NONE;
         }
+        if let Some(tail) = self.protected.tail() {
+            self.since = self.page_ins.began(self.age(frames.word(tail)));
+        }
         self.push(frames, frame, class)
     }
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let want = control.nr_pages;
-        let part = control.part.map(|(_, class)| class);
         let mut nr_scanned = 0;
         self.follow_size(want);
         let mut nr_busy = 0;
         while batch.len() < want && nr_scanned < MAX_SCAN {
-            let class = match nr_busy {
-                0..=MAX_BUSY => part.unwrap_or_else(|| self.next_class()),
-                _ if nr_scanned % 2 == 0 => Class::Probation,
-                _ => Class::Protected,
+            let is_over = |part| !self.is_better(frames, part);
+            if batch.len() >= control.at_least && control.part.is_some_and(is_over) {
+                break;
+            }
+            let class = match control.part {
+                _ if nr_busy > MAX_BUSY && nr_scanned % 2 == 0 => Class::Probation,
+                _ if nr_busy > MAX_BUSY => Class::Protected,
+                Some(part) => part.class,
+                None => self.next_class(),
             };
             let tail = self.queue(class).tail();
             let Some(frame) = tail.or_else(|| self.coldest()) else {

@@ -16,7 +16,7 @@ mod shadow;
 mod two_list;
 
 pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
-pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, choose};
+pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use shadow::{PER_FRAME, Shadows, Token};

@@ -68,7 +68,7 @@ fn points(csv: &str) -> Vec<Point> {
 }
 
 /// Runs the jobs on all CPUs; the results come in their order.
-fn on_all_cpus<J: Sync, R: Send>(jobs: &[J], run: impl Fn(&J) -> R + Sync) -> Vec<R> {
+pub(crate) fn on_all_cpus<J: Sync, R: Send>(jobs: &[J], run: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -89,7 +89,7 @@ fn on_all_cpus<J: Sync, R: Send>(jobs: &[J], run: impl Fn(&J) -> R + Sync) -> Ve
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn open(folder: &Path, name: &str) -> Trace {
+pub(crate) fn open(folder: &Path, name: &str) -> Trace {
     let path = folder.join(format!("{name}.d64.zst"));
     Trace::open(&path, &TraceOptions::default()).unwrap()
 }

@@ -4,4 +4,5 @@
 
 mod expected;
 mod field;
+mod mixes;
 mod traces;
