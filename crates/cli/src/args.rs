@@ -255,8 +255,8 @@ pub(crate) struct ReplayArgs {
 pub(crate) struct MrcArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
-    /// Policies: default, fifo, gated-2q, mglru, mglru-seed, two-list (of the page cache),
-    /// lru (over page numbers).
+    /// Policies: default, fifo, gated-2q, mglru, mglru-seed, two-list (of the page cache); lru,
+    /// clock, clock-2bit, 2q, arc, lirs, s3-fifo, sieve, w-tinylfu, belady (over page numbers).
     #[arg(
         long,
         value_name = "A,B",

@@ -155,7 +155,7 @@ fn point(
             )
         }
         Runner::Pages(name) => {
-            let policy = policy::by_name(name, trace.nr_unique, frames);
+            let policy = policy::by_name(name, trace, frames);
             let mut policy = policy.expect("the name was checked");
             (name.clone(), replay(policy.as_mut(), trace, progress))
         }

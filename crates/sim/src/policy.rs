@@ -1,10 +1,19 @@
 //! Policies over page numbers, for comparison: no frames, no locks, no batches.
 
+mod arc;
+mod belady;
+mod clock;
 mod fifo;
+mod lirs;
 mod lru;
+mod queues;
+mod s3_fifo;
+mod sieve;
+mod sketch;
+mod two_q;
+mod w_tinylfu;
 
 pub use fifo::Fifo;
-pub use lru::Lru;
 
 use crate::trace::Trace;
 
@@ -15,18 +24,49 @@ pub trait PagePolicy {
 }
 
 /// Names of the policies that run over page numbers only.
-pub const NAMES: &[&str] = &["lru"];
+pub const NAMES: &[&str] = &[
+    "lru",
+    "clock",
+    "clock-2bit",
+    "2q",
+    "arc",
+    "lirs",
+    "s3-fifo",
+    "sieve",
+    "w-tinylfu",
+    "belady",
+];
 
-/// The policy of this name, empty, for `capacity` pages of `nr_unique`; `None` for another name.
+/// The policy of this name, empty, for `capacity` pages and the requests of this trace in order;
+/// `None` for another name.
+///
+/// Each takes 12 to 24 bytes a distinct page, `belady` a bit more than 4 bytes a request.
 ///
 /// # Panics
 /// Where `capacity` is 0.
 #[must_use]
-pub fn by_name(name: &str, nr_unique: u32, capacity: u32) -> Option<Box<dyn PagePolicy>> {
-    match name {
-        "lru" => Some(Box::new(Lru::new(nr_unique, capacity))),
-        _ => None,
-    }
+pub fn by_name(name: &str, trace: &Trace, capacity: u32) -> Option<Box<dyn PagePolicy>> {
+    assert!(capacity > 0, "a cache of no page");
+    let nr_unique = trace.nr_unique;
+    Some(match name {
+        "lru" => Box::new(lru::Lru::new(nr_unique, capacity)),
+        "clock" => Box::new(clock::Clock::new(nr_unique, capacity, 1)),
+        "clock-2bit" => Box::new(clock::Clock::new(nr_unique, capacity, 3)),
+        "2q" => Box::new(two_q::TwoQ::new(nr_unique, capacity)),
+        "arc" => Box::new(arc::Arc::new(nr_unique, capacity)),
+        "lirs" => Box::new(lirs::Lirs::new(nr_unique, capacity)),
+        "s3-fifo" => Box::new(s3_fifo::S3Fifo::new(nr_unique, capacity)),
+        "sieve" => Box::new(sieve::Sieve::new(nr_unique, capacity)),
+        "w-tinylfu" => Box::new(w_tinylfu::WTinyLfu::new(nr_unique, capacity)),
+        "belady" => Box::new(belady::Belady::new(trace, capacity)),
+        _ => return None,
+    })
+}
+
+/// `numerator / denominator` of a size, rounded down.
+fn share(capacity: u32, numerator: u32, denominator: u32) -> u32 {
+    let share = u64::from(capacity) * u64::from(numerator) / u64::from(denominator);
+    u32::try_from(share).expect("a part is no more than the whole")
 }
 
 /// What a replay counted.

@@ -10,11 +10,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A trace at one size, and the recorded miss ratios of policies there.
-struct Point {
-    trace: String,
-    fraction: String,
-    frames: u32,
-    recorded: BTreeMap<String, f64>,
+pub(crate) struct Point {
+    pub(crate) trace: String,
+    pub(crate) fraction: String,
+    pub(crate) frames: u32,
+    pub(crate) recorded: BTreeMap<String, f64>,
 }
 
 /// A point as core ran it.
@@ -46,7 +46,7 @@ impl Run {
     }
 }
 
-fn points(csv: &str) -> Vec<Point> {
+pub(crate) fn points(csv: &str) -> Vec<Point> {
     let mut points = BTreeMap::<(String, u32), Point>::new();
     for line in csv.lines().skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
@@ -95,15 +95,18 @@ pub(crate) fn open(folder: &Path, name: &str) -> Trace {
 }
 
 /// A number for each trace and size, in percent: how many misses of FIFO's are spared.
-type Reductions<'a> = BTreeMap<&'a str, Vec<f64>>;
+pub(crate) type Reductions<'a> = BTreeMap<&'a str, Vec<f64>>;
 
 /// The mean over sizes in a trace, then over traces.
-fn mean(reductions: &Reductions<'_>) -> f64 {
+pub(crate) fn mean(reductions: &Reductions<'_>) -> f64 {
     let of = |numbers: &Vec<f64>| numbers.iter().sum::<f64>() / numbers.len() as f64;
     reductions.values().map(of).sum::<f64>() / reductions.len() as f64
 }
 
-fn reductions<'a>(points: &'a [Point], ratio: impl Fn(usize) -> Option<f64>) -> Reductions<'a> {
+pub(crate) fn reductions<'a>(
+    points: &'a [Point],
+    ratio: impl Fn(usize) -> Option<f64>,
+) -> Reductions<'a> {
     let mut found = Reductions::new();
     for (at, point) in points.iter().enumerate() {
         if let Some(ratio) = ratio(at) {

@@ -5,4 +5,6 @@
 mod expected;
 mod field;
 mod mixes;
+mod policies;
 mod traces;
+mod twins;
