@@ -73,6 +73,16 @@ pub struct NoMetadata {
     pub bytes: usize,
 }
 
+/// Lets other threads run: whoever is waited for may be preempted.
+pub fn yield_now() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
+    #[cfg(not(any(loom, shuttle)))]
+    std::thread::yield_now();
+}
+
 #[cfg(not(any(loom, shuttle)))]
 mod spin {
     use super::std;

@@ -296,6 +296,12 @@ pub struct Stats {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
+    /// Frame records looked at for blocks to empty.
+    pub evacuate_scanned: u64,
+    /// Blocks that were emptied for working memory or larger pages.
+    pub evacuate_success: u64,
+    /// Looks for one that found none, and blocks that were emptied in vain.
+    pub evacuate_fail: u64,
     /// Times that a zone's lock was taken.
     pub zone_lock_takes: u64,
     /// Pages allocated and given back.
@@ -520,6 +526,9 @@ impl Memory {
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,
+            evacuate_scanned: core.evacuate_scanned,
+            evacuate_success: core.evacuate_success,
+            evacuate_fail: core.evacuate_fail,
             zone_lock_takes: core.zone.lock_takes,
             pgalloc: core.zone.pgalloc,
             pgfree: core.zone.pgfree,

@@ -79,8 +79,12 @@ pub enum Error {
         /// Its limit in pages.
         max_pages: u64,
     },
-    /// No free block of this order, though enough memory is free: it is in pieces.
-    #[error("no free block of order {order} for group {group}")]
+    /// No block of this order, though enough memory is free or can be reclaimed: in each aligned
+    /// one that the group may have is a page that is pinned or protected, or working memory.
+    #[error(
+        "no block of order {order} for group {group}: \
+         every one holds pinned, protected or working memory"
+    )]
     NoBlock {
         /// The order asked for.
         order: u8,

@@ -240,10 +240,12 @@ impl Group {
         shrinkers.add(self.clone(), Box::new(shrinker))
     }
 
-    /// Working memory of `order`, zeroed. The page cache gives way where it must.
+    /// Working memory of `order`, zeroed. The page cache gives way where it must: for a block above
+    /// 4 KiB the pages of one aligned block are evicted, of one that holds few if there is such.
+    /// Where there is none, all frames are looked at up to the first pinned one of each block.
     ///
     /// # Errors
-    /// [`Error::OverLimit`], [`Error::NoBlock`] where free memory is in smaller pieces.
+    /// [`Error::OverLimit`], [`Error::NoBlock`] where something that has to stay is in each block.
     pub fn alloc(&self, order: Order) -> Result<Buf, Error> {
         let (mut buf, _) = self.take_buf(order)?;
         buf.fill(0);

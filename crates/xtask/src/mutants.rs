@@ -246,10 +246,24 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a pageblock is emptied whatever protects its pages",
-        file: "memory/region.rs",
-        find: "nr_pages > 0 && nr_pages <= spare",
-        replace: "nr_pages > 0 && spare > 0",
+        file: "memory/evacuate.rs",
+        find: "match self.spares[at].1.checked_sub(u64::from(nr_pages)) {",
+        replace: "match Some(self.spares[at].1).filter(|&spare| spare > 0) {",
         tests: Tests::Plain("reserve"),
+    },
+    Mutant {
+        name: "the search for a block gives up after its window",
+        file: "memory/evacuate.rs",
+        find: "if best.is_some() && scanned >= window {",
+        replace: "if scanned >= window {",
+        tests: Tests::Plain("evacuate"),
+    },
+    Mutant {
+        name: "a frame that had to stay is remembered for ever",
+        file: "memory/evacuate.rs",
+        find: "frame.is_some_and(|frame| has_to_stay(self.frames.word(frame)))",
+        replace: "frame.is_some()",
+        tests: Tests::Plain("evacuate"),
     },
     Mutant {
         name: "a claim stays where nothing was taken",

@@ -247,13 +247,18 @@ impl Buddy {
     }
 
     /// Moves the free blocks of a pageblock to `to`, if at least half of it is free or used alike.
+    /// To movable, only if nothing in it is working memory or pinned.
+    ///
+    /// Source: kernel `try_to_claim_block()`. Changed: the kernel asks for half in both directions,
+    /// so that a pageblock with one frame that cannot move is movable again as pages come in, and
+    /// the next such frame takes another pageblock.
     fn convert(&mut self, frames: &FrameTable, frame: Frame, from: Mobility, to: Mobility) -> bool {
         let first = frame.number() & !(PAGEBLOCK_PAGES - 1);
         let last = first + PAGEBLOCK_PAGES;
         if first < self.start || last > self.end {
             return false;
         }
-        let (mut nr_free, mut nr_movable) = (0, 0);
+        let (mut nr_free, mut nr_movable, mut nr_fixed) = (0, 0, 0);
         let mut at = first;
         while at < last {
             let frame = Frame::new(at);
@@ -263,14 +268,20 @@ impl Buddy {
                     at += order.nr_pages();
                     continue;
                 }
-                _ if matches!(frames.word(frame).state(), State::Reading | State::Live) => {
-                    nr_movable += 1;
+                _ => {
+                    let word = frames.word(frame);
+                    match word.state() {
+                        State::Buf => nr_fixed += 1,
+                        State::Live if word.pins() > 0 => nr_fixed += 1,
+                        State::Reading | State::Live => nr_movable += 1,
+                        _ => {}
+                    }
                 }
-                _ => {}
             }
             at += 1;
         }
         let nr_alike = match (to, from) {
+            (Mobility::Movable, _) if nr_fixed > 0 => return false,
             (Mobility::Movable, _) => nr_movable,
             (_, Mobility::Movable) => PAGEBLOCK_PAGES - nr_free - nr_movable,
             _ => 0,

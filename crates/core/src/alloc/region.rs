@@ -1,44 +1,55 @@
-//! Whole pageblocks on their way out of use: free ones, or put together from pieces.
+//! Whole blocks taken out of the zones: free pageblocks, or any block put together from pieces.
 
 use super::buddy::{Buddy, End, for_pageblocks, order_of};
 use super::pageblock::{self, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
-use super::{Zone, Zones};
+use super::{Request, Zone, Zones};
 use crate::frame::{FrameTable, Place};
-use crate::units::{Frame, NR_ORDERS, Order, count, index};
+use crate::units::{Cpu, Frame, MAX_ORDER, NR_ORDERS, Order, count, index};
+use core::ops::Range;
 
-const WORDS: usize = index(PAGEBLOCK_PAGES / 64);
+const WORDS: usize = 1 << (MAX_ORDER - 6);
 
-/// Which frames of one pageblock somebody has in hand, neither free nor in use.
+/// Which frames of one aligned block somebody has in hand, neither free nor in use.
 #[derive(Debug)]
 #[must_use = "frames in hand have to be given back"]
 pub struct Pieces {
     first: Frame,
+    order: Order,
+    nr_held: u32,
     held: [u64; WORDS],
 }
 
 impl Pieces {
-    /// None yet of the pageblock that `frame` lies in.
-    pub fn of(frame: Frame) -> Pieces {
+    /// None yet of the block of `order` that `frame` lies in.
+    pub fn of(frame: Frame, order: Order) -> Pieces {
         Pieces {
-            first: Frame::new(frame.number() & !(PAGEBLOCK_PAGES - 1)),
+            first: Frame::new(frame.number() & !(order.nr_pages() - 1)),
+            order,
+            nr_held: 0,
             held: [0; WORDS],
         }
     }
 
-    /// The first frame of the pageblock.
+    /// The first frame of the block.
     #[must_use]
     pub fn first(&self) -> Frame {
         self.first
     }
 
-    /// All frames of the pageblock.
+    /// The order of the block.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// All frames of the block.
     pub fn frames(&self) -> impl Iterator<Item = Frame> + use<> {
         (self.first.number()..)
-            .take(index(PAGEBLOCK_PAGES))
+            .take(index(self.order.nr_pages()))
             .map(Frame::new)
     }
 
-    /// Takes a block of the pageblock in hand.
+    /// Takes a part of the block in hand.
     ///
     /// # Panics
     /// Where a frame of it lies elsewhere or is in hand already.
@@ -49,6 +60,21 @@ impl Pieces {
             assert!(self.held[word] & bit == 0, "{frame:?} is in hand twice");
             self.held[word] |= bit;
         }
+        self.nr_held += order.nr_pages();
+    }
+
+    /// The first part of `order` goes into other hands.
+    ///
+    /// # Panics
+    /// Where it was not in hand as a whole.
+    pub fn take_first(&mut self, order: Order) -> Frame {
+        for at in 0..order.nr_pages() {
+            let (word, bit) = (index(at / 64), 1 << (at % 64));
+            assert!(self.held[word] & bit != 0, "frame {at} is not in hand");
+            self.held[word] &= !bit;
+        }
+        self.nr_held -= order.nr_pages();
+        self.first
     }
 
     /// Whether a frame is in hand.
@@ -59,20 +85,20 @@ impl Pieces {
         word.is_some_and(|word| word >> (at % 64) & 1 != 0)
     }
 
-    /// Whether the whole pageblock is in hand.
+    /// Whether the whole block is in hand.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.held.iter().all(|&word| word == u64::MAX)
+        self.nr_held == self.order.nr_pages()
     }
 }
 
 impl Buddy {
-    /// Takes the free blocks of a pageblock in hand; returns their pages. A look at each record.
+    /// Takes the free parts of a block in hand; returns their pages. A look at each record.
     fn take_pieces(&mut self, frames: &FrameTable, pieces: &mut Pieces) -> u32 {
         let mut nr_pages = 0;
         for frame in pieces.frames() {
             let (order, place) = frames.block(frame);
-            if place == Place::Zone && order.get() <= PAGEBLOCK_ORDER {
+            if place == Place::Zone && order <= pieces.order() {
                 self.unlist(frame, order, pageblock::mobility(frames, frame), frames);
                 pieces.add(frame, order);
                 nr_pages += order.nr_pages();
@@ -165,7 +191,7 @@ impl Zones {
         all.into_iter().find_map(|zone| zone.take_region(frames))
     }
 
-    /// Takes what is free of a pageblock in hand: in the zone, and if `drained` in the caches of
+    /// Takes what is free of a block in hand: in the zone, and if `drained` in the caches of
     /// all CPUs, which go back to their zones first.
     pub fn take_pieces(&self, frames: &FrameTable, pieces: &mut Pieces, drained: bool) {
         if drained {
@@ -182,15 +208,60 @@ impl Zones {
         }
     }
 
-    /// Whether a frame's pageblock lies in the arena as a whole, and may leave it.
+    /// Whether a frame's pageblock lies in one zone as a whole, and may leave the arena.
     #[must_use]
-    pub fn may_take(&self, frames: &FrameTable, pieces: &Pieces) -> bool {
-        let last = pieces.first().number() + (PAGEBLOCK_PAGES - 1);
-        let zone = || self.zone_of(frames, pieces.first());
+    pub fn may_take(&self, frames: &FrameTable, first: Frame) -> bool {
+        let last = first.number() + (PAGEBLOCK_PAGES - 1);
+        let zone = || self.zone_of(frames, first);
         last < frames.len()
-            && zone().holds(pieces.first())
+            && zone().holds(first)
             && zone().holds(Frame::new(last))
-            && !pageblock::is_registered(frames, pieces.first())
+            && !pageblock::is_registered(frames, first)
+    }
+
+    /// Takes a block that is in hand as a whole for whoever asked for one: it is a block of its
+    /// order from here on, nobody's name on it. Whole pageblocks become ones of `mobility`.
+    pub fn take_whole(&self, frames: &FrameTable, (first, order): (Frame, Order), to: Mobility) {
+        frames.set_block(first, order, Place::Out);
+        frames.set_group(first, 0);
+        if order.get() >= PAGEBLOCK_ORDER {
+            self.set_mobility(frames, (first, order), to);
+        }
+    }
+
+    /// Makes the pageblocks of a block ones of another mobility, where a zone keeps them apart. The
+    /// caller has all of their frames in hand, so that none is on a list of the old one.
+    pub fn set_mobility(&self, frames: &FrameTable, (first, order): (Frame, Order), to: Mobility) {
+        self.zone_of(frames, first).hold(|buddy, _| {
+            if buddy.has_mobility() {
+                for_pageblocks(first, order, |block| {
+                    pageblock::set_mobility(frames, block, to);
+                });
+            }
+            0
+        });
+    }
+
+    /// The mobility of a frame's pageblock, or `None` where its zone does not keep them apart.
+    #[must_use]
+    pub fn mobility(&self, frames: &FrameTable, frame: Frame) -> Option<Mobility> {
+        let has_mobility = self.zone_of(frames, frame).has_mobility();
+        has_mobility.then(|| pageblock::mobility(frames, frame))
+    }
+
+    /// The frames of each zone that a request may be served from, nearest zone first.
+    pub fn reach(&self, cpu: Cpu, request: &Request) -> impl Iterator<Item = Range<u32>> {
+        let config = self.config();
+        let local = config.topology.node_of(cpu);
+        let first = request
+            .policy
+            .first(local, request.turn, request.mems, &config.weights);
+        let list = self.list(self.folded(first), request.mobility);
+        let allowed = request.mems.and(request.policy.allowed());
+        (0..list.len())
+            .map(|position| list.at(position))
+            .filter(move |(_, node)| allowed.has(*node))
+            .filter_map(|(number, _)| self.zone(number).map(Zone::frames))
     }
 }
 
@@ -237,14 +308,21 @@ mod tests {
         let used = zones.alloc(&frames, CPU, &request).unwrap();
         let cached = zones.alloc(&frames, CPU, &request).unwrap();
         zones.free(&frames, CPU, cached, Order::ZERO);
-        let mut pieces = Pieces::of(used);
-        assert!(zones.may_take(&frames, &pieces));
+        let order = order_of(u32::from(PAGEBLOCK_ORDER));
+        let mut pieces = Pieces::of(used, order);
+        assert!(zones.may_take(&frames, pieces.first()));
         zones.take_pieces(&frames, &mut pieces, false);
         assert!(!pieces.has(used) && !pieces.has(cached) && !pieces.is_full());
         zones.take_pieces(&frames, &mut pieces, true);
         assert!(!pieces.has(used) && pieces.has(cached) && !pieces.is_full());
         pieces.add(used, Order::ZERO);
         assert!(pieces.is_full());
+        // A part of it is given away, and comes back by itself.
+        let part = order_of(3);
+        let first = pieces.take_first(part);
+        assert!(!pieces.has(first) && !pieces.is_full());
+        zones.take_whole(&frames, (first, part), Mobility::Movable);
+        zones.free(&frames, CPU, first, part);
         zones.put_pieces(&frames, &pieces);
         zones.check(&frames);
         assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES);

@@ -405,7 +405,7 @@ impl Zones {
         may
     }
 
-    fn list(&self, node: Node, mobility: Mobility) -> &Zonelist {
+    pub(super) fn list(&self, node: Node, mobility: Mobility) -> &Zonelist {
         self.list_of(node, zonelist::class_of(mobility))
     }
 }

@@ -1,14 +1,21 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
+use super::evacuate::Evacuated;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
+use crate::sync::yield_now;
 use crate::units::{Cpu, Frame, Order, PAGE_BYTES};
 
-/// Rounds of reclaim for a block that needs contiguous frames: eviction frees single pages, and a
-/// block may not come together however many go.
-const MAX_BLOCK_ROUNDS: u32 = 128;
+/// Rounds that come to nothing before a block of more than one frame is given up: where none can be
+/// emptied, that was found out by looking at all of them.
+const MAX_BLOCK_RETRIES: u32 = 1;
+/// Blocks that are emptied for one request at most: others may use their pages again meanwhile.
+const MAX_BLOCK_ROUNDS: u32 = 16;
+/// Times that a request lets others run who empty a block, before that counts as a round that came
+/// to nothing.
+const MAX_YIELDS: u32 = 1 << 12;
 
 /// A free block on its way to the OS. Whoever holds it is the only one who may touch its bytes.
 #[derive(Debug)]
@@ -88,8 +95,8 @@ pub(super) struct Block {
 impl Memory {
     /// A block charged to `group`, reclaimed for where a limit is met.
     ///
-    /// Holds no lock and no claim while it reclaims. At most [`MAX_RETRIES`] rounds in a row free
-    /// nothing; above order 0 there are at most [`MAX_BLOCK_ROUNDS`] in all.
+    /// Holds no lock and no claim while it reclaims. At most [`MAX_RETRIES`] rounds free nothing;
+    /// above order 0 blocks are emptied, at most [`MAX_BLOCK_ROUNDS`].
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
@@ -162,30 +169,57 @@ impl Memory {
                 return Ok(frame);
             }
         }
-        let (mut retries, mut rounds) = (0, 0);
+        // Charged, so frames are there, but they may be split, or on nodes that it may not use.
+        let from = match is_anywhere {
+            true => self.groups.root(),
+            false => group,
+        };
+        let (mut retries, mut rounds, mut yields) = (0, 0, 0);
         loop {
             let (taken, nr_drained) = self.take_frames(here, group, request, rounds == 0);
             if let Some(frame) = taken {
                 return Ok(frame);
             }
-            // Charged, so frames are there, but they may be split, or on nodes that it may not use.
-            let from = match is_anywhere {
-                true => self.groups.root(),
-                false => group,
+            rounds += 1;
+            let freed = match (here.may_reclaim, order) {
+                (false, _) => 0,
+                (true, Order::ZERO) => self.reclaim_for(here, (group, from), 1),
+                (true, _) => match self.evacuate_for(here, group, request, from) {
+                    Evacuated::Block(frame) => return Ok(frame),
+                    Evacuated::Pages(nr_pages) => nr_pages,
+                },
             };
-            let freed = match here.may_reclaim {
-                true => self.reclaim_for(here, (group, from), order.nr_pages()),
-                false => 0,
-            };
-            if nr_drained == 0 && freed == 0 {
+            if nr_drained == 0 && freed == 0 && !self.give_back_slack() {
+                // What others have in hand just now is a block for them, or comes back.
+                if self.evacuation.is_under_way() && yields < MAX_YIELDS {
+                    yields += 1;
+                    yield_now();
+                    continue;
+                }
                 retries += 1;
             }
-            rounds += 1;
-            let is_hopeless = order != Order::ZERO && rounds > MAX_BLOCK_ROUNDS;
-            if retries > MAX_RETRIES || is_hopeless {
+            let is_hopeless = match order {
+                Order::ZERO => retries > MAX_RETRIES,
+                _ => retries > MAX_BLOCK_RETRIES || rounds > MAX_BLOCK_ROUNDS + yields,
+            };
+            if is_hopeless {
                 return Err(self.give_up(here.cpu, group, order));
             }
         }
+    }
+
+    /// Empties a block for a request of more than one frame, as a stall of a caller that charges
+    /// `group`. Where none can be emptied, shrinkers are asked: what they free may make one.
+    fn evacuate_for(&self, here: Here<'_>, group: u32, request: &Request, from: u32) -> Evacuated {
+        let mut evacuated = Evacuated::Pages(0);
+        here.platform.stall(group, &mut || {
+            evacuated = self.evacuate(here, request, from);
+            if evacuated == Evacuated::Pages(0) {
+                let nr_pages = request.order.nr_pages();
+                evacuated = Evacuated::Pages(here.platform.shrink(from, nr_pages, 0));
+            }
+        });
+        evacuated
     }
 
     /// Uncharges what got no block. Where a limit was lowered since it was charged, that is why:

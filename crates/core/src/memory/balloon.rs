@@ -2,16 +2,13 @@
 //! heap, and what the budget is below the arena.
 
 use super::alloc::Idle;
+use super::region::REGION;
 use super::{Here, Memory};
 use crate::alloc::{Mark, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
 use crate::frame::{FrameTable, List, Place, State, Word};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SpinLock, rank};
 use crate::units::{Frame, Order, PAGE_BYTES};
 
-const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
-    Some(order) => order,
-    None => Order::ZERO,
-};
 const REGION_PAGES: u64 = PAGEBLOCK_PAGES as u64;
 
 /// Blocks out of use, by what the OS has of them.
@@ -281,6 +278,8 @@ impl Memory {
     /// Empties a pageblock of `subtree` for a reservation that is not charged yet, so that what is
     /// evicted for it is what goes to the OS.
     pub(super) fn take_pending(&self, here: Here<'_>, group: u32, subtree: u32) -> bool {
+        // What was evicted is uncharged and not out of use yet: others may charge it meanwhile.
+        let _under_way = self.evacuation.begin();
         let mut frame = None;
         let mut take = || frame = self.take_used_region(here, subtree);
         here.platform.stall(group, &mut take);

@@ -1,7 +1,7 @@
 //! Eviction of what was isolated: detach, settle, free, uncharge.
 
 use super::Memory;
-use crate::alloc::{PAGEBLOCK_ORDER, Pieces};
+use crate::alloc::Pieces;
 use crate::group::Count;
 use crate::page_cache;
 use crate::reclaim::{Batch, LruvecRecord, Outcome, Victim};
@@ -43,7 +43,7 @@ impl Memory {
                 let order = self.frames.block(victim.frame).0;
                 match &mut in_hand {
                     // A page that came there since somebody looked may be larger.
-                    Some(pieces) if order.get() <= PAGEBLOCK_ORDER => {
+                    Some(pieces) if order <= pieces.order() => {
                         pieces.add(victim.frame, self.end_use(cpu, victim.frame));
                     }
                     _ => self.put_block(cpu, victim.frame),

@@ -3,6 +3,7 @@
 mod alloc;
 mod balloon;
 mod effects;
+mod evacuate;
 mod evict;
 mod fault;
 mod file;
@@ -28,9 +29,10 @@ use crate::group::{BATCH, ChildError, MinOverMax, StockKind, Tree};
 
 use crate::page_cache::{Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, Table};
+use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 use balloon::Balloon;
+use evacuate::Evacuation;
 
 /// Pages that a budget must leave for content.
 pub const MIN_PAGES: u32 = 16;
@@ -130,6 +132,7 @@ impl Config {
         FrameTable::bytes(self.nr_frames())
             + Index::bytes(self.nr_frames())
             + Shadows::bytes(self.shadow_frames)
+            + Evacuation::bytes(self.nr_frames())
             + Zones::bytes(&self.alloc, self.nr_frames())
             + Tree::bytes(nr_cpus, self.stocks)
     }
@@ -165,7 +168,8 @@ pub enum AllocError {
         /// The group whose limit it is.
         group: u32,
     },
-    /// No free block of this order, though enough frames are free.
+    /// No free block of this order, though enough frames are free: in each aligned one that the
+    /// group may have is something that is pinned, not movable or protected.
     NoBlock {
         /// The order.
         order: Order,
@@ -184,6 +188,12 @@ pub struct Stats {
     /// Times that it took pages off a lruvec's lists: each locks the lists once, and once more to
     /// say what became of them.
     pub nr_batches: u64,
+    /// Frame records looked at for blocks to empty.
+    pub evacuate_scanned: u64,
+    /// Blocks that were emptied for a request.
+    pub evacuate_success: u64,
+    /// Looks for one that found none, and blocks that were emptied in vain.
+    pub evacuate_fail: u64,
     /// Frames in use: pages, pages being read, working memory.
     pub nr_used: u32,
     /// The counts of all zones.
@@ -214,8 +224,7 @@ pub struct Memory {
     turn: AtomicU64,
     /// Frames of pages that came in: the clock that lruvecs share.
     page_ins: AtomicU64,
-    /// Which pageblock is looked at next when one is to be emptied.
-    region_hand: AtomicU32,
+    evacuation: Evacuation,
     balloon: Balloon,
     /// Of core's own tables.
     metadata_pages: u32,
@@ -254,7 +263,7 @@ impl Memory {
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),
                 page_ins: AtomicU64::new(0),
-                region_hand: AtomicU32::new(0),
+                evacuation: Evacuation::try_new(nr_frames)?,
                 balloon: Balloon::default(),
                 metadata_pages: metadata,
                 stats: Counters::default(),
@@ -410,6 +419,9 @@ impl Memory {
             pgscan: self.stats.scanned.load(Ordering::Relaxed),
             pgsteal: self.stats.evicted.load(Ordering::Relaxed),
             nr_batches: self.stats.batches.load(Ordering::Relaxed),
+            evacuate_scanned: self.evacuation.scanned.load(Ordering::Relaxed),
+            evacuate_success: self.evacuation.success.load(Ordering::Relaxed),
+            evacuate_fail: self.evacuation.fail.load(Ordering::Relaxed),
             // Of moments that differ: pages that are just going are counted twice.
             nr_used: self
                 .zones

@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod evacuate;
 mod gated_2q;
 mod limits;
 mod region;

@@ -2,6 +2,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod alloc;
+mod evacuate;
 mod group;
 mod memory;
 mod pressure;

@@ -203,6 +203,16 @@ impl Zone {
         frame.number().wrapping_sub(self.start) < self.managed
     }
 
+    /// The numbers of its frames.
+    pub(in crate::alloc) fn frames(&self) -> core::ops::Range<u32> {
+        self.start..self.start + self.managed
+    }
+
+    /// Whether blocks of different mobility are kept apart.
+    pub(in crate::alloc) fn has_mobility(&self) -> bool {
+        self.has_mobility
+    }
+
     /// Free pages outside the per-CPU page caches. A racy look without a lock.
     #[must_use]
     pub fn nr_free_racy(&self) -> u32 {

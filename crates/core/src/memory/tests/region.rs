@@ -10,7 +10,7 @@ const REGION: u64 = PAGEBLOCK_PAGES as u64;
 
 /// Eight pageblocks full of pages of two groups in turn, and a third group with `nr_bufs`
 /// pageblocks of working memory beside them.
-fn shared_by_two(nr_bufs: u64) -> (Memory, [u32; 3]) {
+pub(super) fn shared_by_two(nr_bufs: u64) -> (Memory, [u32; 3]) {
     let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
     let memory = Memory::try_new(config).unwrap();
     let root = memory.groups().root();
@@ -29,7 +29,7 @@ fn shared_by_two(nr_bufs: u64) -> (Memory, [u32; 3]) {
     (memory, groups)
 }
 
-fn usage(memory: &Memory, group: u32) -> u64 {
+pub(super) fn usage(memory: &Memory, group: u32) -> u64 {
     memory.groups().get(group).unwrap().usage()
 }
 
@@ -57,7 +57,7 @@ fn a_page_larger_than_the_pageblock_is_freed_and_not_kept() {
     memory.unpin(CPU, frame, &mut Effects::new());
     let lruvec = memory.groups().get(root).unwrap().lruvec();
     let lruvec = memory.lruvecs.get(lruvec).unwrap();
-    let (mut batch, mut pieces) = (Batch::default(), Pieces::of(frame));
+    let (mut batch, mut pieces) = (Batch::default(), Pieces::of(frame, Order::new(9).unwrap()));
     assert_eq!(
         lruvec
             .lock()

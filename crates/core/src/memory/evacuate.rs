@@ -1,0 +1,393 @@
+//! Evacuation: an aligned block of any order is emptied for a request that finds none free.
+//!
+//! The search looks at the frames of a block until the first one that has to stay, and remembers
+//! that one for each pageblock: while it stays, the pageblock costs the next search one look.
+
+use super::region::REGION;
+use super::{Here, Memory};
+use crate::alloc::{Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
+use crate::frame::{Place, State, Word};
+use crate::group::Event;
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, Words};
+use crate::units::{Frame, Order, index};
+use core::ops::Range;
+
+/// Blocks' worth of frames looked at before the cheapest one so far is taken.
+const WINDOW_BLOCKS: u32 = 64;
+/// The same, for large blocks.
+const WINDOW_FRAMES: u32 = 8192;
+/// Groups of one block that are told apart. Where `min` or `low` protects any group, a block with
+/// pages of more groups is passed over.
+const MAX_GROUPS: usize = 16;
+
+/// Where the search for blocks goes on, what it remembers, and what it counted.
+#[derive(Debug)]
+pub(super) struct Evacuation {
+    hand: AtomicU32,
+    /// Where the last page was found that could leave an unmovable pageblock.
+    unmovable_hand: AtomicU32,
+    /// For each pageblock a frame of it that had to stay when it was last looked at, packed. A
+    /// hint: its word decides.
+    obstacles: Words,
+    /// Threads that empty a block just now: what they evicted is neither in use nor free.
+    nr_under_way: AtomicU32,
+    pub(super) scanned: AtomicU64,
+    pub(super) success: AtomicU64,
+    pub(super) fail: AtomicU64,
+}
+
+/// A thread empties a block until this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay<'a>(&'a Evacuation);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `is_under_way`: what was given back is seen then.
+        self.0.nr_under_way.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Evacuation {
+    const fn nr_pageblocks(nr_frames: u32) -> usize {
+        index(nr_frames.div_ceil(PAGEBLOCK_PAGES))
+    }
+
+    /// Bytes that [`Evacuation::try_new`] takes: a word a pageblock.
+    pub(super) const fn bytes(nr_frames: u32) -> usize {
+        Words::bytes(Self::nr_pageblocks(nr_frames))
+    }
+
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub(super) fn try_new(nr_frames: u32) -> Result<Evacuation, NoMetadata> {
+        Ok(Evacuation {
+            hand: AtomicU32::new(0),
+            unmovable_hand: AtomicU32::new(0),
+            obstacles: Words::try_new(Self::nr_pageblocks(nr_frames))?,
+            nr_under_way: AtomicU32::new(0),
+            scanned: AtomicU64::new(0),
+            success: AtomicU64::new(0),
+            fail: AtomicU64::new(0),
+        })
+    }
+
+    /// The pageblock that is looked at next.
+    pub(super) fn next_hand(&self) -> u32 {
+        self.hand.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Says that the caller empties a block, until the answer is dropped.
+    pub(super) fn begin(&self) -> UnderWay<'_> {
+        self.nr_under_way.fetch_add(1, Ordering::Relaxed);
+        UnderWay(self)
+    }
+
+    /// Whether more than `mine` threads empty a block.
+    pub(super) fn is_under_way(&self) -> bool {
+        // Acquire pairs with the Release in `UnderWay::drop`.
+        self.nr_under_way.load(Ordering::Acquire) > 0
+    }
+
+    fn obstacle(&self, pageblock: Frame) -> &AtomicU64 {
+        &self.obstacles[pageblock.index() >> PAGEBLOCK_ORDER]
+    }
+}
+
+/// What an evacuation came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Evacuated {
+    /// The block.
+    Block(Frame),
+    /// None; so many pages were evicted all the same.
+    Pages(u32),
+}
+
+/// A block that can be emptied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Emptiable {
+    pub(super) first: Frame,
+    /// As asked for, or that of the one larger page that covers it.
+    pub(super) order: Order,
+    /// Pages that go.
+    pub(super) nr_pages: u32,
+}
+
+/// A frame that has to stay.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Obstacle {
+    frame: Frame,
+    /// The first frame behind its block.
+    end: u32,
+}
+
+/// What may be emptied: `order` of which subtree, whether `low` is kept, and only in pageblocks of
+/// one mobility.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    order: Order,
+    from: (u32, bool),
+    only: Option<Mobility>,
+}
+
+/// The groups in a block, with the pages that they can still spare.
+struct Spares {
+    spares: [(u32, u64); MAX_GROUPS],
+    len: usize,
+}
+
+impl Spares {
+    fn new() -> Spares {
+        Spares {
+            spares: [(0, 0); MAX_GROUPS],
+            len: 0,
+        }
+    }
+
+    /// Whether a group can spare as many pages more.
+    fn take(&mut self, memory: &Memory, group: u32, nr_pages: u32, from: (u32, bool)) -> bool {
+        let known = self.spares[..self.len].iter();
+        let at = match known.rev().position(|&(id, _)| id == group) {
+            Some(back) => self.len - 1 - back,
+            None => {
+                let (subtree, is_low_kept) = from;
+                if !memory.groups.is_in(group, subtree) {
+                    return false;
+                }
+                if self.len == MAX_GROUPS {
+                    if memory.groups.is_protected() {
+                        return false;
+                    }
+                    self.len = 0;
+                }
+                let spare = memory.spare(group, subtree, is_low_kept);
+                self.spares[self.len] = (group, spare);
+                self.len += 1;
+                self.len - 1
+            }
+        };
+        match self.spares[at].1.checked_sub(u64::from(nr_pages)) {
+            Some(left) => {
+                self.spares[at].1 = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Whether a frame that is neither free nor in anybody's hand has to stay, by its word.
+fn has_to_stay(word: Word) -> bool {
+    word.state() != State::Free && !word.is_evictable()
+}
+
+impl Memory {
+    /// Empties an aligned block for a request, of those in the request's reach in which nothing
+    /// has to stay one with few pages to lose. The caller was charged for it.
+    ///
+    /// Finds one if there is one and nobody interferes: pinned pages, working memory, and what
+    /// groups outside `subtree` or the protection of those in it keep have to stay. What `low`
+    /// protects goes only where no other block is found.
+    ///
+    /// Cost: of [`WINDOW_BLOCKS`] blocks each frame up to the first that has to stay; more only
+    /// while none of them can go.
+    pub(super) fn evacuate(&self, here: Here<'_>, request: &Request, subtree: u32) -> Evacuated {
+        let _under_way = self.evacuation.begin();
+        let is_protected = self.groups.is_protected();
+        let passes = [true, false]
+            .into_iter()
+            .take(1 + usize::from(is_protected));
+        for is_low_kept in passes {
+            let mut wanted = Wanted {
+                order: request.order,
+                from: (subtree, is_low_kept),
+                only: None,
+            };
+            let found = match request.mobility {
+                // Among their like first, so that what cannot move does not spread.
+                Mobility::Unmovable if request.order < REGION => {
+                    wanted.only = Some(Mobility::Unmovable);
+                    let found = self.find(here, request, wanted);
+                    wanted.only = None;
+                    found.or_else(|| self.find(here, request, wanted))
+                }
+                _ => self.find(here, request, wanted),
+            };
+            if let Some(found) = found {
+                return self.take_emptied(here, found, request, wanted);
+            }
+        }
+        self.evacuation.fail.fetch_add(1, Ordering::Relaxed);
+        Evacuated::Pages(0)
+    }
+
+    /// Empties a block that was found, and takes what was asked for of it.
+    fn take_emptied(
+        &self,
+        here: Here<'_>,
+        found: Emptiable,
+        request: &Request,
+        wanted: Wanted,
+    ) -> Evacuated {
+        // Of the first one in it, where there are more.
+        let beyond_low = match wanted.from {
+            (subtree, false) => {
+                let kept = self.look_at(found.first, found.order, (subtree, true)).0;
+                kept.err().map(|stays| self.frames.group(stays.frame))
+            }
+            _ => None,
+        };
+        let mut pieces = match self.capture(here, found.first, found.order) {
+            Ok(pieces) => pieces,
+            Err(nr_evicted) => {
+                self.evacuation.fail.fetch_add(1, Ordering::Relaxed);
+                return Evacuated::Pages(nr_evicted);
+            }
+        };
+        if let Some(group) = beyond_low {
+            self.groups.count_event(group, Event::Low);
+        }
+        let first = pieces.take_first(request.order);
+        let block = (first, request.order);
+        self.zones.take_whole(&self.frames, block, request.mobility);
+        self.zones.put_pieces(&self.frames, &pieces);
+        self.evacuation.success.fetch_add(1, Ordering::Relaxed);
+        Evacuated::Block(first)
+    }
+
+    /// The cheapest block of those looked at, in the nearest zone that has one.
+    fn find(&self, here: Here<'_>, request: &Request, wanted: Wanted) -> Option<Emptiable> {
+        let mut reach = self.zones.reach(here.cpu, request);
+        reach.find_map(|zone| self.find_in(&zone, wanted))
+    }
+
+    /// The cheapest block of those looked at in a range of frames: the whole of it, as long as none
+    /// is found.
+    fn find_in(&self, zone: &Range<u32>, wanted: Wanted) -> Option<Emptiable> {
+        let size = wanted.order.max(REGION).nr_pages();
+        let (first, end) = (zone.start / size, zone.end.div_ceil(size));
+        let hand = match wanted.only {
+            None => &self.evacuation.hand,
+            Some(_) => &self.evacuation.unmovable_hand,
+        };
+        let start = hand.load(Ordering::Relaxed);
+        let window = (WINDOW_BLOCKS << wanted.order.get()).min(WINDOW_FRAMES);
+        let mut scanned = 0;
+        let mut best: Option<Emptiable> = None;
+        for step in 0..end - first {
+            let region = first + (start % (end - first) + step) % (end - first);
+            let part = (region * size).max(zone.start)..(region * size + size).min(zone.end);
+            let found = self.find_in_region(&part, wanted, &mut scanned);
+            if found.is_some_and(|found| best.is_none_or(|best| found.nr_pages < best.nr_pages)) {
+                best = found;
+                // A pageblock of one mobility is used up before the next one.
+                let next = u32::from(wanted.only.is_none());
+                hand.store(region - first + next, Ordering::Relaxed);
+            }
+            if best.is_some() && scanned >= window {
+                break;
+            }
+        }
+        let scanned = u64::from(scanned);
+        self.evacuation
+            .scanned
+            .fetch_add(scanned, Ordering::Relaxed);
+        best
+    }
+
+    /// The cheapest block of one pageblock, or, where one takes several, the block of those.
+    fn find_in_region(
+        &self,
+        part: &Range<u32>,
+        wanted: Wanted,
+        scanned: &mut u32,
+    ) -> Option<Emptiable> {
+        let first = Frame::new(part.start);
+        let is_other = |only| self.zones.mobility(&self.frames, first) != Some(only);
+        if wanted.only.is_some_and(is_other) {
+            return None;
+        }
+        if wanted.order >= REGION && self.is_known_to_stay(part) {
+            *scanned += 1;
+            return None;
+        }
+        let nr_pages = wanted.order.nr_pages();
+        let mut best: Option<Emptiable> = None;
+        let mut at = part.start.next_multiple_of(nr_pages);
+        while part.end.saturating_sub(at) >= nr_pages {
+            let (found, looks) = self.look_at(Frame::new(at), wanted.order, wanted.from);
+            *scanned += looks;
+            at += nr_pages;
+            match found {
+                Ok(found) => {
+                    at = at.max(found.first.number() + found.order.nr_pages());
+                    if best.is_none_or(|best| found.nr_pages < best.nr_pages) {
+                        best = Some(found);
+                    }
+                }
+                Err(obstacle) => {
+                    at = at.max(obstacle.end.next_multiple_of(nr_pages));
+                    let hint = u64::from(Frame::pack(Some(obstacle.frame)));
+                    let place = self.evacuation.obstacle(obstacle.frame);
+                    place.store(hint, Ordering::Relaxed);
+                }
+            }
+        }
+        best
+    }
+
+    /// Whether a frame that had to stay when its pageblock was last looked at still has to.
+    fn is_known_to_stay(&self, part: &Range<u32>) -> bool {
+        let pageblocks = part.clone().step_by(index(PAGEBLOCK_PAGES));
+        pageblocks.map(Frame::new).any(|pageblock| {
+            let hint = self.evacuation.obstacle(pageblock).load(Ordering::Relaxed);
+            let frame = u32::try_from(hint).ok().and_then(Frame::unpack);
+            frame.is_some_and(|frame| has_to_stay(self.frames.word(frame)))
+        })
+    }
+
+    /// What it costs to empty a block, or the first frame of it that has to stay; and the records
+    /// looked at. Without a lock: who empties it may find it changed.
+    ///
+    /// From head to head: `first` is the head of a block or of something larger that covers it.
+    pub(super) fn look_at(
+        &self,
+        first: Frame,
+        order: Order,
+        from: (u32, bool),
+    ) -> (Result<Emptiable, Obstacle>, u32) {
+        let mut spares = Spares::new();
+        let mut emptiable = Emptiable {
+            first,
+            order,
+            nr_pages: 0,
+        };
+        let (mut at, mut looks) = (first.number(), 0);
+        let end = at + order.nr_pages();
+        while at < end {
+            let frame = Frame::new(at);
+            let (size, place) = self.frames.block(frame);
+            looks += 1;
+            at += size.nr_pages();
+            let stays = Err(Obstacle { frame, end: at });
+            if size > order {
+                // One page covers the block: it goes as a whole.
+                let is_first = frame == first && frame.number().is_multiple_of(size.nr_pages());
+                if !is_first || place != Place::Out {
+                    return (stays, looks);
+                }
+                emptiable.order = size;
+            }
+            if place != Place::Out {
+                continue;
+            }
+            let word = self.frames.word(frame);
+            let group = self.frames.group(frame);
+            let may_go = word.state() == State::Live && word.is_evictable();
+            if !may_go || !spares.take(self, group, size.nr_pages(), from) {
+                return (stays, looks);
+            }
+            emptiable.nr_pages += size.nr_pages();
+        }
+        (Ok(emptiable), looks)
+    }
+}

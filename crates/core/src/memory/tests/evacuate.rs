@@ -1,0 +1,127 @@
+//! Named cases of blocks that are emptied for requests: whose pages go, and which block.
+
+use super::region::{shared_by_two, usage};
+use super::*;
+use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Request, Topology};
+use crate::group::Limit;
+use crate::memory::evacuate::Evacuated;
+
+const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
+    Some(order) => order,
+    None => Order::ZERO,
+};
+
+fn order(order: u8) -> Order {
+    Order::new(order).unwrap()
+}
+
+#[test]
+fn min_keeps_its_pages_and_low_gives_way_last() {
+    let (memory, [kept, other, work]) = shared_by_two(0);
+    let all = usage(&memory, kept);
+    memory.groups().set_limit(kept, Limit::Low, all).unwrap();
+    // Every pageblock has pages of both, so that one has to go beyond `low`.
+    memory.alloc_buf(CPU.into(), work, REGION).unwrap();
+    assert!(usage(&memory, kept) < all);
+    assert!(memory.groups().get(kept).unwrap().events().low > 0);
+    // `min` is kept, and the refusal is told apart from one by a limit.
+    memory.groups().drain(memory.groups().root());
+    let left = usage(&memory, kept);
+    memory.groups().set_limit(kept, Limit::Min, left).unwrap();
+    let refused = memory.alloc_buf(CPU.into(), work, REGION);
+    assert_eq!(refused, Err(AllocError::NoBlock { order: REGION }));
+    assert_eq!(usage(&memory, kept), left);
+    assert!(usage(&memory, other) > 0);
+    memory.check();
+}
+
+/// Empties a block and gives it back; its first frame.
+fn evacuate(memory: &Memory, size: Order, mobility: Mobility) -> Option<Frame> {
+    let root = memory.groups().root();
+    let request = Request::new(size, mobility);
+    let Evacuated::Block(frame) = memory.evacuate(CPU.into(), &request, root) else {
+        return None;
+    };
+    assert_eq!(frame.number() % size.nr_pages(), 0);
+    memory.zones().free(memory.frames(), CPU, frame, size);
+    Some(frame)
+}
+
+#[test]
+fn a_block_is_taken_of_a_larger_page_that_covers_it() {
+    let (memory, group, _) = memory(2048, Policy::Fifo);
+    let file = memory.open_mapping(CPU.into(), order(5)).unwrap();
+    for page in 0..64 {
+        touch(&memory, group, key(file, page));
+    }
+    let used = memory.stats().nr_used;
+    let request = Request::new(order(4), Mobility::Movable);
+    let mut nr_taken = 0;
+    // Frames of blocks that are free in parts are the cheapest.
+    while memory.stats().pgsteal == 0 {
+        let taken = memory.evacuate(CPU.into(), &request, group);
+        assert!(matches!(taken, Evacuated::Block(_)), "{taken:?}");
+        nr_taken += 1;
+    }
+    assert_eq!(memory.stats().pgsteal, 32);
+    // Half of it was left over.
+    assert_eq!(memory.stats().nr_used, used + nr_taken * 16 - 32);
+}
+
+#[test]
+fn who_is_bound_to_a_node_takes_its_own_pages_there() {
+    let topology = Topology::uniform(2).with_nodes(2).unwrap();
+    let mut config = Config::on(topology, 0, Policy::Fifo);
+    config.fit(8 * 512);
+    let memory = Memory::try_new(config).unwrap();
+    let root = memory.groups().root();
+    let [bound, free] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let second = NodeMask::of(Node::new(1).unwrap());
+    memory.groups().set_mems(bound, second);
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    (0..1100).for_each(|page| assert!(touch(&memory, bound, key(file, page))));
+    let mut page = 2000;
+    while memory.stats().pgsteal == 0 {
+        touch(&memory, free, key(file, page));
+        page += 1;
+    }
+    let others = usage(&memory, free);
+    let (frame, _) = memory.alloc_buf(CPU.into(), bound, REGION).unwrap();
+    let node = |frame: Frame| {
+        let zones = memory.zones().iter();
+        zones
+            .into_iter()
+            .find(|zone| zone.holds(frame))
+            .unwrap()
+            .config()
+            .node
+    };
+    assert!(second.has(node(frame)));
+    // Charging takes from all; the block only from the group that is bound.
+    assert!(usage(&memory, free) + 600 > others);
+    assert!(memory.stats().evacuate_success > 0);
+    memory.check();
+}
+
+#[test]
+fn what_cannot_move_is_put_among_its_like_first() {
+    let (memory, [_, _, work]) = shared_by_two(0);
+    let unmovable = |frame| {
+        let mobility = memory.zones().mobility(memory.frames(), frame);
+        mobility == Some(Mobility::Unmovable)
+    };
+    let small = evacuate(&memory, order(4), Mobility::Unmovable).unwrap();
+    assert!(!unmovable(small), "there is no such pageblock yet");
+    let large = evacuate(&memory, REGION, Mobility::Unmovable).unwrap();
+    assert!(unmovable(large));
+    let (first, _) = memory.alloc_buf(CPU.into(), work, Order::ZERO).unwrap();
+    assert!(unmovable(first));
+    // Pages come into that pageblock, and leave it again for what cannot move.
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    (0..2000).for_each(|page| assert!(touch(&memory, work, key(file, page))));
+    for _ in 0..8 {
+        let small = evacuate(&memory, order(4), Mobility::Unmovable);
+        assert!(small.is_some_and(unmovable), "{small:?}");
+    }
+    memory.check();
+}
