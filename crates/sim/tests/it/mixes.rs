@@ -4,7 +4,7 @@
 use crate::expected::shared_traces;
 use crate::field::{on_all_cpus, open};
 use pagetide_core::reclaim::Policy;
-use pagetide_sim::policy::{Lru, PagePolicy};
+use pagetide_sim::policy;
 use pagetide_sim::trace::Trace;
 use pagetide_sim::{CoreCache, Costs};
 use std::collections::BTreeMap;
@@ -101,15 +101,17 @@ impl Traces {
 
     /// Misses of each reader under LRU over all pages.
     fn lru(&self, job: &Job) -> Vec<u64> {
-        let mut base = vec![0];
-        for &(name, _) in job.mix {
-            base.push(base[base.len() - 1] + self.0[name].nr_unique);
-        }
-        let mut lru = Lru::new(base[job.mix.len()], job.frames);
-        let mut misses = vec![0; job.mix.len()];
+        let (mut readers, mut ids) = (Vec::new(), Vec::new());
         self.requests(job.mix, |at, page| {
-            misses[at] += u64::from(!lru.access(base[at] + page));
+            readers.push(at);
+            ids.push((at as i64) << 32 | i64::from(page));
         });
+        let all = Trace::from_ids("mix", &ids).unwrap();
+        let mut lru = policy::by_name("lru", &all, job.frames).unwrap();
+        let mut misses = vec![0; job.mix.len()];
+        for (at, &page) in readers.into_iter().zip(&all.pages) {
+            misses[at] += u64::from(!lru.access(page));
+        }
         misses
     }
 
