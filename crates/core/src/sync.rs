@@ -19,6 +19,18 @@ pub use std::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 pub use counted::{AtomicU32, AtomicU64};
 
+/// Spin locks of a rank that this thread took so far. `None` in release builds, which do not count.
+#[must_use]
+pub fn nr_locks(rank: u8) -> Option<u64> {
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+    return Some(spin::held::nr_taken(rank));
+    #[cfg(not(all(debug_assertions, not(any(loom, shuttle)))))]
+    {
+        let _ = rank;
+        None
+    }
+}
+
 #[cfg(any(loom, shuttle))]
 pub use checked::{Guard, SpinLock};
 #[cfg(not(any(loom, shuttle)))]
@@ -48,8 +60,6 @@ pub mod rank {
     pub const INDEX: u8 = 2;
     /// A mapping's list of resident frames.
     pub const MAPPING: u8 = 3;
-    /// A stripe of the shadow table.
-    pub const SHADOW: u8 = 4;
     /// One lruvec.
     pub const LRUVEC: u8 = 5;
     /// A per-CPU page cache.
@@ -207,7 +217,7 @@ mod spin {
     }
 
     /// The ranks that this thread holds, checked in debug builds.
-    mod held {
+    pub(super) mod held {
         #[cfg(debug_assertions)]
         use core::cell::Cell;
 
@@ -215,10 +225,20 @@ mod spin {
         super::std::thread_local! {
             /// A bit for each held rank.
             static HELD: Cell<u16> = const { Cell::new(0) };
+            /// Locks taken, by rank.
+            static TAKEN: Cell<[u64; 16]> = const { Cell::new([0; 16]) };
+        }
+
+        #[cfg(debug_assertions)]
+        pub(crate) fn nr_taken(rank: u8) -> u64 {
+            TAKEN.get()[usize::from(rank)]
         }
 
         #[cfg(debug_assertions)]
         pub(super) fn push(rank: u8) {
+            let mut taken = TAKEN.get();
+            taken[usize::from(rank)] += 1;
+            TAKEN.set(taken);
             HELD.with(|held| {
                 let before = held.get();
                 assert!(

@@ -90,7 +90,7 @@ impl Memory {
 
     /// Removes a page's entry and takes its frame off its file's list. The caller owns the frame.
     pub(super) fn forget(&self, key: PageKey, frame: Frame) {
-        let removed = self.index.lock(key).remove(frame);
+        let removed = self.index.remove(key, frame);
         assert!(removed, "{frame:?} has no entry");
         self.mapping_of(key).unlist(&self.frames, frame);
     }

@@ -109,6 +109,27 @@ impl Index {
         }
     }
 
+    /// Removes the entry that maps the page to `frame`, which the caller owns; false where there is
+    /// none. No lock: nobody else changes an entry of that frame.
+    pub fn remove(&self, key: PageKey, frame: Frame) -> bool {
+        let wanted = pack(key, frame);
+        let at = self.buckets(key).position(|bucket| {
+            let mut entries = self.entries(bucket);
+            match entries.find(|entry| entry.load(Ordering::Relaxed) == wanted) {
+                Some(entry) => {
+                    entry.store(0, Ordering::Release);
+                    true
+                }
+                None => false,
+            }
+        });
+        let Some(at) = at else { return false };
+        for bucket in self.buckets(key).take(at) {
+            self.passed(bucket).fetch_sub(1, Ordering::Release);
+        }
+        true
+    }
+
     /// Entries there are. O(buckets), for checks at rest.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -176,27 +197,6 @@ impl Locked<'_> {
         }
         unreachable!("more entries than frames");
     }
-
-    /// Removes the entry that maps the page to `frame`; false where there is none.
-    pub fn remove(&self, frame: Frame) -> bool {
-        let wanted = pack(self.key, frame);
-        let mut buckets = self.index.buckets(self.key);
-        let at = buckets.position(|bucket| {
-            let mut entries = self.index.entries(bucket);
-            match entries.find(|entry| entry.load(Ordering::Relaxed) == wanted) {
-                Some(entry) => {
-                    entry.store(0, Ordering::Release);
-                    true
-                }
-                None => false,
-            }
-        });
-        let Some(at) = at else { return false };
-        for bucket in self.index.buckets(self.key).take(at) {
-            self.index.passed(bucket).fetch_sub(1, Ordering::Release);
-        }
-        true
-    }
 }
 
 #[cfg(test)]
@@ -234,9 +234,7 @@ mod tests {
         }
         let removed: Vec<bool> = (0..5000)
             .map(|number| {
-                index
-                    .lock(key(u64::from(number) << 9))
-                    .remove(Frame::new(number))
+                index.remove(key(u64::from(number) << 9), Frame::new(number))
             })
             .collect();
         assert!(removed.into_iter().all(|removed| removed) && index.is_empty());
@@ -254,8 +252,8 @@ mod tests {
         assert_eq!(index.lock(key(3)).find(&frames), None);
         enter(&index, &frames, 3, 1);
         assert_eq!(index.lock(key(3)).find(&frames), Some(Frame::new(1)));
-        assert!(index.lock(key(3)).remove(Frame::new(0)));
-        assert!(!index.lock(key(3)).remove(Frame::new(0)));
+        assert!(index.remove(key(3), Frame::new(0)));
+        assert!(!index.remove(key(3), Frame::new(0)));
         assert_eq!(index.find(&frames, key(3)), Some(Frame::new(1)));
     }
 }

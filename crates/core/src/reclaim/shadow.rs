@@ -1,6 +1,6 @@
 //! The shadow table: what is remembered of evicted pages, bounded.
 
-use crate::sync::{AtomicU64, NoMetadata, Ordering, Stripes, Words, rank};
+use crate::sync::{AtomicU64, NoMetadata, Ordering, Words};
 use crate::units::{PageKey, index};
 
 /// What a policy remembers of a page it evicted: [`Token::BITS`] bits of its own.
@@ -30,7 +30,7 @@ const WORDS_PER_BUCKET: usize = 8;
 const ENTRIES: u64 = WORDS_PER_BUCKET as u64 - 1;
 
 /// Shadow entries by page, in buckets of one cache line: a cursor and seven entries, the oldest
-/// replaced first.
+/// replaced first. No locks: a lost entry is a refault that is not counted.
 ///
 /// An entry is 24 bits of the key's hash, 16 of the group's id, a live bit and the token. Two pages
 /// are confused where 24 bits and the bucket agree: one refault in millions is misread.
@@ -38,7 +38,6 @@ const ENTRIES: u64 = WORDS_PER_BUCKET as u64 - 1;
 pub struct Shadows {
     words: Words,
     nr_buckets: usize,
-    locks: Stripes<{ rank::SHADOW }>,
 }
 
 impl Shadows {
@@ -50,7 +49,6 @@ impl Shadows {
     #[must_use]
     pub const fn bytes(nr_frames: u32) -> usize {
         Words::bytes(Self::nr_buckets(nr_frames) * WORDS_PER_BUCKET)
-            + Stripes::<{ rank::SHADOW }>::bytes()
     }
 
     /// Room for [`PER_FRAME`] entries for each of `nr_frames` frames.
@@ -60,11 +58,7 @@ impl Shadows {
     pub fn try_new(nr_frames: u32) -> Result<Shadows, NoMetadata> {
         let nr_buckets = Self::nr_buckets(nr_frames);
         let words = Words::try_new(nr_buckets * WORDS_PER_BUCKET)?;
-        Ok(Shadows {
-            words,
-            nr_buckets,
-            locks: Stripes::try_new()?,
-        })
+        Ok(Shadows { words, nr_buckets })
     }
 
     fn bucket(&self, key: PageKey) -> usize {
@@ -76,31 +70,30 @@ impl Shadows {
         &self.words[bucket * WORDS_PER_BUCKET + usize::try_from(place).expect("below 8")]
     }
 
-    /// Leaves an entry for an evicted page. One lock.
+    /// Leaves an entry for an evicted page. One read-modify-write.
     pub fn put(&self, key: PageKey, group: u32, token: Token) {
         let bucket = self.bucket(key);
-        let _lock = self.locks.lock(bucket);
-        let cursor = self.word(bucket, 0);
-        let place = cursor.load(Ordering::Relaxed);
-        cursor.store((place + 1) % ENTRIES, Ordering::Relaxed);
+        let place = self.word(bucket, 0).fetch_add(1, Ordering::Relaxed) % ENTRIES;
         let entry = named(key, group) | LIVE | u64::from(token.bits());
+        // An entry is one word that stands for itself: nothing is published with it.
         self.word(bucket, place + 1).store(entry, Ordering::Relaxed);
     }
 
-    /// Takes the entry of a page that comes back to the group that lost it. One lock.
+    /// Takes the entry of a page that comes back to the group that lost it: one read-modify-write,
+    /// none where there is no entry. Of several callers one gets it.
     ///
     /// An entry that another group left is dropped: the page is new to this one.
     #[must_use]
     pub fn take(&self, key: PageKey, group: u32) -> Option<Token> {
         let bucket = self.bucket(key);
-        let _lock = self.locks.lock(bucket);
         for place in 1..=ENTRIES {
             let word = self.word(bucket, place);
             let entry = word.load(Ordering::Relaxed);
             if entry & LIVE != 0 && entry >> HASH_SHIFT == named(key, group) >> HASH_SHIFT {
-                word.store(0, Ordering::Relaxed);
+                let taken = word.compare_exchange(entry, 0, Ordering::Relaxed, Ordering::Relaxed);
                 let same_group = (entry ^ named(key, group)) >> GROUP_SHIFT == 0;
-                return same_group.then(|| Token::new((entry & TOKEN_MASK) as u32));
+                return (taken.is_ok() && same_group)
+                    .then(|| Token::new((entry & TOKEN_MASK) as u32));
             }
         }
         None
