@@ -4,6 +4,7 @@ use crate::args::MrcArgs;
 use crate::failure::{Failure, chain};
 use crate::{load, output};
 use pagetide_sim::policy::{self, Counts};
+use pagetide_sim::stack_distance::StackDistances;
 use pagetide_sim::trace::Trace;
 use pagetide_sim::{core_run, replay, sizes};
 use serde::Serialize;
@@ -15,7 +16,7 @@ const FRACTIONS: [f64; 5] = [0.001, 0.01, 0.05, 0.1, 0.2];
 const LEAST_FRAMES: u32 = 16;
 
 /// One point: a stable interface.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Point {
     trace: String,
     policy: String,
@@ -30,7 +31,13 @@ struct Point {
 enum Runner {
     Core(pagetide_sim::CorePolicy),
     Pages(String),
+    /// All sizes in one pass.
+    Lru,
 }
+
+/// Points of one policy that one thread computes.
+type Job<'a> = (&'a Runner, &'a [u32]);
+type Done = Result<Vec<Point>, Failure>;
 
 pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
     let runners: Vec<Runner> = args
@@ -40,9 +47,16 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
         .collect::<Result<_, _>>()?;
     let trace = load::trace(&args.trace)?;
     let frames = frames(args, trace.nr_unique)?;
-    let jobs: Vec<(&Runner, u32)> = runners
+    let jobs: Vec<Job<'_>> = runners
         .iter()
-        .flat_map(|runner| frames.iter().map(move |&frames| (runner, frames)))
+        .flat_map(|runner| {
+            let nr_sizes = if matches!(runner, Runner::Lru) {
+                frames.len()
+            } else {
+                1
+            };
+            frames.chunks(nr_sizes).map(move |frames| (runner, frames))
+        })
         .collect();
     let points = compute(&trace, &jobs)?;
     if args.json {
@@ -70,6 +84,9 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
 }
 
 fn runner(name: &str) -> Result<Runner, Failure> {
+    if name == "lru" {
+        return Ok(Runner::Lru);
+    }
     if policy::NAMES.contains(&name) {
         return Ok(Runner::Pages(name.to_owned()));
     }
@@ -108,10 +125,10 @@ fn frames(args: &MrcArgs, nr_unique: u32) -> Result<Vec<u32>, Failure> {
 }
 
 /// Runs the jobs on all CPUs; the points come in the order of the jobs.
-fn compute(trace: &Trace, jobs: &[(&Runner, u32)]) -> Result<Vec<Point>, Failure> {
+fn compute(trace: &Trace, jobs: &[Job<'_>]) -> Result<Vec<Point>, Failure> {
     let bar = load::progress("miss ratios", jobs.len() as u64 * trace.pages.len() as u64);
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Result<Point, Failure>)>> = Mutex::default();
+    let done: Mutex<Vec<(usize, Done)>> = Mutex::default();
     let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..nr_threads.min(jobs.len()) {
@@ -126,10 +143,10 @@ fn compute(trace: &Trace, jobs: &[(&Runner, u32)]) -> Result<Vec<Point>, Failure
                         bar.inc(requests - last);
                         last = requests;
                     };
-                    let point = point(trace, runner, frames, progress);
+                    let points = points(trace, runner, frames, progress);
                     done.lock()
                         .expect("no thread panics with it")
-                        .push((at, point));
+                        .push((at, points));
                 }
             });
         }
@@ -137,35 +154,46 @@ fn compute(trace: &Trace, jobs: &[(&Runner, u32)]) -> Result<Vec<Point>, Failure
     bar.finish_and_clear();
     let mut done = done.into_inner().expect("no thread panics with it");
     done.sort_by_key(|&(at, _)| at);
-    done.into_iter().map(|(_, point)| point).collect()
+    let points: Result<Vec<Vec<Point>>, _> = done.into_iter().map(|(_, points)| points).collect();
+    Ok(points?.concat())
 }
 
-fn point(
-    trace: &Trace,
-    runner: &Runner,
-    frames: u32,
-    progress: impl FnMut(u64),
-) -> Result<Point, Failure> {
-    let (name, counts): (String, Counts) = match runner {
+/// The points of a policy at these sizes: one of them, but for LRU.
+fn points(trace: &Trace, runner: &Runner, frames: &[u32], mut progress: impl FnMut(u64)) -> Done {
+    let mut points = Vec::new();
+    match runner {
         Runner::Core(policy) => {
-            let counts = core_run(*policy, trace, frames, progress);
-            (
-                policy.to_string(),
-                counts.map_err(|error| Failure::Run(chain(&error)))?,
-            )
+            for &frames in frames {
+                let counts = core_run(*policy, trace, frames, &mut progress);
+                let counts = counts.map_err(|error| Failure::Run(chain(&error)))?;
+                points.push(point(trace, &policy.to_string(), frames, counts));
+            }
         }
         Runner::Pages(name) => {
-            let policy = policy::by_name(name, trace, frames);
-            let mut policy = policy.expect("the name was checked");
-            (name.clone(), replay(policy.as_mut(), trace, progress))
+            for &frames in frames {
+                let policy = policy::by_name(name, trace, frames);
+                let mut policy = policy.expect("the name was checked");
+                let counts = replay(policy.as_mut(), trace, &mut progress);
+                points.push(point(trace, name, frames, counts));
+            }
         }
-    };
-    Ok(Point {
+        Runner::Lru => {
+            let distances = StackDistances::new(trace, progress);
+            for &frames in frames {
+                points.push(point(trace, "lru", frames, distances.counts(frames)));
+            }
+        }
+    }
+    Ok(points)
+}
+
+fn point(trace: &Trace, policy: &str, frames: u32, counts: Counts) -> Point {
+    Point {
         trace: trace.name.clone(),
-        policy: name,
+        policy: policy.to_owned(),
         frames,
         requests: counts.requests,
         misses: counts.misses,
         miss_ratio: output::rounded(counts.miss_ratio()),
-    })
+    }
 }

@@ -1,5 +1,6 @@
 //! pagetide's core without I/O, recorded traces, and policies over page numbers to compare with.
 //!
+//! - [`stack_distance`] has LRU at all sizes in one pass.
 //! - [`trace`] reads recorded traces.
 //! - [`core_run`] replays one through the real core: miss ratios of the policies that the runtime
 //!   has.
@@ -15,6 +16,7 @@ pub mod machine;
 pub mod pcp;
 pub mod policy;
 pub mod sizes;
+pub mod stack_distance;
 pub mod trace;
 
 pub use core_run::{CoreCache, Costs, RunError, core_run};
