@@ -4,6 +4,9 @@
 //! of relaxed ordering; nothing here needs more.
 #![cfg(loom)]
 
+#[path = "loom/moves.rs"]
+mod moves;
+
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pagetide_core::alloc::{
@@ -466,7 +469,7 @@ fn start(shared: &(Memory, u32, u32)) -> (PageIn, Option<Io>) {
     );
     let read = effects.pop().map(|effect| match effect {
         Effect::Read(io) => io,
-        Effect::Wake(frame) => panic!("{frame:?} is woken"),
+        other => panic!("{other:?} before the read"),
     });
     (op, read)
 }

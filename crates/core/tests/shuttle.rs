@@ -1,6 +1,8 @@
 //! Random interleavings of whole memories, by shuttle: longer than loom can go.
 #![cfg(shuttle)]
 
+#[path = "shuttle/longterm.rs"]
+mod longterm;
 #[path = "shuttle/reserve.rs"]
 mod reserve;
 
@@ -29,6 +31,8 @@ fn check_under(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Syn
     let mut config = shuttle::Config::new();
     // A memory is built on a model's stack, its topology by value.
     config.stack_size = 1 << 18;
+    // Each frame that is looked at is a step.
+    config.max_steps = shuttle::MaxSteps::FailAfter(10_000_000);
     Runner::new(scheduler, config).run(test);
 }
 
@@ -73,6 +77,16 @@ impl World {
                     let _guard = self.parked.0.lock().expect("no panic");
                     self.parked.1.notify_all();
                 }
+                Effect::Copy(io) => {
+                    let source = io.source().expect("a copy has a source");
+                    self.expect(source, io.key());
+                    thread::yield_now();
+                    self.expect(source, io.key());
+                    let mut content = self.content.lock().expect("no panic");
+                    content.insert(io.frame().number(), io.key());
+                    drop(content);
+                    self.memory.complete(cpu, io, result, effects);
+                }
                 Effect::Read(io) => {
                     let mut content = self.content.lock().expect("no panic");
                     content.insert(io.frame().number(), io.key());
@@ -101,8 +115,11 @@ impl World {
 
     /// Has a page pinned; `None` where the group is full of others' pins or the read failed.
     fn have(&self, cpu: Cpu, key: PageKey, fails: bool) -> Option<Frame> {
+        self.run_op(cpu, key, fails, PageIn::new(key, self.group, Access::Copy))
+    }
+
+    fn run_op(&self, cpu: Cpu, key: PageKey, fails: bool, mut op: PageIn) -> Option<Frame> {
         let mut effects = Effects::new();
-        let mut op = PageIn::new(key, self.group, Access::Copy);
         loop {
             let step = op.step(&self.memory, cpu.into(), &mut effects);
             let result = if fails { Err(5) } else { Ok(()) };

@@ -121,8 +121,13 @@ impl Open {
         usize::try_from(self.len.saturating_sub(start)).map_or(bytes, |left| left.min(bytes))
     }
 
-    /// Fills a page from the store; what lies beyond the file's end is zeroed.
+    /// Fills a page from the store, or from where it was before; what lies beyond the file's end is
+    /// zeroed.
     fn fill(&self, io: &mut Io) -> Result<(), u32> {
+        if io.source().is_some() {
+            page::copy(&self.shared.arena, io);
+            return Ok(());
+        }
         let page = io.key().page();
         let start = page * self.order.bytes() as u64;
         let wanted = self.bytes_of(page);
@@ -305,6 +310,40 @@ impl File {
         Ok(pin.into_page(len, None))
     }
 
+    /// [`File::pin`] for a page that is kept for long, as the kernel's `FOLL_LONGTERM`: it is
+    /// brought where working memory lives, or moved there, so that large blocks of working memory
+    /// can still be had of the rest of the memory.
+    ///
+    /// A move costs a copy of the page, and where the cache is full a page that is evicted; once
+    /// for as many pages as fill them, 2 MiB of pages. A page that somebody else has pinned just
+    /// now is not moved, and neither is one for which there is no room: then the pin is as good as
+    /// one of [`File::pin`]. When it is dropped, the page stays cached where it is.
+    ///
+    /// # Errors
+    /// As [`File::pin`].
+    pub fn pin_longterm(&self, page: u64) -> Result<Page, Error> {
+        let budget = self.group.has_pin_budget();
+        let nr_pages = self.open.order.nr_pages();
+        let counted = budget.then(|| self.group.count_pin(nr_pages)).transpose()?;
+        self.pin_longterm_counted(&self.group, page, counted)
+    }
+
+    /// [`File::pin_longterm`] for `group`, as which it is counted already where it is.
+    pub(crate) fn pin_longterm_counted(
+        &self,
+        group: &Group,
+        page: u64,
+        counted: Option<Counted<'_>>,
+    ) -> Result<Page, Error> {
+        let len = self.open.bytes_of(page);
+        if len == 0 {
+            return Err(self.past_end(page));
+        }
+        let make = |key| PageIn::longterm(key, group.id());
+        let pin = self.bring_in(group, page, make)?;
+        Ok(pin.into_page(len, counted.map(Counted::into_account)))
+    }
+
     /// Pins a page for `group`, as which it is counted already.
     #[inline(never)] // Where no budget is, nothing of it is in the way.
     pub(crate) fn pin_counted(
@@ -346,9 +385,21 @@ impl File {
             // The operation below takes its own pin on it.
             open.shared.unpin(frame);
         }
+        self.bring_in(group, page, |key| PageIn::new(key, group.id(), access))
+    }
+
+    /// Brings a page in by an operation, and again while other readers fill the group.
+    fn bring_in(
+        &self,
+        group: &Group,
+        page: u64,
+        make: impl Fn(PageKey) -> PageIn,
+    ) -> Result<Pin<'_>, Error> {
+        let open = &*self.open;
+        let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut deadline = None;
         loop {
-            let fault = self.fault(group, key, access);
+            let fault = self.fault(make(key));
             open.shared.settle();
             match fault {
                 Err(PageError::Alloc(AllocError::OverLimit { .. }))
@@ -367,11 +418,10 @@ impl File {
     /// Brings a page in: reads it, or waits for whoever does.
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
-    fn fault(&self, group: &Group, key: PageKey, access: Access) -> Result<Pin<'_>, PageError> {
+    fn fault(&self, op: PageIn) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.
         shared.pay_debt();
-        let op = PageIn::new(key, group.id(), access);
         let mut fault = Fault {
             shared,
             op: Some(op),
@@ -384,7 +434,7 @@ impl File {
             while let Some(effect) = effects.pop() {
                 match effect {
                     Effect::Wake(frame) => shared.waiters.wake(frame),
-                    Effect::Read(io) => {
+                    Effect::Read(io) | Effect::Copy(io) => {
                         reads += 1;
                         self.read(io);
                     }
@@ -404,9 +454,10 @@ impl File {
         }
     }
 
-    /// Reads a page that core asked for, and completes it.
+    /// Reads or copies a page as core asked for, and completes it.
     fn read(&self, io: Io) {
-        let _stall = self.stall_on(io.frame());
+        let is_read = io.source().is_none();
+        let _stall = is_read.then(|| self.stall_on(io.frame()));
         let mut reading = Reading {
             open: &self.open,
             io: Some(io),
@@ -457,130 +508,4 @@ impl File {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{ByteSize, Memory};
-    use std::sync::{Barrier, OnceLock};
-
-    /// A store whose reads begin and end with the test's.
-    struct Gate {
-        group: Arc<OnceLock<Group>>,
-        /// Threads that stalled while it was read.
-        nr_stalled: Arc<OnceLock<u32>>,
-        gate: Option<Arc<Barrier>>,
-    }
-
-    impl Store for Gate {
-        fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-            if let Some(gate) = &self.gate {
-                gate.wait();
-                gate.wait();
-            }
-            let group = self.group.get().unwrap();
-            self.nr_stalled.get_or_init(|| nr_stalled(group));
-            buf.fill(1);
-            Ok(buf.len())
-        }
-
-        fn len(&self) -> io::Result<u64> {
-            Ok(4096)
-        }
-    }
-
-    fn nr_stalled(group: &Group) -> u32 {
-        let groups = group.shared().core.groups();
-        groups.pressure(group.id(), 0).unwrap().nr_stalled
-    }
-
-    /// A file of one page, and how many stalled while it was read.
-    fn gated(gate: Option<Arc<Barrier>>) -> (File, Arc<OnceLock<u32>>) {
-        let builder = Memory::builder().budget(ByteSize::mib(8));
-        let memory = builder.without_thread().build().unwrap();
-        let web = memory.root().child("web").unwrap();
-        let (group, nr_stalled) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
-        group.set(web.clone()).unwrap();
-        let store = Gate {
-            group,
-            nr_stalled: Arc::clone(&nr_stalled),
-            gate,
-        };
-        let file = memory.open_store(Box::new(store), "gate", Order::new(0), &web);
-        (file.unwrap(), nr_stalled)
-    }
-
-    fn mark(file: &File, frame: Frame) {
-        let frames = file.open.shared.core.frames();
-        let marked = frames.update(frame, |word| Some(word.with(flag::WORKINGSET)));
-        marked.unwrap();
-    }
-
-    fn word(file: &File, frame: Frame) -> pagetide_core::frame::Word {
-        file.open.shared.core.frames().word(frame)
-    }
-
-    #[test]
-    fn who_waits_for_a_page_of_the_working_set_stalls() {
-        for is_workingset in [true, false] {
-            let gate = Arc::new(Barrier::new(2));
-            let (file, _) = gated(Some(Arc::clone(&gate)));
-            let key = Mappings::key(file.open.mapping, 0).unwrap();
-            let shared = &file.open.shared;
-            std::thread::scope(|scope| {
-                let first = scope.spawn(|| file.read_at(&mut [0], 0));
-                gate.wait();
-                let mut effects = Effects::new();
-                let found = shared
-                    .core
-                    .pin(cpu::current(), key, Access::Pin, &mut effects);
-                let Found::Reading(frame) = found else {
-                    panic!("{found:?}")
-                };
-                if is_workingset {
-                    mark(&file, frame);
-                }
-                let second = scope.spawn(|| file.read_at(&mut [0], 0));
-                // Pins of the read, of its operation, of this test, and of the one that waits.
-                while word(&file, frame).pins() < 4 {
-                    std::thread::yield_now();
-                }
-                let expected = u32::from(is_workingset);
-                let stalls = (0..1_000_000).any(|_| {
-                    std::thread::yield_now();
-                    nr_stalled(&file.group) == expected
-                });
-                gate.wait();
-                assert!(stalls);
-                assert_eq!(first.join().unwrap().unwrap(), 1);
-                assert_eq!(second.join().unwrap().unwrap(), 1);
-                shared.unpin(frame);
-            });
-            assert_eq!(nr_stalled(&file.group), 0);
-            let total = file.group.pressure().some.total;
-            assert_eq!(total.is_zero(), !is_workingset, "{total:?}");
-        }
-    }
-
-    #[test]
-    fn who_reads_a_page_of_the_working_set_stalls() {
-        for is_workingset in [true, false] {
-            let (file, during) = gated(None);
-            let shared = &file.open.shared;
-            let key = Mappings::key(file.open.mapping, 0).unwrap();
-            let mut op = PageIn::new(key, file.group.id(), Access::Copy);
-            let mut effects = Effects::new();
-            let step = op.step(&shared.core, shared.here(), &mut effects);
-            assert!(matches!(step, Ok(Step::Wait { .. })), "{step:?}");
-            let Some(Effect::Read(io)) = effects.pop() else {
-                panic!("no read")
-            };
-            if is_workingset {
-                mark(&file, io.frame());
-            }
-            file.read(io);
-            assert_eq!(during.get(), Some(&u32::from(is_workingset)));
-            assert_eq!(nr_stalled(&file.group), 0);
-            op.abandon(&shared.core, cpu::current(), &mut effects);
-            assert_eq!(file.read_at(&mut [0], 0).unwrap(), 1);
-        }
-    }
-}
+mod tests;

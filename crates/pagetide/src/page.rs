@@ -24,6 +24,22 @@ pub(crate) fn target<'a>(arena: &'a Arena, io: &'a mut Io) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), io.order().bytes()) }
 }
 
+/// Copies a page to the frame that it moves to.
+///
+/// # Panics
+/// Where the page does not move.
+pub(crate) fn copy(arena: &Arena, io: &mut Io) {
+    let source = io.source().expect("a page that moves has a source");
+    let from = arena.block(source, io.order());
+    // SAFETY:
+    // 1. The block lies in the arena's mapping (`block` checks it), which outlives the borrow.
+    // 2. `io` has a pin on the frame: core lets nobody write a pinned frame's bytes.
+    // 3. Anonymous memory is initialised.
+    let from = unsafe { std::slice::from_raw_parts(from.as_ptr(), io.order().bytes()) };
+    assert_ne!(source, io.frame(), "a page moves to another frame");
+    target(arena, io).copy_from_slice(from);
+}
+
 /// A pin on a frame, by reference: for the length of a copy.
 pub(crate) struct Pin<'a> {
     shared: &'a Home,

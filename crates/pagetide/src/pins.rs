@@ -243,6 +243,24 @@ impl PinPermit {
     /// # Panics
     /// Where the file is of another [`Memory`](crate::Memory).
     pub fn pin(&self, file: &File, page: u64) -> Result<Page, Error> {
+        let counted = self.count(file)?;
+        file.pin_counted(&self.group, page, counted)
+    }
+
+    /// Pins a page as [`File::pin_longterm`] does, under the permit as [`PinPermit::pin`].
+    ///
+    /// # Errors
+    /// As [`PinPermit::pin`].
+    ///
+    /// # Panics
+    /// As [`PinPermit::pin`].
+    pub fn pin_longterm(&self, file: &File, page: u64) -> Result<Page, Error> {
+        let counted = self.count(file)?;
+        file.pin_longterm_counted(&self.group, page, Some(counted))
+    }
+
+    /// Takes the pages of one of the file's from the permit.
+    fn count(&self, file: &File) -> Result<Counted<'_>, Error> {
         assert!(
             Arc::ptr_eq(file.home(), self.group.shared()),
             "a permit and the files under it are of one memory"
@@ -256,12 +274,11 @@ impl PinPermit {
                 left_pages,
                 permit_pages: self.nr_pages,
             })?;
-        let counted = Counted {
+        Ok(Counted {
             shared: self.group.shared(),
             account: Some(Arc::clone(&self.account)),
             nr_pages,
-        };
-        file.pin_counted(&self.group, page, counted)
+        })
     }
 
     /// Adds `nr_pages` pages to the permit, with a wait until `deadline` if there is one.

@@ -182,7 +182,9 @@ impl Shared {
         while let Some(effect) = effects.pop() {
             match effect {
                 Effect::Wake(frame) => self.waiters.wake(frame),
-                Effect::Read(_) => unreachable!("only an operation's step asks for reads"),
+                Effect::Read(_) | Effect::Copy(_) => {
+                    unreachable!("only an operation's step asks for reads")
+                }
             }
         }
     }

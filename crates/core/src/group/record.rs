@@ -296,12 +296,17 @@ impl Group {
 
     /// A read of a page of the group begins.
     pub fn begin_read(&self, nr_pages: u32) {
-        self.nr_reading
-            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
+        self.begin_copy(nr_pages);
         self.add_count(Count::Pgmajfault, 1);
     }
 
-    /// The end of [`Group::begin_read`].
+    /// A copy of a page of the group begins.
+    pub fn begin_copy(&self, nr_pages: u32) {
+        self.nr_reading
+            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
+    }
+
+    /// The end of [`Group::begin_read`] or [`Group::begin_copy`].
     pub fn end_read(&self, nr_pages: u32) {
         self.nr_reading
             .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::units::{Frame, Order, PageKey};
 
-/// A read that core asked for. Whoever runs it gives it back to `Memory::complete`.
+/// A read that core asked for, or a copy. Whoever runs it gives it back to `Memory::complete`.
 #[derive(Debug)]
 #[must_use = "an I/O that is not completed leaves its page being read for ever"]
 pub struct Io {
@@ -10,6 +10,7 @@ pub struct Io {
     pub(super) key: PageKey,
     pub(super) order: Order,
     pub(super) was_ours: bool,
+    pub(super) source: Option<Frame>,
 }
 
 impl Io {
@@ -37,6 +38,13 @@ impl Io {
     pub fn order(&self) -> Order {
         self.order
     }
+
+    /// The frame that holds the page's bytes already, of a page that moves. It is pinned by this
+    /// value, and nobody writes to it.
+    #[must_use]
+    pub fn source(&self) -> Option<Frame> {
+        self.source
+    }
 }
 
 /// One thing to do.
@@ -44,6 +52,8 @@ impl Io {
 pub enum Effect {
     /// Read a page into its frame, then complete it.
     Read(Io),
+    /// Copy a page from [`Io::source`] into its frame, then complete it.
+    Copy(Io),
     /// Wake all who wait for this frame.
     Wake(Frame),
 }

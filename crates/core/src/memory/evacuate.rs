@@ -19,6 +19,8 @@ const WINDOW_FRAMES: u32 = 8192;
 /// Groups of one block that are told apart. Where `min` or `low` protects any group, a block with
 /// pages of more groups is passed over.
 const MAX_GROUPS: usize = 16;
+/// Requests for a frame among what stays that are not looked for after one that found none.
+const NR_SKIPPED: u32 = 63;
 
 /// Where the search for blocks goes on, what it remembers, and what it counted.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub(super) struct Evacuation {
     /// For each pageblock a frame of it that had to stay when it was last looked at, packed. A
     /// hint: its word decides.
     obstacles: Words,
+    /// Requests that are not looked for among what stays, because for one just now none was found.
+    nr_skipped: AtomicU32,
     /// Threads that empty a block just now: what they evicted is neither in use nor free.
     nr_under_way: AtomicU32,
     pub(super) scanned: AtomicU64,
@@ -64,6 +68,7 @@ impl Evacuation {
             hand: AtomicU32::new(0),
             unmovable_hand: AtomicU32::new(0),
             obstacles: Words::try_new(Self::nr_pageblocks(nr_frames))?,
+            nr_skipped: AtomicU32::new(0),
             nr_under_way: AtomicU32::new(0),
             scanned: AtomicU64::new(0),
             success: AtomicU64::new(0),
@@ -249,9 +254,53 @@ impl Memory {
         let first = pieces.take_first(request.order);
         let block = (first, request.order);
         self.zones.take_whole(&self.frames, block, request.mobility);
+        if wanted.order > request.order {
+            // The rest of it is for what else stays.
+            let block = (found.first, found.order);
+            self.zones
+                .set_mobility(&self.frames, block, request.mobility);
+        }
         self.zones.put_pieces(&self.frames, &pieces);
         self.evacuation.success.fetch_add(1, Ordering::Relaxed);
         Evacuated::Block(first)
+    }
+
+    /// A block below the order of a pageblock in an unmovable one: a page of those there goes, or
+    /// a whole pageblock becomes one, whose other frames are free for more of its like.
+    pub(super) fn evacuate_unmovable(
+        &self,
+        here: Here<'_>,
+        request: &Request,
+        subtree: u32,
+    ) -> Option<Frame> {
+        let skip = |left: u32| left.checked_sub(1);
+        let skipped = &self.evacuation.nr_skipped;
+        if skipped
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, skip)
+            .is_ok()
+        {
+            return None;
+        }
+        let _under_way = self.evacuation.begin();
+        let among = Wanted {
+            order: request.order,
+            from: (subtree, true),
+            only: Some(Mobility::Unmovable),
+        };
+        let whole = Wanted {
+            order: REGION,
+            from: (subtree, true),
+            only: None,
+        };
+        for wanted in [among, whole] {
+            if let Some(found) = self.find(here, request, wanted)
+                && let Evacuated::Block(frame) = self.take_emptied(here, found, request, wanted)
+            {
+                return Some(frame);
+            }
+        }
+        skipped.store(NR_SKIPPED, Ordering::Relaxed);
+        None
     }
 
     /// The cheapest block of those looked at, in the nearest zone that has one.
@@ -283,7 +332,8 @@ impl Memory {
                 let next = u32::from(wanted.only.is_none());
                 hand.store(region - first + next, Ordering::Relaxed);
             }
-            if best.is_some() && scanned >= window {
+            let is_cheap = best.is_some_and(|best| best.nr_pages <= 1);
+            if is_cheap || best.is_some() && scanned >= window {
                 break;
             }
         }
@@ -313,7 +363,7 @@ impl Memory {
         let nr_pages = wanted.order.nr_pages();
         let mut best: Option<Emptiable> = None;
         let mut at = part.start.next_multiple_of(nr_pages);
-        while part.end.saturating_sub(at) >= nr_pages {
+        while part.end.saturating_sub(at) >= nr_pages && best.is_none_or(|best| best.nr_pages > 1) {
             let (found, looks) = self.look_at(Frame::new(at), wanted.order, wanted.from);
             *scanned += looks;
             at += nr_pages;

@@ -41,6 +41,9 @@ pub struct PageIn {
     key: PageKey,
     group: u32,
     access: Access,
+    mobility: Mobility,
+    /// The page is to be moved once, where it is among others that can move.
+    may_move: bool,
     /// The frame whose read it waits for, with a pin on it.
     waits_for: Option<Frame>,
 }
@@ -52,7 +55,20 @@ impl PageIn {
             key,
             group,
             access,
+            mobility: Mobility::Movable,
+            may_move: false,
             waits_for: None,
+        }
+    }
+
+    /// As [`PageIn::new`] for a pin that is held for long: the page is brought into an unmovable
+    /// pageblock first, or moved there, so that large blocks can be had of the others. Where it is
+    /// stays as it is if somebody else has it pinned just now, or no frame can be had there.
+    pub fn longterm(key: PageKey, group: u32) -> PageIn {
+        PageIn {
+            mobility: Mobility::Unmovable,
+            may_move: true,
+            ..PageIn::new(key, group, Access::Pin)
         }
     }
 
@@ -71,7 +87,7 @@ impl PageIn {
                 break frame;
             }
             match memory.pin(here.cpu, self.key, self.access, effects) {
-                Found::Pinned(frame) => return Ok(Step::Done(frame)),
+                Found::Pinned(frame) => return Ok(self.end(memory, here, frame, effects)),
                 Found::Reading(frame) => self.waits_for = Some(frame),
                 Found::TooManyPins => return Err(PageError::TooManyPins),
                 Found::Miss => self.waits_for = self.begin_read(memory, here, effects)?,
@@ -89,22 +105,43 @@ impl PageIn {
             memory.unpin(here.cpu, frame, effects);
             return Err(PageError::Io(u32::try_from(code).unwrap_or(u32::MAX)));
         }
-        Ok(Step::Done(frame))
+        Ok(self.end(memory, here, frame, effects))
+    }
+
+    /// Ends with a pinned page, or goes on with its move.
+    fn end(
+        &mut self,
+        memory: &Memory,
+        here: Here<'_>,
+        frame: Frame,
+        effects: &mut Effects,
+    ) -> Step {
+        if !core::mem::take(&mut self.may_move) {
+            return Step::Done(frame);
+        }
+        let Some(to) = memory.begin_move(here, frame, effects) else {
+            return Step::Done(frame);
+        };
+        self.waits_for = Some(to);
+        let version = memory.frames.word(to).version();
+        Step::Wait { frame: to, version }
     }
 
     /// Charges and allocates first, holding no claim; then publishes the frame as `Reading`.
     /// `None` where another thread published the page meanwhile.
     fn begin_read(
-        &self,
+        &mut self,
         memory: &Memory,
         here: Here<'_>,
         effects: &mut Effects,
     ) -> Result<Option<Frame>, PageError> {
         let mapping = memory.mapping_of(self.key);
         let order = mapping.order();
-        let Block { frame, was_ours } = memory
-            .take_block(here, self.group, order, Mobility::Movable)
-            .map_err(PageError::Alloc)?;
+        let block = match self.mobility {
+            Mobility::Unmovable => memory.take_unmovable(here, self.group, order),
+            mobility => memory.take_block(here, self.group, order, mobility),
+        };
+        let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
         if let Err(error) = memory.have_lruvec(here, self.group, frame) {
             memory.put_block(here.cpu, frame);
             return Err(PageError::Alloc(error));
@@ -150,7 +187,9 @@ impl PageIn {
             key: self.key,
             order,
             was_ours,
+            source: None,
         }));
+        self.may_move = false;
         Ok(Some(frame))
     }
 
@@ -209,9 +248,12 @@ impl Memory {
         }
     }
 
-    /// Ends a read: the page is live and queued, or failed with a code and forgotten.
+    /// Ends a read or a copy: the page is live and queued, or failed with a code and forgotten.
+    /// What it was copied from is freed.
     pub fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>, effects: &mut Effects) {
-        let Io { frame, key, .. } = io;
+        let Io {
+            frame, key, source, ..
+        } = io;
         let group = self.groups.get(self.frames.group(frame));
         let group = group.expect("a group lives while a page is charged to it");
         group.end_read(io.order().nr_pages());
@@ -223,7 +265,9 @@ impl Memory {
                 }
                 let lruvec = self.lruvec_at(frame);
                 let lruvec = lruvec.expect("made before the page was published");
-                let moment = self.page_in_moment(io.order.nr_pages());
+                // A page that moves did not come in.
+                let nr_frames = source.map_or(io.order.nr_pages(), |_| 0);
+                let moment = self.page_in_moment(nr_frames);
                 lruvec.lock().insert(&self.frames, frame, refault, moment);
             }
             Err(code) => {
@@ -237,5 +281,8 @@ impl Memory {
         }
         effects.push(Effect::Wake(frame));
         self.unpin(cpu, frame, effects);
+        if let Some(source) = source {
+            self.unpin(cpu, source, effects);
+        }
     }
 }

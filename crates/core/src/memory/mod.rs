@@ -8,6 +8,7 @@ mod evict;
 mod fault;
 mod file;
 mod here;
+mod longterm;
 mod pins;
 mod place;
 mod reclaim;

@@ -5,6 +5,7 @@ extern crate std;
 mod evacuate;
 mod gated_2q;
 mod limits;
+mod longterm;
 mod region;
 mod reserve;
 mod stat;

@@ -201,6 +201,18 @@ pub fn detach(frames: &FrameTable, frame: Frame, seen: Word) -> bool {
     seen.is_evictable() && frames.replace(frame, seen, evicting).is_ok()
 }
 
+/// Detaches a page that is to be moved, if the caller's pin is the only one and nothing else keeps
+/// it busy. The pin stays, so that its bytes can be copied. Returns the word that it had.
+///
+/// Under the lock of the page's bucket, so that the entry goes with the page.
+pub fn detach_pinned(frames: &FrameTable, frame: Frame) -> Option<Word> {
+    let detached = frames.update(frame, |word| {
+        let is_mine_alone = word.pins() == 1 && word.unpinned().is_evictable();
+        is_mine_alone.then(|| word.with_state(State::Detached).next_version())
+    });
+    detached.ok()
+}
+
 /// Frees a frame whose page failed or left its file, if nobody holds it any more. At most one of
 /// all callers gets `true`, and owns the frame.
 #[must_use]

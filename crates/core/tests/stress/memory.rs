@@ -58,7 +58,9 @@ impl World {
                 Err(error) => panic!("{error:?}"),
             }
             match effects.pop() {
-                Some(Effect::Read(io)) => self.memory.complete(cpu, io, Ok(()), &mut effects),
+                Some(Effect::Read(io) | Effect::Copy(io)) => {
+                    self.memory.complete(cpu, io, Ok(()), &mut effects);
+                }
                 Some(Effect::Wake(_)) => {}
                 // Another thread reads it.
                 None => thread::yield_now(),

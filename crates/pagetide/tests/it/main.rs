@@ -8,6 +8,7 @@ mod data;
 mod files;
 mod global;
 mod isolated;
+mod longterm;
 mod machine;
 mod memcg;
 mod nodes;

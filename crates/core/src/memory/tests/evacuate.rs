@@ -123,5 +123,13 @@ fn what_cannot_move_is_put_among_its_like_first() {
         let small = evacuate(&memory, order(4), Mobility::Unmovable);
         assert!(small.is_some_and(unmovable), "{small:?}");
     }
-    memory.check();
+    // So does what would be settled there at the cost of a pageblock.
+    let before = memory.stats().pgsteal;
+    let request = Request::new(Order::ZERO, Mobility::Unmovable);
+    let root = memory.groups().root();
+    for _ in 0..8 {
+        let single = memory.evacuate_unmovable(CPU.into(), &request, root);
+        assert!(single.is_some_and(unmovable), "{single:?}");
+    }
+    assert!(memory.stats().pgsteal <= before + 8);
 }

@@ -1,0 +1,135 @@
+//! Long-term pins: a page that is to stay is brought among its like first, or moved there, so that
+//! other pageblocks can be emptied.
+
+use super::alloc::Block;
+use super::region::REGION;
+use super::{AllocError, Effect, Effects, Here, Io, Memory};
+use crate::alloc::{Mobility, Request};
+use crate::frame::{State, Word, flag};
+use crate::page_cache;
+use crate::units::{Frame, Order};
+
+/// What a page keeps when it moves.
+const KEPT: [u64; 2] = [flag::YOUNG, flag::WORKINGSET];
+
+/// The word of the frame that a page moves to, with a pin for the copy and one for who asked for
+/// it; `was` is the page's word before.
+fn moved(word: Word, was: Word) -> Word {
+    let word = word.bare().with_state(State::Reading).next_version();
+    let word = word.pinned().and_then(Word::pinned);
+    let word = word.expect("a bare word takes two pins");
+    let kept = KEPT.into_iter().filter(|&flag| was.has(flag));
+    kept.fold(word.with_refs(was.refs()), Word::with)
+}
+
+impl Memory {
+    /// A block charged to `group` in an unmovable pageblock, where there is one or a pageblock can
+    /// be emptied for it; else anywhere.
+    ///
+    /// The allocator takes free pageblocks for what stays, but where there is none, what stays
+    /// would be spread over all others.
+    ///
+    /// # Errors
+    /// [`AllocError`].
+    pub(super) fn take_unmovable(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        order: Order,
+    ) -> Result<Block, AllocError> {
+        let block = self.take_block(here, group, order, Mobility::Unmovable)?;
+        let is_settled = order >= REGION || !self.is_movable(block.frame);
+        if is_settled || !here.may_reclaim {
+            return Ok(block);
+        }
+        let request = Request::new(order, Mobility::Unmovable);
+        let (request, is_anywhere) = match self.groups.place(group) {
+            None => (request, true),
+            Some(place) => self.placed(here.cpu, request, &place),
+        };
+        let subtree = if is_anywhere {
+            self.groups.root()
+        } else {
+            group
+        };
+        let mut emptied = None;
+        here.platform.stall(group, &mut || {
+            emptied = self.evacuate_unmovable(here, &request, subtree);
+        });
+        let Some(frame) = emptied else {
+            return Ok(block);
+        };
+        // The charge goes over to it.
+        self.zones.free(&self.frames, here.cpu, block.frame, order);
+        self.frames.set_group(frame, group);
+        let was_ours = false;
+        Ok(Block { frame, was_ours })
+    }
+
+    /// Whether a frame's pageblock is meant for what can move.
+    fn is_movable(&self, frame: Frame) -> bool {
+        let mobility = self.zones.mobility(&self.frames, frame);
+        mobility.is_some_and(|mobility| mobility != Mobility::Unmovable)
+    }
+
+    /// Begins to move a page that the caller has pinned into an unmovable pageblock: from here on
+    /// the page is being copied, for all who look it up. Returns the frame that it goes to, with a
+    /// pin of the caller's; the one on the old frame is the copy's.
+    ///
+    /// `None` leaves everything as it was, with the caller's pin: the page is where it should be or
+    /// not in its file any more, somebody else has it pinned or has to write it, or no frame can be
+    /// had there within the limits.
+    ///
+    /// What is kept is how often the page was used and that it is one of the working set. It is
+    /// queued anew, and counts neither as read nor as a refault.
+    pub(super) fn begin_move(
+        &self,
+        here: Here<'_>,
+        old: Frame,
+        effects: &mut Effects,
+    ) -> Option<Frame> {
+        let (order, _) = self.frames.block(old);
+        let may_move = |word: Word| word.pins() == 1 && word.unpinned().is_evictable();
+        if order >= REGION || !self.is_movable(old) || !may_move(self.frames.word(old)) {
+            return None;
+        }
+        // The page's charge keeps its record, even if the group is dropped meanwhile.
+        let group = self.frames.group(old);
+        let Block { frame, was_ours } = self.take_unmovable(here, group, order).ok()?;
+        if self.is_movable(frame) || self.have_lruvec(here, group, frame).is_err() {
+            self.put_block(here.cpu, frame);
+            return None;
+        }
+        let key = self.frames.key(old).expect("a pinned frame holds a page");
+        self.frames.set_key(frame, Some(key));
+        self.frames.set_page_type(frame, self.frames.page_type(old));
+        let bucket = self.index.lock(key);
+        let Some(was) = page_cache::detach_pinned(&self.frames, old) else {
+            drop(bucket);
+            self.put_block(here.cpu, frame);
+            return None;
+        };
+        self.frames.set_note(frame, 0);
+        self.frames.change_owned(frame, |word| moved(word, was));
+        assert!(bucket.remove(old), "{old:?} has no entry");
+        bucket.insert(frame);
+        drop(bucket);
+        // On its file's list first, so that who closes the file sees that a page is left.
+        let mapping = self.mapping_of(key);
+        mapping.list(&self.frames, frame);
+        mapping.unlist(&self.frames, old);
+        let lruvec = self.lruvec_at(old).expect("a live page has a lruvec");
+        lruvec.lock().remove(&self.frames, old);
+        let record = self.groups.get(group);
+        let record = record.expect("a group lives while a page is charged to it");
+        record.begin_copy(order.nr_pages());
+        effects.push(Effect::Copy(Io {
+            frame,
+            key,
+            order,
+            was_ours,
+            source: Some(old),
+        }));
+        Some(frame)
+    }
+}

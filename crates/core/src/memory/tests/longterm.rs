@@ -1,0 +1,231 @@
+//! Named cases of long-term pins: where their pages are, what a move keeps, and what it leaves.
+
+use super::*;
+use crate::alloc::Mobility;
+use crate::frame::flag;
+
+/// Steps a long-term pin; runs what it asks for by `result`. Returns the frame, and whether the
+/// page was copied and read.
+fn pin_longterm(
+    memory: &Memory,
+    group: u32,
+    key: PageKey,
+    result: Result<(), u32>,
+) -> Result<(Frame, [bool; 2]), PageError> {
+    let mut effects = Effects::new();
+    let mut op = PageIn::longterm(key, group);
+    let mut ran = [false; 2];
+    loop {
+        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
+            return Ok((frame, ran));
+        }
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Copy(io) => {
+                    ran[0] = true;
+                    memory.complete(CPU, io, result, &mut effects);
+                }
+                Effect::Read(io) => {
+                    ran[1] = true;
+                    memory.complete(CPU, io, result, &mut effects);
+                }
+                Effect::Wake(_) => {}
+            }
+        }
+    }
+}
+
+fn is_unmovable(memory: &Memory, frame: Frame) -> bool {
+    memory.zones().mobility(memory.frames(), frame) == Some(Mobility::Unmovable)
+}
+
+fn unpin(memory: &Memory, frame: Frame) {
+    memory.unpin(CPU, frame, &mut Effects::new());
+}
+
+#[test]
+fn a_page_is_moved_once_and_keeps_what_is_known_of_it() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(2048, policy);
+        let page = key(file, 7);
+        (0..3).for_each(|turn| assert_eq!(touch(&memory, group, page), turn == 0));
+        let Found::Pinned(old) = memory.pin(CPU, page, Access::Pin, &mut Effects::new()) else {
+            panic!("not resident")
+        };
+        unpin(&memory, old);
+        let before = memory.frames().word(old);
+        assert!(!is_unmovable(&memory, old) && before.has(flag::YOUNG));
+        let used = memory.stats().nr_used;
+
+        let mut effects = Effects::new();
+        let mut op = PageIn::longterm(page, group);
+        let Ok(Step::Wait { frame, .. }) = op.step(&memory, CPU.into(), &mut effects) else {
+            panic!("no move")
+        };
+        let Some(Effect::Copy(io)) = effects.pop() else {
+            panic!("no copy")
+        };
+        assert_eq!(
+            (io.frame(), io.source(), io.key()),
+            (frame, Some(old), page)
+        );
+        // Others wait for the copy as for a read; the old frame is there until it is over.
+        assert_eq!(
+            memory.pin(CPU, page, Access::Pin, &mut effects),
+            Found::Reading(frame)
+        );
+        assert_eq!(memory.frames().word(old).pins(), 1);
+        unpin(&memory, frame);
+        let word = memory.frames().word(frame);
+        assert_eq!(word.refs(), before.refs());
+        assert!(word.has(flag::YOUNG));
+        assert_eq!(memory.stat(group).file, 4096);
+        memory.complete(CPU, io, Ok(()), &mut effects);
+        while effects.pop().is_some() {}
+        let Ok(Step::Done(frame)) = op.step(&memory, CPU.into(), &mut effects) else {
+            panic!("not done")
+        };
+        assert!(is_unmovable(&memory, frame));
+        assert_eq!(memory.stats().nr_used, used);
+
+        // Where it is it stays, and a look finds it there without a miss.
+        let again = pin_longterm(&memory, group, page, Ok(()));
+        assert_eq!(again, Ok((frame, [false, false])));
+        assert!(!touch(&memory, group, page));
+        let record = memory.groups().get(group).unwrap();
+        assert_eq!(record.count(Count::Pgmajfault), 1);
+        assert_eq!(record.count(Count::WorkingsetRefaultFile), 0);
+        unpin(&memory, frame);
+        unpin(&memory, frame);
+        memory.check();
+        memory.close_mapping(CPU, file, &mut |_| ());
+        memory.check();
+        assert_eq!(memory.stats().nr_used, 0);
+    }
+}
+
+#[test]
+fn a_page_that_is_not_there_is_read_where_it_stays() {
+    let (memory, group, file) = memory(2048, Policy::default());
+    let (frame, ran) = pin_longterm(&memory, group, key(file, 1), Ok(())).unwrap();
+    assert_eq!(ran, [false, true]);
+    assert!(is_unmovable(&memory, frame));
+    let failed = pin_longterm(&memory, group, key(file, 2), Err(5));
+    assert_eq!(failed, Err(PageError::Io(5)));
+    unpin(&memory, frame);
+    memory.check();
+    assert_eq!(memory.stats().nr_used, 1);
+}
+
+#[test]
+fn a_page_that_others_have_pinned_stays_where_it_is() {
+    let (memory, group, file) = memory(2048, Policy::default());
+    let page = key(file, 1);
+    let (other, _) = have(&memory, group, page, Ok(())).unwrap();
+    let pinned = pin_longterm(&memory, group, page, Ok(()));
+    assert_eq!(pinned, Ok((other, [false, false])));
+    unpin(&memory, other);
+    // Alone, but to be written first.
+    let dirty = |word: crate::frame::Word| Some(word.with(flag::DIRTY));
+    memory.frames().update(other, dirty).unwrap();
+    let pinned = pin_longterm(&memory, group, page, Ok(()));
+    assert_eq!(pinned, Ok((other, [false, false])));
+    let clean = |word: crate::frame::Word| Some(word.without(flag::DIRTY));
+    memory.frames().update(other, clean).unwrap();
+    unpin(&memory, other);
+    unpin(&memory, other);
+    memory.check();
+    assert_eq!(memory.stats().nr_used, 1);
+}
+
+#[test]
+fn a_move_that_fails_or_is_given_up_leaves_nothing_behind() {
+    let (memory, group, file) = memory(2048, Policy::default());
+    let page = key(file, 1);
+    assert!(touch(&memory, group, page));
+    let failed = pin_longterm(&memory, group, page, Err(5));
+    assert_eq!(failed, Err(PageError::Io(5)));
+    assert_eq!(memory.stats().nr_used, 0);
+    // It is read again.
+    assert!(touch(&memory, group, page));
+    let mut effects = Effects::new();
+    let mut op = PageIn::longterm(page, group);
+    assert!(matches!(
+        op.step(&memory, CPU.into(), &mut effects),
+        Ok(Step::Wait { .. })
+    ));
+    let Some(Effect::Copy(io)) = effects.pop() else {
+        panic!("no copy")
+    };
+    op.abandon(&memory, CPU, &mut effects);
+    memory.complete(CPU, io, Ok(()), &mut effects);
+    memory.check();
+    assert_eq!(memory.stats().nr_used, 1);
+    assert!(!touch(&memory, group, page));
+    assert_eq!(memory.mappings.get(file).unwrap().nr_pages(), 1);
+}
+
+#[test]
+fn a_group_without_room_pins_in_place() {
+    let (memory, group, file) = memory(2048, Policy::default());
+    memory.set_max(CPU.into(), group, 1).unwrap();
+    let page = key(file, 1);
+    assert!(touch(&memory, group, page));
+    let (frame, ran) = pin_longterm(&memory, group, page, Ok(())).unwrap();
+    assert!(ran == [false, false] && !is_unmovable(&memory, frame));
+    unpin(&memory, frame);
+    memory.check();
+}
+
+#[test]
+fn in_a_full_cache_one_pageblock_is_emptied_for_all_that_fit_it() {
+    let (memory, _, file) = memory(16 * 512, Policy::default());
+    let root = memory.groups().root();
+    let mut page = 0;
+    let mut more = |nr_pages: u64| {
+        for _ in 0..nr_pages {
+            touch(&memory, root, key(file, page));
+            page += 1;
+        }
+        page
+    };
+    while memory.stats().pgsteal == 0 {
+        more(512);
+    }
+    let resident = |page: &u64| {
+        let found = memory.pin(CPU, key(file, *page), Access::Copy, &mut Effects::new());
+        match found {
+            Found::Pinned(frame) => {
+                unpin(&memory, frame);
+                true
+            }
+            _ => false,
+        }
+    };
+    // No pageblock is free as a whole.
+    while memory.stats().evacuate_success == 0 {
+        let order = Order::new(9).unwrap();
+        memory.alloc_buf(CPU.into(), root, order).unwrap();
+    }
+    let before = memory.stats();
+    let mut pinned = Vec::new();
+    while pinned.len() < 480 {
+        let last = more(16);
+        // What came in last is what is pinned, while others come in.
+        let page = (last - 16..last).find(resident).unwrap();
+        let (frame, _) = pin_longterm(&memory, root, key(file, page), Ok(())).unwrap();
+        assert!(is_unmovable(&memory, frame), "pin {}", pinned.len());
+        pinned.push(frame);
+    }
+    let mut pageblocks: Vec<u32> = pinned.iter().map(|frame| frame.number() / 512).collect();
+    pageblocks.dedup();
+    pageblocks.sort_unstable();
+    pageblocks.dedup();
+    assert_eq!(pageblocks.len(), 1, "{pageblocks:?}");
+    // Each page that came in, each pin's frame, and one pageblock.
+    let evicted = memory.stats().pgsteal - before.pgsteal;
+    let most = 480 * 16 + 480 * 2 + 512 + 64;
+    assert!(evicted <= most, "{evicted} pages evicted");
+    pinned.iter().for_each(|&frame| unpin(&memory, frame));
+    memory.check();
+}

@@ -1,0 +1,127 @@
+//! Who stalls on a page of the working set.
+
+use super::*;
+use crate::{ByteSize, Memory};
+use std::sync::{Barrier, OnceLock};
+
+/// A store whose reads begin and end with the test's.
+struct Gate {
+    group: Arc<OnceLock<Group>>,
+    /// Threads that stalled while it was read.
+    nr_stalled: Arc<OnceLock<u32>>,
+    gate: Option<Arc<Barrier>>,
+}
+
+impl Store for Gate {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        if let Some(gate) = &self.gate {
+            gate.wait();
+            gate.wait();
+        }
+        let group = self.group.get().unwrap();
+        self.nr_stalled.get_or_init(|| nr_stalled(group));
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(4096)
+    }
+}
+
+fn nr_stalled(group: &Group) -> u32 {
+    let groups = group.shared().core.groups();
+    groups.pressure(group.id(), 0).unwrap().nr_stalled
+}
+
+/// A file of one page, and how many stalled while it was read.
+fn gated(gate: Option<Arc<Barrier>>) -> (File, Arc<OnceLock<u32>>) {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let (group, nr_stalled) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    group.set(web.clone()).unwrap();
+    let store = Gate {
+        group,
+        nr_stalled: Arc::clone(&nr_stalled),
+        gate,
+    };
+    let file = memory.open_store(Box::new(store), "gate", Order::new(0), &web);
+    (file.unwrap(), nr_stalled)
+}
+
+fn mark(file: &File, frame: Frame) {
+    let frames = file.open.shared.core.frames();
+    let marked = frames.update(frame, |word| Some(word.with(flag::WORKINGSET)));
+    marked.unwrap();
+}
+
+fn word(file: &File, frame: Frame) -> pagetide_core::frame::Word {
+    file.open.shared.core.frames().word(frame)
+}
+
+#[test]
+fn who_waits_for_a_page_of_the_working_set_stalls() {
+    for is_workingset in [true, false] {
+        let gate = Arc::new(Barrier::new(2));
+        let (file, _) = gated(Some(Arc::clone(&gate)));
+        let key = Mappings::key(file.open.mapping, 0).unwrap();
+        let shared = &file.open.shared;
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| file.read_at(&mut [0], 0));
+            gate.wait();
+            let mut effects = Effects::new();
+            let found = shared
+                .core
+                .pin(cpu::current(), key, Access::Pin, &mut effects);
+            let Found::Reading(frame) = found else {
+                panic!("{found:?}")
+            };
+            if is_workingset {
+                mark(&file, frame);
+            }
+            let second = scope.spawn(|| file.read_at(&mut [0], 0));
+            // Pins of the read, of its operation, of this test, and of the one that waits.
+            while word(&file, frame).pins() < 4 {
+                std::thread::yield_now();
+            }
+            let expected = u32::from(is_workingset);
+            let stalls = (0..1_000_000).any(|_| {
+                std::thread::yield_now();
+                nr_stalled(&file.group) == expected
+            });
+            gate.wait();
+            assert!(stalls);
+            assert_eq!(first.join().unwrap().unwrap(), 1);
+            assert_eq!(second.join().unwrap().unwrap(), 1);
+            shared.unpin(frame);
+        });
+        assert_eq!(nr_stalled(&file.group), 0);
+        let total = file.group.pressure().some.total;
+        assert_eq!(total.is_zero(), !is_workingset, "{total:?}");
+    }
+}
+
+#[test]
+fn who_reads_a_page_of_the_working_set_stalls() {
+    for is_workingset in [true, false] {
+        let (file, during) = gated(None);
+        let shared = &file.open.shared;
+        let key = Mappings::key(file.open.mapping, 0).unwrap();
+        let mut op = PageIn::new(key, file.group.id(), Access::Copy);
+        let mut effects = Effects::new();
+        let step = op.step(&shared.core, shared.here(), &mut effects);
+        assert!(matches!(step, Ok(Step::Wait { .. })), "{step:?}");
+        let Some(Effect::Read(io)) = effects.pop() else {
+            panic!("no read")
+        };
+        if is_workingset {
+            mark(&file, io.frame());
+        }
+        file.read(io);
+        assert_eq!(during.get(), Some(&u32::from(is_workingset)));
+        assert_eq!(nr_stalled(&file.group), 0);
+        op.abandon(&shared.core, cpu::current(), &mut effects);
+        assert_eq!(file.read_at(&mut [0], 0).unwrap(), 1);
+    }
+}
