@@ -44,6 +44,8 @@ pub(crate) enum BenchName {
     Truncate(TruncateArgs),
     /// Reserve bytes of the program's heap out of a page cache that fills the budget.
     Reserve(ReserveArgs),
+    /// Take blocks of 2 MiB out of a page cache of 1 GiB with pinned pages in it.
+    Evacuate(JsonArgs),
     /// Threads touch a part of a simulated machine's memory: zonelist caches side by side.
     MemoryHog(MemoryHogArgs),
     /// Tuners of the per-CPU page caches on simulated machines, under many loads (minutes).

@@ -6,6 +6,7 @@ mod charge_parts;
 mod costs;
 mod counted;
 mod drain;
+mod evacuate;
 mod hog;
 mod page_fault;
 mod ping_pong;
@@ -31,6 +32,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::Drain(args) => drain::run(args),
         BenchName::PingPong(args) => ping_pong::run(args),
         BenchName::Reserve(args) => reserve::run(args),
+        BenchName::Evacuate(args) => evacuate::run(args),
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }
