@@ -410,7 +410,7 @@ impl MemoryWait {
         let core = &self.group.shared().core;
         Core {
             groups: core.groups(),
-            metadata_pages: u64::from(core.config().metadata_pages()),
+            metadata_pages: u64::from(core.config().own_pages()),
         }
     }
 

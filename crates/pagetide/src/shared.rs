@@ -197,7 +197,7 @@ impl Shared {
 
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
         match error {
-            AllocError::OverLimit { group } => {
+            AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);
                 let record = self.core.groups().get(group);
                 Error::OverLimit {

@@ -73,10 +73,14 @@ pub mod flag {
     pub const WORKINGSET: u64 = 1 << 30;
     /// In the protected class of a policy with two classes.
     pub const PROTECTED: u64 = 1 << 31;
+    /// Of working memory: it is from the reserve of writes. The bit of [`PROTECTED`].
+    pub const RESERVE: u64 = PROTECTED;
 }
 
+/// Bits of a page that must be, or is being, written.
+const UNWRITTEN: u64 = flag::DIRTY | flag::WRITEBACK;
 /// Bits that keep an evictable page from being evicted just now.
-const BUSY: u64 = PIN_MASK | flag::LATCH | flag::INTENT | flag::DIRTY | flag::WRITEBACK;
+const BUSY: u64 = PIN_MASK | flag::LATCH | flag::INTENT | UNWRITTEN;
 
 impl Word {
     /// The word of a frame that nobody uses.
@@ -149,6 +153,26 @@ impl Word {
     #[must_use]
     pub fn is_evictable(self) -> bool {
         self.state() == State::Live && self.0 & BUSY == 0
+    }
+
+    /// Whether a write of the page may begin: it is live and dirty, nobody changes its bytes, and
+    /// no other write of it is under way.
+    #[must_use]
+    pub fn may_be_written(self) -> bool {
+        let is_busy = self.has_any(flag::LATCH | flag::WRITEBACK);
+        self.state() == State::Live && self.has(flag::DIRTY) && !is_busy
+    }
+
+    /// Whether the page must be, or is being, written.
+    #[must_use]
+    pub const fn is_unwritten(self) -> bool {
+        self.has_any(UNWRITTEN)
+    }
+
+    /// The word as it would be, were the page written.
+    #[must_use]
+    pub const fn as_written(self) -> Word {
+        self.without(UNWRITTEN)
     }
 
     /// With one pin more, or `None` where [`MAX_PINS`] are held.
@@ -227,6 +251,8 @@ impl fmt::Debug for Word {
             .field("generation", &self.generation())
             .field("version", &self.version())
             .field("isolated", &self.has(flag::ISOLATED))
+            .field("dirty", &self.has(flag::DIRTY))
+            .field("writeback", &self.has(flag::WRITEBACK))
             .finish_non_exhaustive()
     }
 }
@@ -272,5 +298,17 @@ mod tests {
         for flag in [flag::LATCH, flag::INTENT, flag::DIRTY, flag::WRITEBACK] {
             assert!(!live.with(flag).is_evictable());
         }
+    }
+
+    #[test]
+    fn a_write_begins_from_a_dirty_page_that_nobody_changes_or_writes() {
+        let dirty = Word::FREE.with_state(State::Live).with(flag::DIRTY);
+        assert!(dirty.may_be_written() && dirty.pinned().unwrap().may_be_written());
+        assert!(!dirty.without(flag::DIRTY).may_be_written());
+        assert!(!dirty.with_state(State::Detached).may_be_written());
+        for flag in [flag::LATCH, flag::WRITEBACK] {
+            assert!(!dirty.with(flag).may_be_written());
+        }
+        assert!(dirty.with(flag::WRITEBACK).as_written().is_evictable());
     }
 }

@@ -15,7 +15,7 @@ pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
 pub use pressure::{PressureLine, PressureStats, Window};
-pub use record::{Count, Event, Events, Group, Limit, NO_LIMIT};
+pub use record::{Count, Event, Events, Gauge, Group, Limit, NO_LIMIT};
 pub use stock::{
     ByteLine, Item, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock, StockKind,
     StockLine, StockStats, Surplus,

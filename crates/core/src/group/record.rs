@@ -72,6 +72,19 @@ pub enum Count {
 
 const NR_COUNTS: usize = 5;
 
+/// How many pages of a group are in some state now, by the names of `memory.stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gauge {
+    /// Pages whose content is being read. Not a name of the kernel's.
+    Reading,
+    /// Pages that must be written before they can go.
+    FileDirty,
+    /// Pages that are being written.
+    FileWriteback,
+}
+
+const NR_GAUGES: usize = 3;
+
 #[derive(Debug, Default)]
 struct EventCounts([AtomicU64; NR_EVENTS]);
 
@@ -129,8 +142,7 @@ pub struct Group {
     /// Of the subtree, and of this very group.
     events: [EventCounts; 2],
     counts: [AtomicU64; NR_COUNTS],
-    /// Pages whose content is being read.
-    nr_reading: AtomicU64,
+    gauges: [AtomicU32; NR_GAUGES],
     pub(super) placement: Placement,
     pub(super) pressure: Pressure,
     /// Bytes of charged pages that no CPU and no object has, below a page.
@@ -146,12 +158,13 @@ impl Group {
         self.depth.store(depth, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
         let more = [&self.parked, &self.cursor].into_iter().chain(&self.givers);
+        let more = more.chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }
-        let gauges = [&self.usage, &self.peak, &self.nr_reading];
+        let usage = [&self.usage, &self.peak];
         let counts = self.counts.iter().chain(&self.state);
-        for count in gauges.into_iter().chain(counts) {
+        for count in usage.into_iter().chain(counts) {
             count.store(0, Ordering::Relaxed);
         }
         for claim in &self.claims {
@@ -281,6 +294,28 @@ impl Group {
         self.counts[count as usize].fetch_add(more, Ordering::Relaxed);
     }
 
+    /// Pages of this very group in a state; exact at rest.
+    #[must_use]
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        let nr_pages = self.gauges[gauge as usize].load(Ordering::Relaxed);
+        // Below zero for a moment: a page is counted after its word has changed.
+        if nr_pages > u32::MAX / 2 {
+            0
+        } else {
+            nr_pages.into()
+        }
+    }
+
+    /// Pages of the group have come into a state. One read-modify-write.
+    pub fn add_gauge(&self, gauge: Gauge, nr_pages: u32) {
+        self.gauges[gauge as usize].fetch_add(nr_pages, Ordering::Relaxed);
+    }
+
+    /// The end of [`Group::add_gauge`].
+    pub fn sub_gauge(&self, gauge: Gauge, nr_pages: u32) {
+        self.gauges[gauge as usize].fetch_sub(nr_pages, Ordering::Relaxed);
+    }
+
     /// Takes over what a child that goes has counted.
     pub(super) fn inherit(&self, child: &Group) {
         for (own, of_child) in self.counts.iter().zip(&child.counts) {
@@ -291,7 +326,7 @@ impl Group {
     /// Pages of this very group whose content is being read.
     #[must_use]
     pub fn nr_reading(&self) -> u64 {
-        self.nr_reading.load(Ordering::Relaxed)
+        self.gauge(Gauge::Reading)
     }
 
     /// A read of a page of the group begins.
@@ -302,14 +337,12 @@ impl Group {
 
     /// A copy of a page of the group begins.
     pub fn begin_copy(&self, nr_pages: u32) {
-        self.nr_reading
-            .fetch_add(u64::from(nr_pages), Ordering::Relaxed);
+        self.add_gauge(Gauge::Reading, nr_pages);
     }
 
     /// The end of [`Group::begin_read`] or [`Group::begin_copy`].
     pub fn end_read(&self, nr_pages: u32) {
-        self.nr_reading
-            .fetch_sub(u64::from(nr_pages), Ordering::Relaxed);
+        self.sub_gauge(Gauge::Reading, nr_pages);
     }
 
     /// Id of the group's first lruvec, 0 before its first page.

@@ -1,9 +1,10 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::evacuate::Evacuated;
+use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
-use crate::frame::State;
+use crate::frame::{State, flag};
 use crate::group::{BATCH, Charged, Event, OverLimit};
 use crate::sync::yield_now;
 use crate::units::{Cpu, Frame, Order, PAGE_BYTES};
@@ -240,7 +241,7 @@ impl Memory {
     ///
     /// Source: the order of the kernel's slow path. Changed: `min` is kept from requests that can
     /// be refused only, so that caches are not drained for each page while free memory is below it.
-    fn take_frames(
+    pub(super) fn take_frames(
         &self,
         here: Here<'_>,
         group: u32,
@@ -308,6 +309,7 @@ impl Memory {
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
         let (mut retries, mut nr_regions) = (0, amount.nr_regions());
+        let mut is_unwritten = false;
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
@@ -320,13 +322,18 @@ impl Memory {
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
             let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
             if is_hopeless || !here.may_reclaim {
-                return Err(AllocError::OverLimit { group: over });
+                return Err(match is_unwritten {
+                    true => AllocError::Unwritten { group: over },
+                    false => AllocError::OverLimit { group: over },
+                });
             }
             // Others may charge what is emptied: no more than would do without them.
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
-            if !is_emptied && self.reclaim_for(here, (group, over), nr_pages) == 0 {
-                retries += 1;
+            if !is_emptied {
+                let round = self.reclaim_round(here, (group, over), nr_pages);
+                is_unwritten = round.is_unwritten;
+                retries += u32::from(round.nr_freed == 0);
             }
             charged = match amount {
                 Amount::Pages(nr_pages) => self.groups.charge(here.cpu, group, nr_pages),
@@ -343,16 +350,28 @@ impl Memory {
         (group, subtree): (u32, u32),
         nr_pages: u32,
     ) -> u32 {
-        let mut freed = 0;
+        self.reclaim_round(here, (group, subtree), nr_pages)
+            .nr_freed
+    }
+
+    /// [`Memory::reclaim_for`], and why it freed nothing.
+    fn reclaim_round(
+        &self,
+        here: Here<'_>,
+        (group, subtree): (u32, u32),
+        nr_pages: u32,
+    ) -> Reclaimed {
+        let mut round = Reclaimed::default();
         here.platform.stall(group, &mut || {
             let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
-            freed = self.reclaim(here.cpu, subtree, nr_pages);
+            round = self.reclaim_writing(here, subtree, nr_pages);
             // Shrinkers give in proportion to what pages gave, or all that is asked where those
             // gave nothing.
-            let of = if freed == 0 { 0 } else { usage };
-            freed += here.platform.shrink(subtree, freed.max(nr_pages), of);
+            let freed = &mut round.nr_freed;
+            let of = if *freed == 0 { 0 } else { usage };
+            *freed += here.platform.shrink(subtree, nr_pages.max(*freed), of);
         });
-        freed
+        round
     }
 
     /// After a charge that took levels above their `high`: reclaims a batch on each, and tells the
@@ -393,7 +412,7 @@ impl Memory {
     }
 
     #[inline]
-    fn make_bare(&self, frame: Frame) {
+    pub(super) fn make_bare(&self, frame: Frame) {
         self.frames.set_key(frame, None);
         let before = self.frames.change_owned(frame, |word| {
             word.bare().with_state(State::Free).next_version()
@@ -413,7 +432,11 @@ impl Memory {
         order: Order,
     ) -> Result<(Frame, bool), AllocError> {
         self.zones.cache_order(order);
-        let Block { frame, was_ours } = self.take_block(here, group, order, Mobility::Unmovable)?;
+        let taken = self.take_block(here, group, order, Mobility::Unmovable);
+        let Block { frame, was_ours } = match taken {
+            Err(_) if here.may_use_reserve => return self.take_reserved(here, order),
+            taken => taken?,
+        };
         self.frames
             .change_owned(frame, |word| word.with_state(State::Buf).next_version());
         Ok((frame, was_ours))
@@ -443,10 +466,11 @@ impl Memory {
     /// # Panics
     /// Where the frame is no working memory.
     pub fn free_buf(&self, cpu: Cpu, frame: Frame) {
-        assert!(
-            self.frames.word(frame).state() == State::Buf,
-            "{frame:?} is no working memory"
-        );
-        self.put_block(cpu, frame);
+        let word = self.frames.word(frame);
+        assert!(word.state() == State::Buf, "{frame:?} is no working memory");
+        match word.has(flag::RESERVE) {
+            true => self.put_reserved(cpu, frame),
+            false => self.put_block(cpu, frame),
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Mappings: opened, and closed with all their pages.
 
 use super::{Effects, Here, Memory};
-use crate::frame::{State, Word};
+use crate::frame::{State, Word, flag};
+use crate::group::{Gauge, Group};
 use crate::sync::NoMetadata;
 use crate::units::{Cpu, Frame, Order, PageType};
 
@@ -36,7 +37,8 @@ impl Memory {
         self.make_record(here, make, |_| true)
     }
 
-    /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin.
+    /// Drops a mapping and its pages. Pinned pages stay readable and go with their last pin; dirty
+    /// ones are not written. A write under way goes on: its page and the mapping's id go with it.
     ///
     /// `run` gets the effects of each page. The caller has no operation on this mapping under way
     /// and starts none.
@@ -58,14 +60,18 @@ impl Memory {
     fn truncate(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
         let detached = self.frames.update(frame, |word: Word| {
             let pinned = word.pinned().filter(|_| word.state() == State::Live);
-            pinned.map(|word| word.with_state(State::Detached).next_version())
+            let detached = pinned.map(|word| word.with_state(State::Detached).next_version());
+            detached.map(|word| word.without(flag::DIRTY))
         });
-        if detached.is_err() {
+        let Ok(before) = detached else {
             core::hint::spin_loop();
             return;
-        }
+        };
         let key = self.frames.key(frame).expect("a live frame holds a page");
         self.forget(key, frame);
+        if before.has(flag::DIRTY) {
+            self.count(frame, Gauge::FileDirty, Group::sub_gauge);
+        }
         let lruvec = self.lruvec_at(frame);
         let lruvec = lruvec.expect("a live page's group has a lruvec");
         lruvec.lock().remove(&self.frames, frame);

@@ -1,5 +1,6 @@
 //! Where a call comes from, and what core asks of the program around it.
 
+use super::Writes;
 use crate::units::Cpu;
 use core::fmt::Debug;
 
@@ -11,6 +12,16 @@ pub trait Platform: Debug {
     ///
     /// What it calls must not make core reclaim: those calls come with [`Here::without_reclaim`].
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32;
+
+    /// Runs writes that reclaim needs or would like: it takes from `writes` as many as it has room
+    /// for, and gives each to [`super::Memory::complete_write`] when it has ended.
+    ///
+    /// `nr_pages` are needed: it comes back when as many were written, or no more can be, by these
+    /// writes or others that are under way. Where that is 0, it waits for nothing. What it leaves
+    /// is offered again. The default is a program that writes nothing here.
+    ///
+    /// Calls of core on the way come with [`Here::for_writes`].
+    fn write_back(&self, _writes: &mut Writes<'_>, _nr_pages: u32) {}
 
     /// Runs `work`, which takes memory from others or waits for it, as a stall of the calling
     /// thread on memory of `group`.
@@ -43,6 +54,8 @@ pub struct Here<'a> {
     pub platform: &'a dyn Platform,
     /// Whether it may reclaim: not inside a shrinker.
     pub may_reclaim: bool,
+    /// Whether it may use the reserve of writes.
+    pub may_use_reserve: bool,
 }
 
 impl<'a> Here<'a> {
@@ -52,6 +65,7 @@ impl<'a> Here<'a> {
             cpu,
             platform,
             may_reclaim: true,
+            may_use_reserve: false,
         }
     }
 
@@ -60,6 +74,17 @@ impl<'a> Here<'a> {
     pub fn without_reclaim(self) -> Here<'a> {
         Here {
             may_reclaim: false,
+            ..self
+        }
+    }
+
+    /// The same, for foreign code that writes a page: it gets what is there, else working memory
+    /// from a reserve of fixed size, else nothing.
+    #[must_use]
+    pub fn for_writes(self) -> Here<'a> {
+        Here {
+            may_reclaim: false,
+            may_use_reserve: true,
             ..self
         }
     }

@@ -15,6 +15,8 @@ mod reclaim;
 mod region;
 mod reserve;
 mod stat;
+mod write;
+mod write_reserve;
 
 pub use alloc::Idle;
 pub use effects::{Effect, Effects, Io};
@@ -23,6 +25,7 @@ pub use here::{Here, Platform};
 pub use pins::Pinned;
 pub use reserve::BadBudget;
 pub use stat::Stat;
+pub use write::{Write, Writes};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
@@ -34,6 +37,7 @@ use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 use balloon::Balloon;
 use evacuate::Evacuation;
+use write_reserve::WriteReserve;
 
 /// Pages that a budget must leave for content.
 pub const MIN_PAGES: u32 = 16;
@@ -43,6 +47,8 @@ const MAX_RETRIES: u32 = 16;
 const MAX_SLACK: u32 = 3072;
 /// Source: the kernel's default of `vm.swappiness`.
 const SWAPPINESS: u8 = 60;
+/// Pages of the default reserve of writes: a few blocks for each of a few writes at a time.
+pub const WRITE_RESERVE_PAGES: u32 = 16;
 /// Pages for the first chunks of core's tables and the slack of the root's stocks.
 const TABLE_PAGES: u32 = 64;
 
@@ -65,6 +71,9 @@ pub struct Config {
     pub alloc: AllocConfig,
     /// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
     pub stocks: StockKind,
+    /// Pages of the budget that are kept for working memory of stores that write. Default:
+    /// [`WRITE_RESERVE_PAGES`].
+    pub write_reserve_pages: u32,
 }
 
 impl Config {
@@ -85,6 +94,7 @@ impl Config {
             swappiness: SWAPPINESS,
             alloc: AllocConfig::new(topology),
             stocks: StockKind::default(),
+            write_reserve_pages: WRITE_RESERVE_PAGES,
         }
     }
 
@@ -106,7 +116,7 @@ impl Config {
         // Each round adds the records of the pages that the last one added: 2 % of them.
         for _ in 0..8 {
             self.budget_pages = nr_pages
-                .saturating_add(self.metadata_pages())
+                .saturating_add(self.own_pages())
                 .saturating_add(TABLE_PAGES)
                 .saturating_add(nr_pages / 64);
             self.arena_pages = self.budget_pages;
@@ -143,6 +153,14 @@ impl Config {
     pub fn metadata_pages(&self) -> u32 {
         u32::try_from(self.metadata_bytes().div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
     }
+
+    /// Pages that are charged to the root when the memory is built: its tables, and the reserve of
+    /// writes.
+    #[must_use]
+    pub fn own_pages(&self) -> u32 {
+        self.metadata_pages()
+            .saturating_add(self.write_reserve_pages)
+    }
 }
 
 /// Why a memory was not built.
@@ -166,6 +184,12 @@ pub enum BuildError {
 pub enum AllocError {
     /// `group` is at its `max` and nothing in it can be evicted.
     OverLimit {
+        /// The group whose limit it is.
+        group: u32,
+    },
+    /// `group` is at its `max`, and what could be evicted in it are dirty pages that were not
+    /// written: their writes fail, or nobody runs them.
+    Unwritten {
         /// The group whose limit it is.
         group: u32,
     },
@@ -227,6 +251,7 @@ pub struct Memory {
     page_ins: AtomicU64,
     evacuation: Evacuation,
     balloon: Balloon,
+    write_reserve: WriteReserve,
     /// Of core's own tables.
     metadata_pages: u32,
     stats: Counters,
@@ -242,7 +267,8 @@ impl Memory {
         config.alloc.check().map_err(BuildError::Config)?;
         let nr_frames = config.nr_frames();
         let metadata = config.metadata_pages();
-        let needed_pages = metadata.saturating_add(MIN_PAGES);
+        let own_pages = config.own_pages();
+        let needed_pages = own_pages.saturating_add(MIN_PAGES);
         if config.budget_pages < needed_pages {
             let budget_pages = config.budget_pages;
             return Err(BuildError::BudgetTooSmall {
@@ -266,6 +292,7 @@ impl Memory {
                 page_ins: AtomicU64::new(0),
                 evacuation: Evacuation::try_new(nr_frames)?,
                 balloon: Balloon::default(),
+                write_reserve: WriteReserve::new(config.write_reserve_pages),
                 metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
@@ -276,7 +303,7 @@ impl Memory {
         let top = memory.groups.get(root).expect("the root stays");
         top.set_policy(memory.config.policy.number());
         top.set_swappiness(memory.config.swappiness);
-        let charged = memory.groups.charge(Cpu::new(0), root, metadata);
+        let charged = memory.groups.charge(Cpu::new(0), root, own_pages);
         assert!(
             charged.is_ok(),
             "the budget has room for the tables (checked above)"
@@ -314,7 +341,12 @@ impl Memory {
     /// Pages that the budget leaves for content and working memory.
     #[must_use]
     pub fn content_pages(&self) -> u32 {
-        self.config.budget_pages - self.metadata_pages
+        self.config.budget_pages - self.own_pages()
+    }
+
+    /// Pages charged to the root when it was built.
+    fn own_pages(&self) -> u32 {
+        self.metadata_pages + self.config.write_reserve_pages
     }
 
     fn mapping_of(&self, key: PageKey) -> &Mapping {
@@ -451,7 +483,8 @@ impl Memory {
         let used = u64::from(self.stats().nr_used);
         assert!(usage >= used, "{usage} pages charged, {used} frames in use");
         let reserved = self.reserved_bytes().div_ceil(PAGE_BYTES as u64);
-        let records = usage - used - reserved - u64::from(self.metadata_pages);
+        let own = u64::from(self.metadata_pages + self.write_reserve.left());
+        let records = usage - used - reserved - own;
         // A group with reservations is charged for the page that their last bytes are in.
         let rounded_up = u64::from(self.balloon.nr_reservations());
         assert!(

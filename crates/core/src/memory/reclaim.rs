@@ -3,7 +3,8 @@
 use super::{AllocError, Here, Memory};
 
 use crate::group::{Count, Event, Group, Protection};
-use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, choose};
+use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl};
+use crate::reclaim::{Unwritten, choose};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, NodeMask};
 
@@ -133,7 +134,7 @@ impl Memory {
                 nodes,
                 is_low_kept,
             };
-            self.reclaim_once(cpu, reach, nr_pages)
+            self.reclaim_once(cpu, reach, nr_pages, &mut None)
         };
         match take(true) {
             0 if self.groups.is_protected() => take(false),
@@ -141,26 +142,41 @@ impl Memory {
         }
     }
 
-    fn reclaim_once(&self, cpu: Cpu, reach: Reach, nr_pages: u32) -> u32 {
+    /// Evicts one batch of what is in reach. Where `unwritten` is there, it gets the dirty pages
+    /// that were met, and no lruvec is looked through once it is full.
+    pub(super) fn reclaim_once(
+        &self,
+        cpu: Cpu,
+        reach: Reach,
+        nr_pages: u32,
+        unwritten: &mut Option<Unwritten>,
+    ) -> u32 {
         let mut failed = Failed::default();
         for at in 0..MAX_CHOICES {
             let Some(giver) = self.coldest_giver(reach, &failed) else {
                 break;
             };
-            let freed = self.reclaim_from(cpu, reach.subtree, &giver, nr_pages);
+            let freed = self.reclaim_from(cpu, reach.subtree, (&giver, nr_pages), unwritten);
             if freed > 0 {
                 return freed;
             }
             failed[at] = Some(giver.lruvec);
         }
         // None of those who were chosen has a page to give: whoever else has one is asked.
-        let givers = self.givers(reach, &failed);
-        let mut freed = givers.map(|giver| self.reclaim_from(cpu, reach.subtree, &giver, nr_pages));
+        let mut freed = self
+            .givers(reach, &failed)
+            .map(|giver| self.reclaim_from(cpu, reach.subtree, (&giver, nr_pages), unwritten));
         freed.find(|&freed| freed > 0).unwrap_or(0)
     }
 
     /// Evicts a batch of one group's pages, beyond what is left to it.
-    fn reclaim_from(&self, cpu: Cpu, subtree: u32, giver: &Giver<'_>, nr_pages: u32) -> u32 {
+    fn reclaim_from(
+        &self,
+        cpu: Cpu,
+        subtree: u32,
+        (giver, nr_pages): (&Giver<'_>, u32),
+        unwritten: &mut Option<Unwritten>,
+    ) -> u32 {
         let limit = self.groups.get(subtree).map_or(0, Group::max);
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
         let spare = self.spare(giver.group, subtree, giver.is_low_kept);
@@ -172,7 +188,7 @@ impl Memory {
             swappiness: self.groups.get(subtree).map_or(0, Group::swappiness),
             page_ins: self.page_ins.load(Ordering::Relaxed),
         };
-        let mut batch = Batch::default();
+        let mut batch = Batch::noting(unwritten.take());
         let scanned = self.isolate(giver.lruvec, &control, &mut batch);
         self.stats
             .scanned
@@ -181,14 +197,15 @@ impl Memory {
             group.add_count(Count::Pgscan, u64::from(scanned));
         }
         let freed = self.evict(cpu, giver.lruvec, &batch, None);
+        *unwritten = batch.into_unwritten();
         if freed > 0 && !giver.is_low_kept {
             self.groups.count_event(giver.group, Event::Low);
         }
         freed
     }
 
-    /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one. Returns
-    /// the pages scanned.
+    /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to
+    /// note as many dirty ones as a batch holds. Returns the pages scanned.
     fn isolate(&self, lruvec: &LruvecRecord, control: &ScanControl, batch: &mut Batch) -> u32 {
         let mut control = *control;
         let mut scanned: u32 = 0;
@@ -199,6 +216,9 @@ impl Memory {
             scanned = scanned.saturating_add(seen);
             let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
             if !batch.is_empty() || seen == 0 || scanned > most {
+                return scanned;
+            }
+            if batch.is_noted_full() {
                 return scanned;
             }
             // The part that should give has nothing to give.

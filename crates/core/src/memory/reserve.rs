@@ -92,7 +92,7 @@ impl Memory {
     /// [`BadBudget`] beyond the arena, or too small for core's records; nothing is changed.
     pub fn set_budget(&self, here: Here<'_>, budget_pages: u64) -> Result<u64, BadBudget> {
         let most = u64::from(self.config.arena_pages);
-        let least = u64::from(self.metadata_pages + MIN_PAGES);
+        let least = u64::from(self.own_pages() + MIN_PAGES);
         if !(least..=most).contains(&budget_pages) {
             return Err(BadBudget { least, most });
         }

@@ -1,7 +1,7 @@
 //! What a group's memory is: the numbers of `memory.stat`.
 
 use super::Memory;
-use crate::group::{Count, Item};
+use crate::group::{Count, Gauge, Item};
 use crate::units::{PAGE_BYTES, PageType};
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far.
@@ -13,7 +13,11 @@ pub struct Stat {
     pub anon: u64,
     /// Pages of files, those being read too.
     pub file: u64,
-    /// Core's own records. They are the root's.
+    /// Of these, pages that must be written before they can go.
+    pub file_dirty: u64,
+    /// Of these, pages that are being written, and pages that left their file meanwhile.
+    pub file_writeback: u64,
+    /// Core's own records, and the reserve of writes. They are the root's.
     pub kernel: u64,
     /// Bytes charged for objects that a shrinker can free.
     pub slab_reclaimable: u64,
@@ -47,26 +51,28 @@ impl Memory {
             .groups
             .iter()
             .filter(|&(other, _)| self.groups.is_in(other, id));
+        let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
         let mut file = 0;
         for (_, group) in below {
             file += group.nr_reading();
             for (_, lruvec) in self.lruvecs_of(group) {
                 file += u64::from(lruvec.lock().nr_frames(PageType::File));
             }
+            stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
+            stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
             stat.pgmajfault += group.count(Count::Pgmajfault);
             stat.pgscan += group.count(Count::Pgscan);
             stat.pgsteal += group.count(Count::Pgsteal);
             stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
             stat.pgforced += group.count(Count::Pgforced);
         }
-        let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
         stat.file = bytes(file);
         stat.slab_reclaimable = self.groups.state(id, Item::SlabReclaimable);
         stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
         stat.stock = bytes(u64::from(self.groups.stocked(id))) + self.groups.held_bytes(id);
         if id == self.groups.root() {
             stat.kernel =
-                bytes(u64::from(self.metadata_pages) + u64::from(self.groups.nr_record_pages()));
+                bytes(u64::from(self.own_pages()) + u64::from(self.groups.nr_record_pages()));
         }
         let slab = stat.slab_reclaimable + stat.slab_unreclaimable;
         let others = stat.file + stat.kernel + slab + stat.stock;

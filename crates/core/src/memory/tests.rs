@@ -9,6 +9,7 @@ mod longterm;
 mod region;
 mod reserve;
 mod stat;
+mod write;
 
 use super::*;
 use crate::alloc::Mempolicy;

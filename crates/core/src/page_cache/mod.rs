@@ -1,11 +1,13 @@
 #![doc = include_str!("README.md")]
 
 mod index;
+mod write;
 
 pub use index::{Index, Locked};
+pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, State, Word, flag};
-use crate::sync::{AtomicU32, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Frame, Order, PageKey, PageType};
 
 /// How a page is used by whoever asks for it.
@@ -30,27 +32,55 @@ pub enum Found {
     TooManyPins,
 }
 
-/// The pages of a file, or of a region without one: their order and type, and the list of their
-/// resident frames.
+/// Writes of a file's pages that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteErrors {
+    /// How many, wrapping at 2^32: who remembers an earlier number sees that there are more.
+    pub nr_errors: u32,
+    /// The code of the last one.
+    pub code: u32,
+}
+
+/// The pages of a file, or of a region without one: their order and type, the list of their
+/// resident frames, and what became of their writes.
 #[derive(Debug)]
 pub struct Mapping {
+    id: AtomicU32,
     order: AtomicU32,
     page_type: AtomicU32,
+    /// Writes under way, and [`CLOSED`].
+    writes: AtomicU32,
+    /// [`WriteErrors`]: the number in the upper half.
+    errors: AtomicU64,
     resident: SpinLock<FileList, { rank::MAPPING }>,
 }
+
+/// The mapping goes with the last write.
+const CLOSED: u32 = 1 << 31;
 
 impl Default for Mapping {
     fn default() -> Self {
         let resident = SpinLock::new(FileList::new());
         Mapping {
+            id: AtomicU32::new(0),
             order: AtomicU32::new(0),
             page_type: AtomicU32::new(PageType::File as u32),
+            writes: AtomicU32::new(0),
+            errors: AtomicU64::new(0),
             resident,
         }
     }
 }
 
 impl Mapping {
+    fn reset(&self, id: u32, order: Order, page_type: PageType) {
+        self.id.store(id, Ordering::Relaxed);
+        self.order.store(u32::from(order.get()), Ordering::Relaxed);
+        self.page_type.store(page_type as u32, Ordering::Relaxed);
+        self.writes.store(0, Ordering::Relaxed);
+        self.errors.store(0, Ordering::Relaxed);
+    }
+
     /// The order of all its pages.
     #[must_use]
     pub fn order(&self) -> Order {
@@ -93,6 +123,37 @@ impl Mapping {
     pub fn unlist(&self, frames: &FrameTable, frame: Frame) {
         self.resident.lock().remove(frames, frame);
     }
+
+    /// Holds the mapping for a write, until [`Mappings::end_write`]; false where it was closed.
+    #[must_use]
+    pub fn begin_write(&self) -> bool {
+        let begin = |writes: u32| (writes & CLOSED == 0).then_some(writes + 1);
+        self.writes
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, begin)
+            .is_ok()
+    }
+
+    /// Counts a write that failed with a code of the runtime's.
+    pub fn count_error(&self, code: u32) {
+        let count = |errors: u64| {
+            let nr_errors = (errors >> 32).wrapping_add(1);
+            Some(nr_errors << 32 | u64::from(code))
+        };
+        let counted = self
+            .errors
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        assert!(counted.is_ok(), "an update without a condition");
+    }
+
+    /// Writes that failed since it was opened.
+    #[must_use]
+    pub fn errors(&self) -> WriteErrors {
+        let errors = self.errors.load(Ordering::Relaxed);
+        WriteErrors {
+            nr_errors: (errors >> 32) as u32,
+            code: (errors & 0xFFFF_FFFF) as u32,
+        }
+    }
 }
 
 /// All mappings. The id in a [`PageKey`] is the low 24 bits of a mapping's id.
@@ -112,12 +173,8 @@ impl Mappings {
         order: Order,
         page_type: PageType,
     ) -> Result<u32, NoMetadata> {
-        self.table.insert(charge, |_, mapping| {
-            mapping
-                .order
-                .store(u32::from(order.get()), Ordering::Relaxed);
-            mapping.page_type.store(page_type as u32, Ordering::Relaxed);
-        })
+        self.table
+            .insert(charge, |id, mapping| mapping.reset(id, order, page_type))
     }
 
     /// The mapping of `id`, or `None` where it was closed.
@@ -132,9 +189,24 @@ impl Mappings {
         self.table.get_by_low(key.mapping(), PageKey::MAX_MAPPING)
     }
 
-    /// Gives the id of an empty mapping back.
+    /// Gives the id of an empty mapping back, with the last write that is under way.
+    ///
+    /// # Panics
+    /// Where the id is stale.
     pub fn close(&self, id: u32) {
-        self.table.remove(id);
+        let mapping = self.get(id).expect("an open mapping");
+        // AcqRel pairs with that of `end_write`: of the two, the later one gives the id back.
+        if mapping.writes.fetch_or(CLOSED, Ordering::AcqRel) == 0 {
+            self.table.remove(id);
+        }
+    }
+
+    /// Ends what [`Mapping::begin_write`] began.
+    pub fn end_write(&self, mapping: &Mapping) {
+        let id = mapping.id.load(Ordering::Relaxed);
+        if mapping.writes.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
+            self.table.remove(id);
+        }
     }
 
     /// The key of a page, or `None` beyond 2^40 pages.
@@ -220,6 +292,7 @@ pub fn try_reap(frames: &FrameTable, frame: Frame) -> bool {
     let reaped = frames.update(frame, |word| {
         let is_gone = matches!(word.state(), State::Failed | State::Detached);
         let is_held = word.pins() > 0 || word.has(flag::ISOLATED) || word.generation() != 0;
+        let is_held = is_held || word.has(flag::WRITEBACK);
         (is_gone && !is_held).then(|| word.bare().with_state(State::Evicting).next_version())
     });
     reaped.is_ok()

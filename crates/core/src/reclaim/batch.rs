@@ -1,6 +1,6 @@
 //! What reclaim takes off the lists at once.
 
-use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token};
+use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token, Unwritten};
 use crate::frame::Word;
 use crate::units::{Frame, index};
 
@@ -55,11 +55,13 @@ pub struct Victim {
     pub token: Token,
 }
 
-/// Up to [`MAX_BATCH`] victims.
+/// Up to [`MAX_BATCH`] victims, and the pages met on the way that must be written first.
 #[derive(Debug)]
 pub struct Batch {
     victims: [Option<Victim>; MAX_BATCH as usize],
     len: u32,
+    /// `None` where nobody asks for them.
+    unwritten: Option<Unwritten>,
 }
 
 impl Default for Batch {
@@ -67,6 +69,7 @@ impl Default for Batch {
         Batch {
             victims: [None; MAX_BATCH as usize],
             len: 0,
+            unwritten: None,
         }
     }
 }
@@ -87,6 +90,34 @@ impl Batch {
     pub(super) fn push(&mut self, victim: Victim) {
         self.victims[index(self.len)] = Some(victim);
         self.len += 1;
+    }
+
+    /// An empty batch; where `unwritten` is there, what must be written is added to it.
+    #[must_use]
+    pub fn noting(unwritten: Option<Unwritten>) -> Batch {
+        Batch {
+            unwritten,
+            ..Batch::default()
+        }
+    }
+
+    /// Whether no more pages can be noted that must be written.
+    #[must_use]
+    pub fn is_noted_full(&self) -> bool {
+        self.unwritten.as_ref().is_some_and(Unwritten::is_full)
+    }
+
+    /// What must be written, where that was noted.
+    #[must_use]
+    pub fn into_unwritten(self) -> Option<Unwritten> {
+        self.unwritten
+    }
+
+    /// Notes a page that its policy would take if it were written.
+    pub(super) fn note(&mut self, frame: Frame, word: Word) {
+        if let Some(unwritten) = &mut self.unwritten {
+            unwritten.note(frame, word);
+        }
     }
 
     /// The victims in the order in which they were taken.

@@ -42,13 +42,15 @@ impl Rules for Fifo {
                 break;
             };
             scanned += 1;
-            if frames.word(frame).is_evictable() {
+            let word = frames.word(frame);
+            if word.is_evictable() {
                 batch.push(Victim {
                     frame,
                     word: super::isolated(frames, frame),
                     token: Token::new(0),
                 });
             } else {
+                batch.note(frame, word);
                 self.pages.push_head(frames, frame);
             }
         }

@@ -359,6 +359,9 @@ impl Rules for Gated2q {
             nr_scanned += 1;
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
+            if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
+                batch.note(frame, word);
+            }
             if let Some(to) = Self::kept(word) {
                 self.requeue(frames, frame, to);
                 continue;

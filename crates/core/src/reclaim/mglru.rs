@@ -120,6 +120,17 @@ impl Mglru {
         }))
     }
 
+    /// Whether a page is worth keeping: its accesses are of a tier that is protected, or it was
+    /// looked at in place.
+    fn is_kept(word: Word, cut_off: usize) -> bool {
+        word.has(flag::YOUNG) || Self::is_protected(word, cut_off)
+    }
+
+    fn is_protected(word: Word, cut_off: usize) -> bool {
+        let accesses = word.refs().min(MAX_ACCESSES);
+        controller::tier_of(accesses) > cut_off || accesses == MAX_ACCESSES
+    }
+
     /// Looks at the coldest page of the oldest generation; true where it moved up instead.
     fn sort(&mut self, frames: &FrameTable, frame: Frame, word: Word, cut_off: usize) -> bool {
         let next = self.min_seq + 1;
@@ -130,14 +141,13 @@ impl Mglru {
             moved(frames, frame, youngest);
             return true;
         }
-        let accesses = word.refs().min(MAX_ACCESSES);
-        let tier = controller::tier_of(accesses);
-        let is_protected = tier > cut_off || accesses == MAX_ACCESSES;
+        let is_protected = Self::is_protected(word, cut_off);
         if is_protected || !word.is_evictable() {
             self.list(self.min_seq).remove(frames, frame);
             self.list(next).push_tail(frames, frame);
             moved(frames, frame, next);
             if is_protected {
+                let tier = controller::tier_of(word.refs().min(MAX_ACCESSES));
                 self.counted[tier].total += 1;
             }
             return true;
@@ -224,6 +234,9 @@ impl Rules for Mglru {
                 scanned += 1;
                 let word = frames.word(frame);
                 if self.sort(frames, frame, word, cut_off) {
+                    if word.is_unwritten() && !Self::is_kept(word, cut_off) {
+                        batch.note(frame, word);
+                    }
                     continue;
                 }
                 let token = self.token(frames, frame, word);

@@ -14,12 +14,14 @@ mod record;
 mod refault_gate;
 mod shadow;
 mod two_list;
+mod unwritten;
 
 pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use shadow::{PER_FRAME, Shadows, Token};
+pub use unwritten::Unwritten;
 
 use crate::frame::{FrameTable, State, Word, flag};
 use crate::units::{Frame, PageType};

@@ -189,6 +189,9 @@ impl Rules for TwoList {
             nr_scanned += 1;
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
+            if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
+                batch.note(frame, word);
+            }
             if let Some(to) = Self::kept(word) {
                 self.nonresident_age += u64::from(to.0 == ACTIVE);
                 self.requeue(frames, frame, to);

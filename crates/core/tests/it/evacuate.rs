@@ -230,9 +230,9 @@ fn where_everything_is_pinned_free_frames_in_pieces_are_refused() {
     let mut world = World::new(Policy::default(), 4096, 1);
     let key = |page| Mappings::key(world.files[0], page).expect("a small page");
     let held: Vec<Frame> = (0..4000).map(|page| world.have(0, key(page))).collect();
-    // Every eighth frame is free again.
+    // Every fourth frame is free again.
     world.memory.groups().drain(world.memory.groups().root());
-    let (gone, kept): (Vec<_>, Vec<_>) = held.into_iter().partition(|f| f.number() % 8 == 0);
+    let (gone, kept): (Vec<_>, Vec<_>) = held.into_iter().partition(|f| f.number() % 4 == 0);
     gone.iter().for_each(|&frame| world.unpin(frame));
     let order = Order::new(3).expect("an order");
     // What is left of the arena as a whole goes first.

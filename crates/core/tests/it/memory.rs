@@ -187,6 +187,7 @@ impl World {
                 assert!(in_use + order.nr_pages() > max, "{in_use} of {max} in use");
             }
             AllocError::NoBlock { order } => assert_ne!(order, Order::ZERO),
+            AllocError::Unwritten { .. } => panic!("no page is dirty"),
             AllocError::NoMetadata => panic!("the budget has room for tables"),
         }
     }

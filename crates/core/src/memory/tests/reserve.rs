@@ -265,7 +265,7 @@ fn a_budget_below_the_arena_is_there_from_the_start_whatever_the_sizes() {
         for nr_pages in (700..9000).step_by(411) {
             let topology = Topology::grid(nr_nodes, nr_cpus).unwrap();
             let mut config = Config::on(topology, nr_pages, Policy::Fifo);
-            config.budget_pages = config.metadata_pages() + MIN_PAGES;
+            config.budget_pages = config.own_pages() + MIN_PAGES;
             if config.budget_pages > nr_pages {
                 continue;
             }

@@ -1,0 +1,261 @@
+//! Dirty pages: marked, written, and written because reclaim wants their frames.
+//!
+//! Core writes nothing itself: [`Memory::begin_write`] makes a value that somebody runs. Reclaim
+//! notes the dirty pages that it would have taken, in a list on its own stack, and offers their
+//! writes to the platform: so writing needs no memory of core's.
+
+use super::reclaim::Reach;
+use super::{Effect, Effects, Here, Memory};
+use crate::frame::{State, flag};
+use crate::group::{Gauge, Group};
+use crate::page_cache::{self, WriteErrors};
+use crate::reclaim::{Batch, Unwritten};
+use crate::units::{Cpu, Frame, NodeMask, Order, PageKey, PageType};
+
+/// A write that core asked for. Whoever runs it gives it back to [`Memory::complete_write`].
+#[derive(Debug)]
+#[must_use = "a write that is not completed leaves its page in memory for ever"]
+pub struct Write {
+    frame: Frame,
+    key: PageKey,
+    order: Order,
+}
+
+impl Write {
+    /// Where the bytes are. Others may read them meanwhile, or dirty them: then the page is dirty
+    /// anew, and the write may have old bytes or new ones.
+    #[must_use]
+    pub fn frame(&self) -> Frame {
+        self.frame
+    }
+
+    /// Which page to write. It may leave its file meanwhile; no other page has its key before the
+    /// write has ended.
+    #[must_use]
+    pub fn key(&self) -> PageKey {
+        self.key
+    }
+
+    /// The order of the page.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+}
+
+/// Writes that reclaim offers to the platform, the coldest page first. Each begins when it is
+/// taken.
+#[derive(Debug)]
+pub struct Writes<'a> {
+    memory: &'a Memory,
+    cpu: Cpu,
+    subtree: u32,
+    unwritten: &'a Unwritten,
+    nr_taken: usize,
+}
+
+impl Writes<'_> {
+    /// Whose writes they are.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        self.memory
+    }
+
+    /// The CPU that reclaims.
+    #[must_use]
+    pub fn cpu(&self) -> Cpu {
+        self.cpu
+    }
+
+    /// The groups that pages are wanted of.
+    #[must_use]
+    pub fn subtree(&self) -> u32 {
+        self.subtree
+    }
+
+    /// Whether reclaim met pages that are being written already: who waits for them gets what is
+    /// needed.
+    #[must_use]
+    pub fn has_writeback(&self) -> bool {
+        self.unwritten.nr_writeback() > 0
+    }
+}
+
+impl Iterator for Writes<'_> {
+    type Item = Write;
+
+    fn next(&mut self) -> Option<Write> {
+        let (memory, nr_taken) = (self.memory, &mut self.nr_taken);
+        let left = self.unwritten.dirty().skip(*nr_taken);
+        left.inspect(|_| *nr_taken += 1)
+            .find_map(|frame| memory.begin_write(frame))
+    }
+}
+
+/// What a round of reclaim brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reclaimed {
+    pub(super) nr_freed: u32,
+    /// Nothing, but there were pages that would have gone, had they been written.
+    pub(super) is_unwritten: bool,
+}
+
+impl Memory {
+    /// Marks a page dirty: it must be written before it can go. The caller holds a pin on it, and
+    /// has changed its bytes before; a page that left its file stays clean.
+    ///
+    /// One read-modify-write, and one for the count where the page was clean.
+    pub fn set_dirty(&self, frame: Frame) {
+        if page_cache::set_dirty(&self.frames, frame) {
+            self.count(frame, Gauge::FileDirty, Group::add_gauge);
+        }
+    }
+
+    /// Counts a page that comes into a state or leaves it. Something holds it: its group lives.
+    pub(super) fn count(&self, frame: Frame, gauge: Gauge, change: fn(&Group, Gauge, u32)) {
+        if self.frames.page_type(frame) == PageType::File {
+            let group = self.groups.get(self.frames.group(frame));
+            let group = group.expect("a group lives while a page is charged to it");
+            change(group, gauge, self.frames.block(frame).0.nr_pages());
+        }
+    }
+
+    /// Begins to write the page in a frame, if it is dirty, live and not being written. Nobody
+    /// needs to hold it: the write itself does, until it is completed.
+    #[must_use]
+    pub fn begin_write(&self, frame: Frame) -> Option<Write> {
+        let seen = self.frames.word(frame);
+        if !seen.may_be_written() {
+            return None;
+        }
+        // The mapping first: the page may leave it and close it as soon as the exchange is done.
+        // If the frame holds another page by now, the exchange fails.
+        let key = self.frames.key(frame)?;
+        let mapping = self.mappings.by_key(key)?;
+        if !mapping.begin_write() {
+            return None;
+        }
+        if !page_cache::begin_write(&self.frames, frame, seen) {
+            self.mappings.end_write(mapping);
+            return None;
+        }
+        self.count(frame, Gauge::FileWriteback, Group::add_gauge);
+        self.count(frame, Gauge::FileDirty, Group::sub_gauge);
+        let order = self.frames.block(frame).0;
+        Some(Write { frame, key, order })
+    }
+
+    /// Ends a write. One that failed, with a code of the runtime's, leaves its page dirty and is
+    /// counted on the mapping: [`Memory::write_errors`].
+    pub fn complete_write(
+        &self,
+        cpu: Cpu,
+        write: Write,
+        result: Result<(), u32>,
+        effects: &mut Effects,
+    ) {
+        let Write { frame, key, .. } = write;
+        let mapping = self.mapping_of(key);
+        if let Err(code) = result {
+            mapping.count_error(code);
+            self.set_dirty(frame);
+        }
+        // Before the write lets go of the page, which may be its group's last.
+        self.count(frame, Gauge::FileWriteback, Group::sub_gauge);
+        let before = page_cache::end_write(&self.frames, frame);
+        effects.push(Effect::Wake(frame));
+        if before.state() == State::Detached {
+            self.reap(cpu, frame);
+        }
+        self.mappings.end_write(mapping);
+    }
+
+    /// Writes of a mapping's pages that failed since it was opened; none where it was closed.
+    #[must_use]
+    pub fn write_errors(&self, mapping: u32) -> WriteErrors {
+        let mapping = self.mappings.get(mapping);
+        mapping.map_or(WriteErrors::default(), |mapping| mapping.errors())
+    }
+
+    /// A round of [`Memory::reclaim`] for a caller that may wait for writes: where dirty pages are
+    /// in the way, the platform is offered to write them, and they are evicted.
+    pub(super) fn reclaim_writing(&self, here: Here<'_>, subtree: u32, nr_pages: u32) -> Reclaimed {
+        let mut reach = Reach {
+            subtree,
+            nodes: NodeMask::ALL,
+            is_low_kept: true,
+        };
+        let mut noted = Some(Unwritten::default());
+        let mut nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
+        let unwritten = noted.unwrap_or_default();
+        if unwritten.is_empty() {
+            reach.is_low_kept = false;
+            if nr_freed == 0 && self.groups.is_protected() {
+                nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut None);
+            }
+            return Reclaimed {
+                nr_freed,
+                is_unwritten: false,
+            };
+        }
+        let mut writes = Writes {
+            memory: self,
+            cpu: here.cpu,
+            subtree,
+            unwritten: &unwritten,
+            nr_taken: 0,
+        };
+        let nr_needed = if nr_freed > 0 { 0 } else { nr_pages };
+        here.platform.write_back(&mut writes, nr_needed);
+        let nr_freed = match nr_freed {
+            0 => self.evict_written(here.cpu, subtree, (&unwritten, nr_pages)),
+            freed => freed,
+        };
+        let nr_freed = match nr_freed {
+            // There may be clean ones behind those that were noted.
+            0 => self.reclaim(here.cpu, subtree, nr_pages),
+            freed => freed,
+        };
+        Reclaimed {
+            nr_freed,
+            is_unwritten: nr_freed == 0,
+        }
+    }
+
+    /// Evicts pages that were dirty at the cold end and have been written since: reclaim put them
+    /// back at the other end of their lists.
+    fn evict_written(
+        &self,
+        cpu: Cpu,
+        subtree: u32,
+        (unwritten, nr_pages): (&Unwritten, u32),
+    ) -> u32 {
+        let limit = self.groups.get(subtree).map_or(0, Group::max);
+        let want = self.policy(subtree).batch(limit).max(nr_pages);
+        let mut freed = 0;
+        for frame in unwritten.dirty() {
+            let word = self.frames.word(frame);
+            let group = self.frames.group(frame);
+            let may_go = word.is_evictable() && !word.has(flag::ISOLATED);
+            if freed >= want {
+                break;
+            }
+            if may_go && self.groups.is_in(group, subtree) && self.spare(group, subtree, true) > 0 {
+                freed += self.evict_frame(cpu, (group, frame));
+            }
+        }
+        freed
+    }
+
+    fn evict_frame(&self, cpu: Cpu, (group, frame): (u32, Frame)) -> u32 {
+        let lruvec = self.lruvec_at(frame);
+        let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
+            return 0;
+        };
+        let mut batch = Batch::default();
+        let mut lists = lruvec.lock();
+        lists.isolate_frame(&self.frames, (group, frame), &mut batch);
+        drop(lists);
+        self.evict(cpu, lruvec, &batch, None)
+    }
+}

@@ -1,0 +1,63 @@
+//! Pages that would be evicted but for their unwritten bytes.
+
+use super::MAX_BATCH;
+use crate::frame::Word;
+use crate::units::{Frame, index};
+
+/// What reclaim met at the cold end and could not evict, because it is not written: up to
+/// [`MAX_BATCH`] dirty pages, and how many it met that are being written.
+///
+/// A hint: any of the frames may hold something else when they are looked at.
+#[derive(Clone, Debug)]
+pub struct Unwritten {
+    dirty: [Frame; MAX_BATCH as usize],
+    nr_dirty: u32,
+    nr_writeback: u32,
+}
+
+impl Default for Unwritten {
+    fn default() -> Self {
+        Unwritten {
+            dirty: [Frame::FIRST; MAX_BATCH as usize],
+            nr_dirty: 0,
+            nr_writeback: 0,
+        }
+    }
+}
+
+impl Unwritten {
+    /// Frames of dirty pages, coldest first. A page may be there twice.
+    pub fn dirty(&self) -> impl Iterator<Item = Frame> + '_ {
+        self.dirty[..index(self.nr_dirty)].iter().copied()
+    }
+
+    /// Times that a page was met that is being written.
+    #[must_use]
+    pub fn nr_writeback(&self) -> u32 {
+        self.nr_writeback
+    }
+
+    /// Whether there is nothing to write and nothing to wait for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nr_dirty == 0 && self.nr_writeback == 0
+    }
+
+    /// Whether no dirty page more fits.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.nr_dirty == MAX_BATCH
+    }
+
+    pub(super) fn note(&mut self, frame: Frame, word: Word) {
+        if !word.as_written().is_evictable() {
+            return;
+        }
+        if !word.may_be_written() {
+            self.nr_writeback = self.nr_writeback.saturating_add(1);
+        } else if !self.is_full() {
+            self.dirty[index(self.nr_dirty)] = frame;
+            self.nr_dirty += 1;
+        }
+    }
+}
