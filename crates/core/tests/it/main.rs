@@ -6,6 +6,7 @@ mod evacuate;
 mod group;
 mod memory;
 mod pressure;
+mod progress;
 mod reclaim;
 mod reserve;
 mod stocks;

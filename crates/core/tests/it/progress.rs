@@ -1,0 +1,241 @@
+//! Progress: where a page can go, one call of reclaim frees one, whatever else there is.
+
+use pagetide_core::frame::{State, flag};
+use pagetide_core::group::Limit;
+use pagetide_core::memory::{Config, Effect, Effects, Memory, PageIn, Step, Write};
+use pagetide_core::page_cache::{Access, Mappings};
+use pagetide_core::reclaim::Policy;
+use pagetide_core::units::{Cpu, Frame, Order};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const CPU: Cpu = Cpu::new(0);
+/// Times that one call looks at each page at most, for what is not protected and for what is.
+const MAX_SCANS: u64 = 24;
+/// Pages looked at in one lock hold, which may be the last one of a group.
+const MAX_HOLD: u64 = 1024 + 2 * 64;
+
+/// What keeps a page, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    No,
+    Dirty,
+    Pinned,
+    DirtyAndPinned,
+    Writing,
+    WritingAndDirty,
+}
+
+/// A page: what keeps it, and how often it was read and looked at since it came.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    kept: Kept,
+    nr_reads: u8,
+    is_looked_at: bool,
+}
+
+/// A group below the root: its pages, and a protection.
+#[derive(Clone, Debug)]
+struct Tenant {
+    pages: Vec<Page>,
+    protects: Option<(Limit, u64)>,
+}
+
+fn page() -> impl Strategy<Value = Page> {
+    let kept = prop_oneof![
+        2 => Just(Kept::No),
+        5 => Just(Kept::Dirty),
+        2 => Just(Kept::Pinned),
+        2 => Just(Kept::DirtyAndPinned),
+        2 => Just(Kept::Writing),
+        1 => Just(Kept::WritingAndDirty),
+    ];
+    (kept, 0..8u8, any::<bool>()).prop_map(|(kept, nr_reads, is_looked_at)| Page {
+        kept,
+        nr_reads,
+        is_looked_at,
+    })
+}
+
+fn tenant() -> impl Strategy<Value = Tenant> {
+    let limit = prop_oneof![Just(Limit::Min), Just(Limit::Low)];
+    let protects = prop::option::of((limit, 0..120u64));
+    // Few pages that can go among many that cannot, too.
+    let sizes = prop_oneof![3 => 1..12usize, 2 => 60..90usize, 1 => 130..200usize];
+    let pages = sizes.prop_flat_map(|size| prop::collection::vec(page(), size));
+    (pages, protects).prop_map(|(pages, protects)| Tenant { pages, protects })
+}
+
+struct World {
+    memory: Memory,
+    groups: Vec<u32>,
+    /// Frames of pages that nothing keeps, by group.
+    free: Vec<BTreeSet<Frame>>,
+    kept: Vec<(Frame, Kept)>,
+    /// So that nothing ends before the end.
+    writes: Vec<Write>,
+    nr_passes: u64,
+}
+
+impl World {
+    fn new(policy: Policy, tenants: &[Tenant]) -> World {
+        let memory = Memory::try_new(Config::for_resident(700, 1, policy)).expect("memory");
+        let mut world = World {
+            memory,
+            groups: Vec::new(),
+            free: Vec::new(),
+            kept: Vec::new(),
+            writes: Vec::new(),
+            nr_passes: 1,
+        };
+        for tenant in tenants {
+            world.add(tenant);
+        }
+        world
+    }
+
+    fn add(&mut self, tenant: &Tenant) {
+        let memory = &self.memory;
+        let root = memory.groups().root();
+        let group = memory.new_group(CPU.into(), root).expect("a group");
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).expect("room");
+        let mut free = BTreeSet::new();
+        for (number, page) in (0..).zip(&tenant.pages) {
+            let frame = have(memory, group, file, number, Access::Copy);
+            for _ in 0..page.nr_reads {
+                let again = have(memory, group, file, number, Access::Copy);
+                memory.unpin(CPU, again, &mut Effects::new());
+            }
+            if page.is_looked_at {
+                let again = have(memory, group, file, number, Access::Pin);
+                memory.unpin(CPU, again, &mut Effects::new());
+            }
+            if !matches!(page.kept, Kept::No | Kept::Pinned) {
+                memory.set_dirty(frame);
+            }
+            if matches!(page.kept, Kept::Writing | Kept::WritingAndDirty) {
+                let write = memory.begin_write(frame).expect("a dirty page");
+                self.writes.push(write);
+            }
+            if page.kept == Kept::WritingAndDirty {
+                memory.set_dirty(frame);
+            }
+            if !matches!(page.kept, Kept::Pinned | Kept::DirtyAndPinned) {
+                memory.unpin(CPU, frame, &mut Effects::new());
+            }
+            match page.kept {
+                Kept::No => assert!(free.insert(frame)),
+                kept => self.kept.push((frame, kept)),
+            }
+        }
+        if let Some((limit, nr_pages)) = tenant.protects {
+            self.nr_passes = 2;
+            let set = memory.groups().set_limit(group, limit, nr_pages);
+            set.expect("at most the budget");
+        }
+        self.groups.push(group);
+        self.free.push(free);
+    }
+
+    /// Whether some group has a page that can go, and more than its `min`.
+    fn may_progress(&self) -> bool {
+        let groups = self.memory.groups();
+        let spare = |group: u32| {
+            let usage = groups.get(group).expect("a group").usage();
+            usage.saturating_sub(groups.protection(group, groups.root()).min)
+        };
+        let mut tenants = self.groups.iter().zip(&self.free);
+        tenants.any(|(&group, free)| !free.is_empty() && spare(group) > 0)
+    }
+
+    /// One call of reclaim; what is left afterwards is what it should be.
+    fn reclaim(&mut self) -> u32 {
+        let nr_pages: usize = self.free.iter().map(BTreeSet::len).sum();
+        let nr_pages = (nr_pages + self.kept.len()) as u64;
+        let before = self.memory.stats().pgscan;
+        let freed = self.memory.reclaim(CPU, self.memory.groups().root(), 1);
+        let nr_scanned = self.memory.stats().pgscan - before;
+        let most = MAX_SCANS * nr_pages + MAX_HOLD * self.groups.len() as u64;
+        let most = self.nr_passes * most;
+        assert!(nr_scanned <= most, "{nr_scanned} scans of {nr_pages} pages");
+        let table = self.memory.frames();
+        let nr_left = |free: &Vec<BTreeSet<Frame>>| free.iter().map(BTreeSet::len).sum::<usize>();
+        let nr_before = nr_left(&self.free);
+        for free in &mut self.free {
+            free.retain(|frame| table.word(*frame).state() == State::Live);
+        }
+        let nr_gone = nr_before - nr_left(&self.free);
+        assert_eq!(
+            nr_gone, freed as usize,
+            "pages that are freed were free to go"
+        );
+        for (frame, kept) in &self.kept {
+            let word = table.word(*frame);
+            let is_dirty = matches!(
+                kept,
+                Kept::Dirty | Kept::DirtyAndPinned | Kept::WritingAndDirty
+            );
+            let is_written = matches!(kept, Kept::Writing | Kept::WritingAndDirty);
+            assert_eq!(word.state(), State::Live, "{frame:?} is {kept:?}");
+            assert_eq!(word.has(flag::DIRTY), is_dirty, "{frame:?} is {kept:?}");
+            assert_eq!(
+                word.has(flag::WRITEBACK),
+                is_written,
+                "{frame:?} is {kept:?}"
+            );
+        }
+        freed
+    }
+}
+
+fn have(memory: &Memory, group: u32, file: u32, page: u64, access: Access) -> Frame {
+    let key = Mappings::key(file, page).expect("a small page");
+    let (mut effects, mut op) = (Effects::new(), PageIn::new(key, group, access));
+    loop {
+        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects).expect("room") {
+            return frame;
+        }
+        while let Some(effect) = effects.pop() {
+            if let Effect::Read(io) = effect {
+                memory.complete(CPU, io, Ok(()), &mut effects);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::config(400))]
+
+    /// As long as a page can go, each call frees one; when none can, it ends, too.
+    #[test]
+    fn a_page_that_can_go_is_found(
+        policy in prop::sample::select(Policy::ALL),
+        tenants in prop::collection::vec(tenant(), 1..4),
+    ) {
+        let mut world = World::new(policy, &tenants);
+        while world.may_progress() {
+            prop_assert!(world.reclaim() > 0, "{policy}: nothing freed, {:?} left", world.free);
+        }
+        world.reclaim();
+        world.memory.check();
+    }
+
+    /// The one page that can go is found among hundreds that cannot, wherever it is.
+    #[test]
+    fn the_only_page_that_can_go_is_found(
+        policy in prop::sample::select(Policy::ALL),
+        mut pages in prop::collection::vec(page(), 2..600),
+        which in any::<prop::sample::Index>(),
+    ) {
+        for page in &mut pages {
+            if page.kept == Kept::No {
+                page.kept = Kept::Dirty;
+            }
+        }
+        let which = which.index(pages.len());
+        pages[which].kept = Kept::No;
+        let mut world = World::new(policy, &[Tenant { pages, protects: None }]);
+        prop_assert_eq!(world.reclaim(), 1);
+        prop_assert_eq!(world.reclaim(), 0);
+    }
+}
