@@ -6,6 +6,8 @@
 
 #[path = "loom/moves.rs"]
 mod moves;
+#[path = "loom/write.rs"]
+mod write;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;

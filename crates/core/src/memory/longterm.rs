@@ -111,7 +111,7 @@ impl Memory {
         };
         self.frames.set_note(frame, 0);
         self.frames.change_owned(frame, |word| moved(word, was));
-        assert!(bucket.remove(old), "{old:?} has no entry");
+        assert!(self.index.remove(key, old), "{old:?} has no entry");
         bucket.insert(frame);
         drop(bucket);
         // On its file's list first, so that who closes the file sees that a page is left.

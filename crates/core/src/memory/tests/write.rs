@@ -287,7 +287,7 @@ fn full_of_dirty_pages() -> (Memory, u32, Vec<Frame>) {
     let memory = Memory::try_new(Config::new(600, 1, Policy::default())).unwrap();
     let (root, mut frames) = (memory.groups().root(), Vec::new());
     let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
-    for page in 0.. {
+    for page in 0..600 {
         let Ok((frame, _)) = have(&memory, root, key(file, page), Ok(())) else {
             return (memory, file, frames);
         };
@@ -295,7 +295,7 @@ fn full_of_dirty_pages() -> (Memory, u32, Vec<Frame>) {
         memory.unpin(CPU, frame, &mut Effects::new());
         frames.push(frame);
     }
-    unreachable!("a budget is finite")
+    unreachable!("a budget of 600 pages")
 }
 
 #[test]
