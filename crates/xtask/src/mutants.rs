@@ -351,6 +351,13 @@ const MUTANTS: &[Mutant] = &[
         tests: Tests::Plain("evacuate"),
     },
     Mutant {
+        name: "a request gives up while others have frames in hand",
+        file: "memory/alloc.rs",
+        find: "if self.evacuation.is_under_way() && yields < MAX_YIELDS {",
+        replace: "if false && yields < MAX_YIELDS {",
+        tests: Tests::Plain("evacuate"),
+    },
+    Mutant {
         name: "a page is moved from under the pins of others",
         file: "page_cache/mod.rs",
         find: "let is_mine_alone = word.pins() == 1 && word.unpinned().is_evictable();",

@@ -87,7 +87,7 @@ impl Evacuation {
         UnderWay(self)
     }
 
-    /// Whether more than `mine` threads empty a block.
+    /// Whether any thread empties a block.
     pub(super) fn is_under_way(&self) -> bool {
         // Acquire pairs with the Release in `UnderWay::drop`.
         self.nr_under_way.load(Ordering::Acquire) > 0

@@ -133,3 +133,44 @@ fn what_cannot_move_is_put_among_its_like_first() {
     }
     assert!(memory.stats().pgsteal <= before + 8);
 }
+
+#[test]
+fn who_is_short_lets_those_run_who_have_frames_in_hand() {
+    let (memory, group, file) = memory(2048, Policy::Fifo);
+    let mut pinned = Vec::new();
+    while let Ok((frame, _)) = have(&memory, group, key(file, pinned.len() as u64), Ok(())) {
+        pinned.push(frame);
+    }
+    let first = Frame::new(512);
+    let (inside, outside): (Vec<Frame>, Vec<Frame>) =
+        (pinned.into_iter()).partition(|frame| frame.number() / 512 == 1);
+    let unpin = |frame| memory.unpin(CPU, frame, &mut Effects::new());
+    inside.into_iter().for_each(unpin);
+    // The pageblock is in hand, and nothing else is free or can go.
+    let under_way = memory.evacuation.begin();
+    let pieces = memory.capture(CPU.into(), first, REGION).unwrap();
+    let single = Request::new(Order::ZERO, Mobility::Movable);
+    let mut spare = Vec::new();
+    while let Ok(frame) = memory.zones().alloc(memory.frames(), CPU, &single) {
+        spare.push(frame);
+    }
+    let is_short = std::sync::Barrier::new(2);
+    let taken = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| {
+            is_short.wait();
+            memory.alloc_buf(Cpu::new(1).into(), group, Order::ZERO)
+        });
+        is_short.wait();
+        (0..20).for_each(|_| std::thread::yield_now());
+        memory.zones().put_pieces(memory.frames(), &pieces);
+        drop(under_way);
+        asks.join().unwrap()
+    });
+    assert!(taken.is_ok(), "{taken:?}");
+    for frame in spare {
+        let zones = memory.zones();
+        zones.free(memory.frames(), CPU, frame, Order::ZERO);
+    }
+    outside.into_iter().for_each(unpin);
+    memory.check();
+}
