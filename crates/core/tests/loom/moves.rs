@@ -12,7 +12,7 @@ fn move_page((index, frames): &(Index, FrameTable)) -> bool {
     if was.is_some() {
         let reading = |word: Word| word.with_state(State::Reading).next_version();
         frames.change_owned(to, reading);
-        assert!(bucket.remove(FRAME));
+        assert!(index.remove(key(1), FRAME));
         bucket.insert(to);
     }
     drop(bucket);
