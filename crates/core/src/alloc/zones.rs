@@ -190,6 +190,23 @@ impl Zones {
         self.after_free(number, zone);
     }
 
+    /// Gives blocks back as [`Zones::free`] does, with one lock for many of one zone.
+    ///
+    /// # Panics
+    /// Where one is free already.
+    pub fn free_many(&self, frames: &FrameTable, cpu: Cpu, mut blocks: &[Frame]) {
+        let now = self.now();
+        while let Some(&first) = blocks.first() {
+            let number = pageblock::zone(frames, first);
+            let zone = &self.zones[number];
+            let is_here = |frame: &&Frame| pageblock::zone(frames, **frame) == number;
+            let nr_here = blocks.iter().take_while(is_here).count();
+            let nr_freed = zone.free_some(frames, Here { cpu, now }, &blocks[..nr_here]);
+            self.after_free(number, zone);
+            blocks = &blocks[nr_freed..];
+        }
+    }
+
     /// Forgets hints about a zone that has pages again.
     fn after_free(&self, number: usize, zone: &Zone) {
         let crossed = zone.take_crossed();

@@ -402,6 +402,17 @@ impl Memory {
         self.groups.uncharge(cpu, group, order.nr_pages());
     }
 
+    /// As [`Memory::put_block`], of many blocks that are charged to one group.
+    pub(super) fn put_blocks(&self, cpu: Cpu, group: u32, blocks: &[Frame]) {
+        let nr_pages = |&frame: &Frame| self.frames.block(frame).0.nr_pages();
+        let nr_pages = blocks.iter().map(nr_pages).sum();
+        blocks.iter().for_each(|&frame| self.make_bare(frame));
+        self.zones.free_many(&self.frames, cpu, blocks);
+        if nr_pages > 0 {
+            self.groups.uncharge(cpu, group, nr_pages);
+        }
+    }
+
     /// As [`Memory::put_block`], but the frame stays in the caller's hands. Returns its order.
     pub(super) fn end_use(&self, cpu: Cpu, frame: Frame) -> Order {
         let (order, _) = self.frames.block(frame);

@@ -4,7 +4,7 @@ use super::Memory;
 use crate::alloc::Pieces;
 use crate::group::Count;
 use crate::page_cache;
-use crate::reclaim::{Batch, LruvecRecord, Outcome, Victim};
+use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, PageKey};
 
@@ -23,6 +23,7 @@ impl Memory {
                 refused |= 1 << at;
             }
         }
+        self.unlist(batch, refused);
         let mut left_their_file: u64 = 0;
         let mut lists = lruvec.lock();
         for (at, victim) in batch.iter().enumerate() {
@@ -38,20 +39,26 @@ impl Memory {
         }
         drop(lists);
         let freed = self.count_evicted(batch, refused);
+        let (mut to_free, mut nr_to_free) = ([Frame::FIRST; MAX_BATCH as usize], 0);
         for (at, victim) in batch.iter().enumerate() {
+            let frame = victim.frame;
             if refused >> at & 1 == 0 {
-                let order = self.frames.block(victim.frame).0;
+                let order = self.frames.block(frame).0;
                 match &mut in_hand {
                     // A page that came there since somebody looked may be larger.
                     Some(pieces) if order <= pieces.order() => {
-                        pieces.add(victim.frame, self.end_use(cpu, victim.frame));
+                        pieces.add(frame, self.end_use(cpu, frame));
                     }
-                    _ => self.put_block(cpu, victim.frame),
+                    _ => {
+                        to_free[nr_to_free] = frame;
+                        nr_to_free += 1;
+                    }
                 }
             } else if left_their_file >> at & 1 != 0 {
-                self.reap(cpu, victim.frame);
+                self.reap(cpu, frame);
             }
         }
+        self.put_blocks(cpu, lruvec.group(), &to_free[..nr_to_free]);
         freed
     }
 
@@ -75,7 +82,7 @@ impl Memory {
     }
 
     /// Takes a victim out of the page cache, if nobody used it since it was isolated; its shadow
-    /// takes its place.
+    /// takes its place. Its frame is on its file's list still.
     fn detach(&self, victim: &Victim) -> bool {
         let frame = victim.frame;
         if !page_cache::detach(&self.frames, frame, victim.word) {
@@ -88,11 +95,29 @@ impl Memory {
         true
     }
 
-    /// Removes a page's entry and takes its frame off its file's list. The caller owns the frame.
+    /// Takes the frames of a batch but those that were refused off their files' lists, with one
+    /// lock for neighbours of one file.
+    fn unlist(&self, batch: &Batch, refused: u64) {
+        let evicted = (0..)
+            .zip(batch.iter())
+            .filter(|(at, _)| refused >> at & 1 == 0);
+        let keys = evicted.map(|(_, victim)| {
+            let key = self.frames.key(victim.frame);
+            (victim.frame, key.expect("a detached frame has its key"))
+        });
+        let mut left = keys.peekable();
+        while let Some(&(_, key)) = left.peek() {
+            let is_same = |(_, other): &(Frame, PageKey)| other.mapping() == key.mapping();
+            let same = core::iter::from_fn(|| left.next_if(is_same));
+            self.mapping_of(key)
+                .unlist(&self.frames, same.map(|(frame, _)| frame));
+        }
+    }
+
+    /// Removes a page's entry. The caller owns the frame.
     pub(super) fn forget(&self, key: PageKey, frame: Frame) {
         let removed = self.index.remove(key, frame);
         assert!(removed, "{frame:?} has no entry");
-        self.mapping_of(key).unlist(&self.frames, frame);
     }
 
     /// Frees a failed or detached frame if this was its last holder.

@@ -272,6 +272,8 @@ impl Memory {
             }
             Err(code) => {
                 self.forget(key, frame);
+                self.mapping_of(key)
+                    .unlist(&self.frames, [frame].into_iter());
                 self.frames.set_note(frame, u64::from(code));
                 let failed = |word: Word| Some(word.with_state(State::Failed).next_version());
                 self.frames

@@ -69,6 +69,8 @@ impl Memory {
         };
         let key = self.frames.key(frame).expect("a live frame holds a page");
         self.forget(key, frame);
+        self.mapping_of(key)
+            .unlist(&self.frames, [frame].into_iter());
         if before.has(flag::DIRTY) {
             self.count(frame, Gauge::FileDirty, Group::sub_gauge);
         }

@@ -117,7 +117,7 @@ impl Memory {
         // On its file's list first, so that who closes the file sees that a page is left.
         let mapping = self.mapping_of(key);
         mapping.list(&self.frames, frame);
-        mapping.unlist(&self.frames, old);
+        mapping.unlist(&self.frames, [old].into_iter());
         let lruvec = self.lruvec_at(old).expect("a live page has a lruvec");
         lruvec.lock().remove(&self.frames, old);
         let record = self.groups.get(group);

@@ -233,9 +233,7 @@ mod tests {
             assert_eq!(index.find(&frames, key(page + 1)), None);
         }
         let removed: Vec<bool> = (0..5000)
-            .map(|number| {
-                index.remove(key(u64::from(number) << 9), Frame::new(number))
-            })
+            .map(|number| index.remove(key(u64::from(number) << 9), Frame::new(number)))
             .collect();
         assert!(removed.into_iter().all(|removed| removed) && index.is_empty());
         let passed = |bucket| index.passed(bucket).load(Ordering::Relaxed);

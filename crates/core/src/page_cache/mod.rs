@@ -119,9 +119,10 @@ impl Mapping {
         self.resident.lock().push_head(frames, frame);
     }
 
-    /// Takes a listed frame off.
-    pub fn unlist(&self, frames: &FrameTable, frame: Frame) {
-        self.resident.lock().remove(frames, frame);
+    /// Takes listed frames off, under one hold of the lock.
+    pub fn unlist(&self, frames: &FrameTable, listed: impl Iterator<Item = Frame>) {
+        let mut resident = self.resident.lock();
+        listed.for_each(|frame| resident.remove(frames, frame));
     }
 
     /// Holds the mapping for a write, until [`Mappings::end_write`]; false where it was closed.

@@ -4,6 +4,7 @@
 mod alloc;
 mod evacuate;
 mod group;
+mod many_groups;
 mod memory;
 mod pressure;
 mod progress;

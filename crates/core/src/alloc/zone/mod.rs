@@ -508,22 +508,65 @@ impl Zone {
     #[inline]
     pub fn free(&self, frames: &FrameTable, here: Here, frame: Frame, order: Order) {
         if self.caches(order)
-            && let Some((number, mut pcp)) = self.lock_cache(here.cpu)
+            && let Some((number, pcp)) = self.lock_cache(here.cpu)
         {
-            let kind = pageblock::mobility(frames, frame);
-            pcp.push(frames, frame, order, kind);
-            pcp.counts.pgfree += u64::from(order.nr_pages());
-            let count = pcp.count();
-            if let Some(nr_pages) = pcp.tune.freed(order, count, &self.view(here.now)) {
-                let here = Here {
-                    cpu: number,
-                    ..here
-                };
-                self.flush(frames, here, pcp, list_of(order, kind), nr_pages);
-            }
+            self.keep(frames, (here, number), pcp, (frame, order));
             return;
         }
         self.free_direct(frames, here, frame, order);
+    }
+
+    /// Gives blocks back as [`Zone::free`] does, under one hold of the cache's lock until the cache
+    /// passes some on. Returns how many of them it took, at least 1.
+    ///
+    /// # Panics
+    /// Where there is none, or one is free already.
+    pub(super) fn free_some(&self, frames: &FrameTable, here: Here, blocks: &[Frame]) -> usize {
+        let order = |frame: Frame| frames.block(frame).0;
+        let cached = blocks
+            .iter()
+            .take_while(|&&frame| self.caches(order(frame)));
+        let mut guard = self.lock_cache(here.cpu);
+        let mut nr_freed = 0;
+        for &frame in cached {
+            let Some((number, pcp)) = guard.take() else {
+                break;
+            };
+            let kept = self.keep(frames, (here, number), pcp, (frame, order(frame)));
+            guard = kept.map(|pcp| (number, pcp));
+            nr_freed += 1;
+        }
+        drop(guard);
+        if nr_freed == 0 {
+            self.free_direct(frames, here, blocks[0], order(blocks[0]));
+            nr_freed = 1;
+        }
+        nr_freed
+    }
+
+    /// Keeps a block in a cache, which passes some on where it holds too many; returns the hold of
+    /// its lock where it does not.
+    #[inline]
+    fn keep<'a>(
+        &'a self,
+        frames: &FrameTable,
+        (here, number): (Here, Cpu),
+        mut pcp: PcpGuard<'a>,
+        (frame, order): (Frame, Order),
+    ) -> Option<PcpGuard<'a>> {
+        let kind = pageblock::mobility(frames, frame);
+        pcp.push(frames, frame, order, kind);
+        pcp.counts.pgfree += u64::from(order.nr_pages());
+        let count = pcp.count();
+        let Some(nr_pages) = pcp.tune.freed(order, count, &self.view(here.now)) else {
+            return Some(pcp);
+        };
+        let here = Here {
+            cpu: number,
+            ..here
+        };
+        self.flush(frames, here, pcp, list_of(order, kind), nr_pages);
+        None
     }
 
     /// Gives a block back to the zone itself.
