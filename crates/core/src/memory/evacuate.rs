@@ -111,7 +111,7 @@ pub(super) enum Evacuated {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Emptiable {
     pub(super) first: Frame,
-    /// As asked for, or that of the one larger page that covers it.
+    /// As asked for, or that of the one larger page or free block that covers it.
     pub(super) order: Order,
     /// Pages that go.
     pub(super) nr_pages: u32,
@@ -420,9 +420,9 @@ impl Memory {
             at += size.nr_pages();
             let stays = Err(Obstacle { frame, end: at });
             if size > order {
-                // One page covers the block: it goes as a whole.
+                // One page or free block covers it: that goes as a whole.
                 let is_first = frame == first && frame.number().is_multiple_of(size.nr_pages());
-                if !is_first || place != Place::Out {
+                if !is_first {
                     return (stays, looks);
                 }
                 emptiable.order = size;
