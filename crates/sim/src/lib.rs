@@ -4,6 +4,7 @@
 //! - [`trace`] reads recorded traces.
 //! - [`core_run`] replays one through the real core: miss ratios of the policies that the runtime
 //!   has.
+//! - [`disk`] is a disk for core's reads and writes, which end in any order, or fail.
 //! - [`hog`] is the memory hog of the zonelist cache on such a machine.
 //! - [`machine`] runs core's zones on many virtual CPUs, with a queue before each zone's lock.
 //! - [`pcp`] has loads for such machines, to compare tuners with.
@@ -11,6 +12,7 @@
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
 
 mod core_run;
+pub mod disk;
 pub mod hog;
 pub mod machine;
 pub mod pcp;

@@ -8,3 +8,4 @@ mod mixes;
 mod policies;
 mod traces;
 mod twins;
+mod writeback;
