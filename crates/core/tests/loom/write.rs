@@ -7,7 +7,7 @@ use loom::thread;
 use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::memory::{Effect, Effects, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Mappings};
-use pagetide_core::units::{Cpu, Frame, Order};
+use pagetide_core::units::{Cpu, Frame, Order, PageType};
 
 /// One live page with these flags and pins.
 fn page(flags: u64, nr_pins: u32) -> FrameTable {
@@ -109,7 +109,9 @@ fn of_truncate_unpin_and_the_end_of_a_write_the_last_one_frees() {
 fn a_mapping_closed_during_a_write_goes_once() {
     loom::model(|| {
         let mappings = Arc::new(Mappings::default());
-        let id = mappings.open(|_| true, Order::ZERO).expect("memory");
+        let id = mappings
+            .open(|_| true, Order::ZERO, PageType::File)
+            .expect("memory");
         let writer = {
             let mappings = Arc::clone(&mappings);
             thread::spawn(move || {
