@@ -66,6 +66,8 @@ const ROOM: usize = 4;
 #[must_use = "effects have to be run"]
 pub struct Effects {
     effects: [Option<Effect>; ROOM],
+    /// Effects there are: a hit leaves none, and who looks for them sees that at once.
+    len: usize,
 }
 
 impl Effects {
@@ -81,10 +83,22 @@ impl Effects {
     pub(super) fn push(&mut self, effect: Effect) {
         let room = self.effects.iter_mut().find(|slot| slot.is_none());
         *room.expect("effects are run after every call") = Some(effect);
+        self.len += 1;
     }
 
     /// Takes the next effect to run.
+    #[inline]
     pub fn pop(&mut self) -> Option<Effect> {
+        match self.len {
+            0 => None,
+            _ => self.take(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take(&mut self) -> Option<Effect> {
+        self.len -= 1;
         self.effects.iter_mut().find_map(Option::take)
     }
 }
