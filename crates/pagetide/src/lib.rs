@@ -65,6 +65,7 @@ mod throttle;
 mod topology;
 mod wait;
 mod worker;
+mod working_set;
 
 pub use builder::{Builder, Drained, Memory, NodeStats, Stats};
 pub use bytesize::ByteSize;
@@ -84,6 +85,7 @@ pub use stall::Task;
 pub use stat::{GroupStat, StockStats};
 pub use store::Store;
 pub use topology::{BadTopology, Topology};
+pub use working_set::WorkingSet;
 
 /// Bytes of a page of order 0.
 pub const PAGE_BYTES: usize = pagetide_core::units::PAGE_BYTES;

@@ -2,9 +2,10 @@
 
 use crate::policy::{Counts, PROGRESS_STEP};
 use crate::trace::Trace;
+use pagetide_core::group::Limit;
 use pagetide_core::memory::{BuildError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
-use pagetide_core::reclaim::Policy;
+use pagetide_core::reclaim::{Policy, Refaults};
 use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// The one virtual CPU.
@@ -149,6 +150,18 @@ impl CoreCache {
         assert!(over == Ok(0), "{over:?}: nothing is pinned");
     }
 
+    /// Protects a reader's group, [`Limit::Min`] or [`Limit::Low`], and the group above it, with so
+    /// many pages.
+    ///
+    /// # Panics
+    /// Where there is no such reader, or a `min` is above the limit.
+    pub fn protect(&self, reader: usize, limit: Limit, pages: u32) {
+        for group in [self.top, self.readers[reader].0] {
+            let set = self.memory.groups().set_limit(group, limit, pages.into());
+            assert!(set.is_ok(), "{set:?}");
+        }
+    }
+
     /// Counts [`Costs::hit_writes`] from now on, of pages below `nr_pages`.
     pub fn watch_hits(&mut self, nr_pages: u32) {
         let nr_pages = usize::try_from(nr_pages).expect("a count fits memory");
@@ -217,6 +230,16 @@ impl CoreCache {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// What was seen of a reader's refaults lately: see [`Memory::refaults`].
+    ///
+    /// # Panics
+    /// Where there is no such reader.
+    #[must_use]
+    pub fn refaults(&self, reader: usize) -> Option<Refaults> {
+        let (group, _) = self.readers[reader];
+        self.memory.refaults(group)
     }
 
     /// What it cost so far.

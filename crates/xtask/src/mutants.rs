@@ -288,6 +288,20 @@ const MUTANTS: &[Mutant] = &[
         tests: Tests::Plain("gated_2q"),
     },
     Mutant {
+        name: "what came back stays counted as gone",
+        file: "reclaim/page_ins.rs",
+        find: "*gone = gone.saturating_sub(nr_frames);",
+        replace: "*gone = gone.saturating_sub(0 * nr_frames);",
+        tests: Tests::Plain("page_ins"),
+    },
+    Mutant {
+        name: "a busy lruvec weighs no more than an idle one",
+        file: "reclaim/refaults.rs",
+        find: "u128::from(number) * u128::from(elapsed) / of;",
+        replace: "u128::from(number) * u128::from(elapsed) / u128::from(elapsed) * of / of;",
+        tests: Tests::Plain("refaults"),
+    },
+    Mutant {
         name: "every refault passes the gate",
         file: "reclaim/refault_gate.rs",
         find: "Gate::Age(age) => distance * 5 <= age * 4,",

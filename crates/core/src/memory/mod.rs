@@ -12,6 +12,7 @@ mod longterm;
 mod pins;
 mod place;
 mod reclaim;
+mod refaults;
 mod region;
 mod reserve;
 mod stat;

@@ -1,6 +1,6 @@
 //! A policy that keeps files and anon pages apart: its lists twice, and a choice between them.
 
-use super::{Batch, Coldness, Listing, Moment, Rules, ScanControl, Token};
+use super::{Batch, Coldness, Listing, Moment, Refaults, Rules, ScanControl, Token};
 use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, PageType};
 
@@ -81,8 +81,8 @@ impl<R: OneType> Rules for ByType<R> {
         self.shared(page_type).is_workingset(page_type, refault)
     }
 
-    fn evicted(&mut self, page_type: PageType, token: Token) {
-        self.of(page_type).evicted(page_type, token);
+    fn evicted(&mut self, page_type: PageType, token: Token, nr_frames: u32) {
+        self.of(page_type).evicted(page_type, token, nr_frames);
     }
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
@@ -99,6 +99,11 @@ impl<R: OneType> Rules for ByType<R> {
 
     fn coldness(&self, page_type: PageType) -> Option<Coldness> {
         self.shared(page_type).coldness(page_type)
+    }
+
+    fn refaults(&self, page_ins: u64) -> Option<Refaults> {
+        let seen = self.types.iter().filter_map(|one| one.refaults(page_ins));
+        seen.reduce(|sum, one| sum.and(&one))
     }
 
     fn check(&self, frames: &FrameTable) {

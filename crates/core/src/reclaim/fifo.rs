@@ -69,7 +69,7 @@ impl Rules for Fifo {
         false
     }
 
-    fn evicted(&mut self, _page_type: PageType, _token: Token) {}
+    fn evicted(&mut self, _page_type: PageType, _token: Token, _nr_frames: u32) {}
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         self.pages.push_head(frames, frame);

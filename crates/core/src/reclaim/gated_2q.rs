@@ -13,6 +13,7 @@
 use super::by_type::OneType;
 use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
+use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
 use super::{
     Batch, Class, Coldness, Listing, Member, Moment, Part, Rules, ScanControl, Token, Victim,
 };
@@ -33,8 +34,12 @@ const MAX_SCAN: u32 = 1024;
 /// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
 /// that should give may have nothing else.
 const MAX_BUSY: u32 = 64;
-/// Bits of a token that hold the generation; the lowest one says from which class it came.
-const SEQ_BITS: u32 = Token::BITS - 1;
+/// Bits of a token that hold the generations that a page was queued for.
+const STAY_BITS: u32 = 6;
+/// Bits of a token that hold the generation of its eviction; the lowest one says from which class
+/// it came.
+const SEQ_BITS: u32 = Token::BITS - STAY_BITS - 1;
+const _: () = assert!(NR_STAMPS as u32 <= 1 << STAY_BITS);
 
 /// Pages by the time of their last queueing: those with a stamp, and older ones.
 #[derive(Debug)]
@@ -94,6 +99,7 @@ pub(super) struct Gated2q {
     page_ins: PageIns,
     target: Target,
     sample: Sample,
+    refaults: RefaultLog,
     gate: Gate,
     /// When the coldest protected page was queued, by the clock of all lruvecs, at the last look.
     since: u64,
@@ -187,9 +193,22 @@ impl Gated2q {
             let Some(to) = Self::kept(frames.word(frame)) else {
                 return nr_rotated;
             };
+            self.count_kept(frames, frame);
             self.requeue(frames, frame, to);
         }
         most
+    }
+
+    /// Counts a page that is kept where it is a protected one that was read.
+    fn count_kept(&mut self, frames: &FrameTable, frame: Frame) {
+        let word = frames.word(frame);
+        let was_read = word.refs() > NO_REFS || word.has(flag::YOUNG);
+        if class_of(word) == Class::Protected && was_read {
+            let age = self.age(word);
+            let reach = REACH_SIZES * u64::from(self.nr_resident());
+            let is_far = age > REACH || self.page_ins.since(age) >= reach;
+            self.refaults.kept(nr_frames(frames, frame), is_far);
+        }
     }
 
     /// Generations since a listed page was queued.
@@ -226,10 +245,16 @@ impl Gated2q {
         self.sample.count(nr_frames);
     }
 
+    /// Generations since a page was evicted.
+    fn gone_for(&self, token: Token) -> u64 {
+        let evicted = u64::from(token.bits() >> (STAY_BITS + 1));
+        self.page_ins.seq().wrapping_sub(evicted) & ((1 << SEQ_BITS) - 1)
+    }
+
     /// Generations since an evicted page was queued last.
     fn age_of(&self, token: Token) -> u64 {
-        let queued = u64::from(token.bits() >> 1);
-        self.page_ins.seq().wrapping_sub(queued) & ((1 << SEQ_BITS) - 1)
+        let stay = u64::from(token.bits() >> 1) & ((1 << STAY_BITS) - 1);
+        self.gone_for(token) + stay
     }
 
     /// How cold its pages are.
@@ -244,11 +269,15 @@ impl Gated2q {
 
     /// Judges a refault; returns the class that it enters.
     fn judge(&mut self, token: Token, nr_frames: u32) -> Class {
+        let nr_resident = self.nr_resident();
+        let missing = self.page_ins.came_back(nr_frames, self.gone_for(token));
+        if let Some(missing) = missing {
+            self.refaults.refault(nr_frames, missing, nr_resident);
+        }
         let age = self.age_of(token);
         if age > REACH {
             return Class::Probation;
         }
-        let nr_resident = self.nr_resident();
         let distance = self.page_ins.since(age);
         if token.bits() & 1 == 0 {
             let sizes = (nr_resident, self.probation.nr_frames);
@@ -292,6 +321,7 @@ impl OneType for Gated2q {
             page_ins: PageIns::new(),
             target: Target::START,
             sample: Sample::NONE,
+            refaults: RefaultLog::default(),
             gate: Gate::Open,
             since: 0,
             peak: 0,
@@ -323,6 +353,11 @@ impl Rules for Gated2q {
         let nr_frames = nr_frames(frames, frame);
         self.grow(frames);
         self.count(frames, nr_frames, moment);
+        if self.has_reclaimed {
+            let nr_resident = self.nr_resident();
+            self.refaults
+                .page_in(nr_frames, nr_resident, moment.page_ins);
+        }
         let class = refault.map_or(Class::Probation, |token| self.judge(token, nr_frames));
         let nr_resident = self.nr_resident();
         if self.has_reclaimed && self.sample.is_full(nr_resident) {
@@ -363,6 +398,7 @@ impl Rules for Gated2q {
                 batch.note(frame, word);
             }
             if let Some(to) = Self::kept(word) {
+                self.count_kept(frames, frame);
                 self.requeue(frames, frame, to);
                 continue;
             }
@@ -395,9 +431,10 @@ impl Rules for Gated2q {
     }
 
     fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {
-        let seq = self.page_ins.seq() - self.age(word);
-        let low = u32::try_from(seq & ((1 << SEQ_BITS) - 1)).expect("masked");
-        Token::new(low << 1 | u32::from(word.has(flag::PROTECTED)))
+        let seq = self.page_ins.seq() & ((1 << SEQ_BITS) - 1);
+        let bits = (seq << STAY_BITS | self.age(word)) << 1;
+        let bits = u32::try_from(bits).expect("masked, and an age is below NR_STAMPS");
+        Token::new(bits | u32::from(word.has(flag::PROTECTED)))
     }
 
     fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
@@ -406,7 +443,13 @@ impl Rules for Gated2q {
         age <= REACH && self.gate.lets_in(distance, self.nr_resident())
     }
 
-    fn evicted(&mut self, _page_type: PageType, _token: Token) {}
+    fn evicted(&mut self, _page_type: PageType, token: Token, nr_frames: u32) {
+        self.page_ins.evicted(nr_frames, self.gone_for(token));
+    }
+
+    fn refaults(&self, page_ins: u64) -> Option<Refaults> {
+        Some(self.refaults.seen(self.nr_resident(), page_ins))
+    }
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         let word = frames.word(frame);

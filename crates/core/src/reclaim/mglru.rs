@@ -266,7 +266,7 @@ impl Rules for Mglru {
         is_recent && accesses_of(refault) >= self.form.restores_from
     }
 
-    fn evicted(&mut self, _page_type: PageType, token: Token) {
+    fn evicted(&mut self, _page_type: PageType, token: Token, _nr_frames: u32) {
         let accesses = accesses_of(token);
         self.counted[controller::tier_of(accesses)].total += 1;
     }

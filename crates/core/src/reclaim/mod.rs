@@ -12,6 +12,7 @@ mod page_ins;
 mod policy;
 mod record;
 mod refault_gate;
+mod refaults;
 mod shadow;
 mod two_list;
 mod unwritten;
@@ -20,6 +21,7 @@ pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
+pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};
 pub use shadow::{PER_FRAME, Shadows, Token};
 pub use unwritten::Unwritten;
 
@@ -83,8 +85,8 @@ trait Rules {
     fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token;
     /// Whether a page that comes back should not have gone: what is waited for then is a stall.
     fn is_workingset(&self, page_type: PageType, refault: Token) -> bool;
-    /// Counts a page that was evicted.
-    fn evicted(&mut self, page_type: PageType, token: Token);
+    /// Counts a page of `nr_frames` that was evicted.
+    fn evicted(&mut self, page_type: PageType, token: Token, nr_frames: u32);
     /// Queues a page that could not be evicted.
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing;
     /// Takes a page off the list that `word`, its own, names.
@@ -93,6 +95,11 @@ trait Rules {
     fn nr_pages(&self) -> u32;
     /// How cold the pages of a type are, where it tells two classes apart.
     fn coldness(&self, _page_type: PageType) -> Option<Coldness> {
+        None
+    }
+    /// What it saw come back until `page_ins` had come in of all lruvecs; `None` where it keeps no
+    /// distances.
+    fn refaults(&self, _page_ins: u64) -> Option<Refaults> {
         None
     }
     /// Asserts the policy's invariants. O(pages).
@@ -202,6 +209,13 @@ impl Lruvec {
         self.shared().is_workingset(page_type, refault)
     }
 
+    /// What came in, came back and stayed of its pages until `page_ins` had come in of all lruvecs;
+    /// `None` where the policy keeps no distances.
+    #[must_use]
+    pub fn refaults(&self, page_ins: u64) -> Option<Refaults> {
+        self.shared().refaults(page_ins)
+    }
+
     fn forget(&mut self, frames: &FrameTable, frame: Frame) {
         self.nr_frames[frames.page_type(frame).index()] -= frames.block(frame).0.nr_pages();
     }
@@ -280,8 +294,9 @@ impl Lruvec {
     /// Returns whether the frame is the caller's to free: its page was truncated meanwhile.
     pub fn settle(&mut self, frames: &FrameTable, victim: &Victim, outcome: Outcome) -> bool {
         if outcome == Outcome::Evicted {
-            self.rules()
-                .evicted(frames.page_type(victim.frame), victim.token);
+            let page_type = frames.page_type(victim.frame);
+            let nr_frames = frames.block(victim.frame).0.nr_pages();
+            self.rules().evicted(page_type, victim.token, nr_frames);
             self.forget(frames, victim.frame);
             return false;
         }

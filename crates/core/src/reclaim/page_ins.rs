@@ -23,6 +23,8 @@ pub(super) struct PageIns {
     nr_frames: [u32; NR_KEPT],
     /// When they began, by the clocks that all lruvecs share.
     began: [(u64, u64); NR_KEPT],
+    /// Frames that were evicted, by generation, and did not come back.
+    gone: [u32; NR_KEPT],
 }
 
 const NR_KEPT: usize = 32;
@@ -35,6 +37,7 @@ impl PageIns {
             seq: NR_STAMPS as u64,
             nr_frames: [0; NR_KEPT],
             began: [(0, 0); NR_KEPT],
+            gone: [0; NR_KEPT],
         }
     }
 
@@ -60,6 +63,7 @@ impl PageIns {
         if may_open && is_due {
             self.seq += 1;
             self.nr_frames[slot(self.seq)] = 0;
+            self.gone[slot(self.seq)] = 0;
             self.began[slot(self.seq)] = (moment.page_ins, moment.ns);
         }
     }
@@ -75,6 +79,28 @@ impl PageIns {
     pub(super) fn since(&self, age: u64) -> u64 {
         let past = self.seq - age.min(REACH)..self.seq;
         past.map(|seq| u64::from(self.nr_frames[slot(seq)])).sum()
+    }
+
+    /// Counts frames that were evicted in the generation `age` before this one.
+    pub(super) fn evicted(&mut self, nr_frames: u32, age: u64) {
+        if age <= REACH {
+            let gone = &mut self.gone[slot(self.seq - age)];
+            *gone = gone.saturating_add(nr_frames);
+        }
+    }
+
+    /// Counts frames that were evicted then as back; returns those that were evicted after them and
+    /// are not, of the same generation half. `None` where that was before [`REACH`].
+    pub(super) fn came_back(&mut self, nr_frames: u32, age: u64) -> Option<u64> {
+        if age > REACH {
+            return None;
+        }
+        let then = self.seq - age;
+        let since = then + 1..=self.seq;
+        let later: u64 = since.map(|seq| u64::from(self.gone[slot(seq)])).sum();
+        let gone = &mut self.gone[slot(then)];
+        *gone = gone.saturating_sub(nr_frames);
+        Some(later + u64::from(*gone / 2))
     }
 
     /// The stamp of what is queued now: below [`NR_STAMPS`].
@@ -147,6 +173,24 @@ mod tests {
         (0..600).for_each(|_| count(&mut clock, 1, 60));
         assert_eq!((clock.since(1), clock.since(31)), (10, 310));
         assert_eq!(clock.since(32), clock.since(31));
+    }
+
+    #[test]
+    fn what_came_back_is_no_longer_gone() {
+        let mut clock = PageIns::new();
+        clock.evicted(10, 0);
+        (0..3).for_each(|_| count(&mut clock, 1, 6));
+        clock.evicted(20, 1);
+        clock.evicted(4, 0);
+        // 24 were evicted after the first ones, and half of the nine that are still gone.
+        assert_eq!(clock.came_back(1, 3), Some(28));
+        assert_eq!(clock.came_back(20, 1), Some(4));
+        assert_eq!(clock.came_back(1, 3), Some(8));
+        (0..29).for_each(|_| count(&mut clock, 1, 6));
+        assert_eq!(clock.came_back(1, 32), None);
+        clock.evicted(1, 32);
+        // Its place is the present generation's now.
+        assert_eq!(clock.came_back(1, 0), Some(0));
     }
 
     #[test]

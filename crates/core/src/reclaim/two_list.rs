@@ -218,7 +218,7 @@ impl Rules for TwoList {
         self.is_near(refault)
     }
 
-    fn evicted(&mut self, _page_type: PageType, _token: Token) {
+    fn evicted(&mut self, _page_type: PageType, _token: Token, _nr_frames: u32) {
         self.nonresident_age += 1;
     }
 

@@ -16,4 +16,5 @@ mod pins;
 mod pressure;
 mod promise;
 mod reserve;
+mod sizing;
 mod waits;
