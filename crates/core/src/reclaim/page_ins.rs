@@ -8,9 +8,6 @@ pub(super) const REACH: u64 = 31;
 pub(super) const NR_STAMPS: u8 = 62;
 /// Generations to a lruvec of the present size: [`REACH`] is a bit over five sizes.
 const PER_SIZE: u32 = 6;
-/// Generations while others' page-ins come to all that lruvecs may have: so that stamps of a lruvec
-/// that rests tell how long.
-const PER_CAPACITY: u32 = 8;
 
 /// Page-ins of one lruvec, in generations of a sixth of what is resident when they end.
 ///
@@ -59,7 +56,9 @@ impl PageIns {
         *present = present.saturating_add(nr_frames);
         let of_others = moment.page_ins.saturating_sub(began + u64::from(*present));
         let is_due = *present >= (nr_resident / PER_SIZE).max(1)
-            || of_others >= u64::from(moment.capacity / PER_CAPACITY).max(1);
+            // One of a lruvec that rests is due when all others have brought in what they may have.
+            // Not sooner: a busy one beside others that scan would forget its own page-ins.
+            || of_others >= u64::from(moment.capacity).max(1);
         if may_open && is_due {
             self.seq += 1;
             self.nr_frames[slot(self.seq)] = 0;
@@ -139,7 +138,7 @@ mod tests {
         for page_ins in [10, 70, 85, 86, 300, 301] {
             let moment = Moment {
                 page_ins,
-                capacity: 600,
+                capacity: 75,
                 ns: page_ins,
             };
             clock.count((1, 6000), true, moment);

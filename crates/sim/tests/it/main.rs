@@ -6,6 +6,7 @@ mod expected;
 mod field;
 mod mixes;
 mod policies;
+mod scans;
 mod sizing;
 mod traces;
 mod twins;
