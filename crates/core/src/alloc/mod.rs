@@ -2,6 +2,7 @@
 
 mod buddy;
 mod config;
+mod node;
 mod pageblock;
 mod pcp;
 mod pcp_tune;

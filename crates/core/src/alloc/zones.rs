@@ -208,7 +208,7 @@ impl Zones {
     }
 
     /// Forgets hints about a zone that has pages again.
-    fn after_free(&self, number: usize, zone: &Zone) {
+    pub(super) fn after_free(&self, number: usize, zone: &Zone) {
         let crossed = zone.take_crossed();
         if crossed != 0 {
             self.classed.clear(number, crossed);

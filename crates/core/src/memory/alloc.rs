@@ -1,13 +1,14 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::evacuate::Evacuated;
+use super::reclaim::Reach;
 use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::{State, flag};
 use crate::group::{BATCH, Charged, Event, OverLimit};
-use crate::sync::yield_now;
-use crate::units::{Cpu, Frame, Order, PAGE_BYTES};
+use crate::sync::{Ordering, yield_now};
+use crate::units::{Cpu, Frame, NodeMask, Order, PAGE_BYTES};
 
 /// Rounds that come to nothing before a block of more than one frame is given up: where none can be
 /// emptied, that was found out by looking at all of them.
@@ -171,6 +172,7 @@ impl Memory {
             }
         }
         // Charged, so frames are there, but they may be split, or on nodes that it may not use.
+        // Blocks are emptied of pages of those who may be there.
         let from = match is_anywhere {
             true => self.groups.root(),
             false => group,
@@ -184,7 +186,12 @@ impl Memory {
             rounds += 1;
             let freed = match (here.may_reclaim, order) {
                 (false, _) => 0,
-                (true, Order::ZERO) => self.reclaim_for(here, (group, from), 1),
+                (true, Order::ZERO) => {
+                    // Anybody's pages, but where the frame has to be.
+                    let allowed = request.mems.and(request.policy.allowed());
+                    let reach = Reach::of(self.groups.root()).on(allowed);
+                    self.reclaim_round(here, group, reach, 1).nr_freed
+                }
                 (true, _) => match self.evacuate_for(here, group, request, from) {
                     Evacuated::Block(frame) => return Ok(frame),
                     Evacuated::Pages(nr_pages) => nr_pages,
@@ -254,6 +261,10 @@ impl Memory {
             .into_iter()
             .skip(usize::from(is_low_tried && !node_reclaim))
         {
+            if mark == Mark::Min {
+                // None was there above the low watermark.
+                self.wake_reclaim(here, request);
+            }
             let request = Request { mark, ..*request };
             let taken = match node_reclaim {
                 false => self.zones.alloc(&self.frames, here.cpu, &request).ok(),
@@ -275,8 +286,7 @@ impl Memory {
 
     /// Takes a block where near nodes that are short are reclaimed on before far ones are used.
     ///
-    /// What is evicted are the coldest pages of the group that asks, on whatever node they are:
-    /// its lists do not tell nodes apart.
+    /// What is evicted are the coldest pages there of the group that asks.
     fn take_near(&self, here: Here<'_>, group: u32, request: Request) -> Option<Frame> {
         let mut scan = Scan::new(request);
         loop {
@@ -285,7 +295,11 @@ impl Memory {
                 Step::Short(_) => return None,
                 Step::ReclaimNode(node) => {
                     let freed = match here.may_reclaim {
-                        true => self.reclaim_for(here, (group, group), request.order.nr_pages()),
+                        true => {
+                            let reach = Reach::of(group).on(NodeMask::of(node));
+                            let nr_pages = request.order.nr_pages();
+                            self.reclaim_round(here, group, reach, nr_pages).nr_freed
+                        }
                         false => 0,
                     };
                     self.zones.end_reclaim(node);
@@ -331,7 +345,7 @@ impl Memory {
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied {
-                let round = self.reclaim_round(here, (group, over), nr_pages);
+                let round = self.reclaim_round(here, group, Reach::of(over), nr_pages);
                 is_unwritten = round.is_unwritten;
                 retries += u32::from(round.nr_freed == 0);
             }
@@ -350,27 +364,31 @@ impl Memory {
         (group, subtree): (u32, u32),
         nr_pages: u32,
     ) -> u32 {
-        self.reclaim_round(here, (group, subtree), nr_pages)
+        self.reclaim_round(here, group, Reach::of(subtree), nr_pages)
             .nr_freed
     }
 
-    /// [`Memory::reclaim_for`], and why it freed nothing.
-    fn reclaim_round(
-        &self,
-        here: Here<'_>,
-        (group, subtree): (u32, u32),
-        nr_pages: u32,
-    ) -> Reclaimed {
+    /// [`Memory::reclaim_for`] of what is in reach, and why it freed nothing.
+    fn reclaim_round(&self, here: Here<'_>, group: u32, reach: Reach, nr_pages: u32) -> Reclaimed {
         let mut round = Reclaimed::default();
+        self.stats.stalls.fetch_add(1, Ordering::Relaxed);
         here.platform.stall(group, &mut || {
-            let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
-            round = self.reclaim_writing(here, subtree, nr_pages);
-            // Shrinkers give in proportion to what pages gave, or all that is asked where those
-            // gave nothing.
-            let freed = &mut round.nr_freed;
-            let of = if *freed == 0 { 0 } else { usage };
-            *freed += here.platform.shrink(subtree, nr_pages.max(*freed), of);
+            round = self.reclaim_all(here, reach, nr_pages);
         });
+        round
+    }
+
+    /// One round of reclaim of what is in reach, of pages and of what shrinkers have, for a caller
+    /// that may wait for writes.
+    pub(super) fn reclaim_all(&self, here: Here<'_>, reach: Reach, nr_pages: u32) -> Reclaimed {
+        let subtree = reach.subtree;
+        let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
+        let mut round = self.reclaim_writing(here, reach, nr_pages);
+        // Shrinkers give in proportion to what pages gave, or all that is asked where those gave
+        // nothing.
+        let freed = &mut round.nr_freed;
+        let of = if *freed == 0 { 0 } else { usage };
+        *freed += here.platform.shrink(subtree, nr_pages.max(*freed), of);
         round
     }
 

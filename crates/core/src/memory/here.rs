@@ -1,7 +1,7 @@
 //! Where a call comes from, and what core asks of the program around it.
 
 use super::Writes;
-use crate::units::Cpu;
+use crate::units::{Cpu, Node};
 use core::fmt::Debug;
 
 /// What core asks of the program around it, on the slow path only and with no lock of core held.
@@ -30,6 +30,11 @@ pub trait Platform: Debug {
     /// The calling thread charged `group` while a level was above its `high`, and is to be slowed
     /// down by `delay_ns` when it next holds no page.
     fn throttle(&self, group: u32, delay_ns: u64);
+
+    /// A request found no page of a node above its low watermark: who reclaims there in the
+    /// background should call [`Memory::balance`](super::Memory::balance) soon. Said by every such
+    /// request, so cheap where it was said already. By default nobody does: requests reclaim.
+    fn wake_reclaim(&self, _node: Node) {}
 }
 
 /// Nothing to shrink, nobody who watches: for tests and simulations.

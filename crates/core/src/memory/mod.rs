@@ -1,6 +1,7 @@
 #![doc = include_str!("README.md")]
 
 mod alloc;
+mod balance;
 mod balloon;
 mod effects;
 mod evacuate;
@@ -11,6 +12,7 @@ mod here;
 mod longterm;
 mod pins;
 mod place;
+mod proactive;
 mod reclaim;
 mod refaults;
 mod region;
@@ -20,6 +22,7 @@ mod write;
 mod write_reserve;
 
 pub use alloc::Idle;
+pub use balance::Balance;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 pub use here::{Here, Platform};
@@ -36,6 +39,7 @@ use crate::page_cache::{Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
 use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
+use balance::Background;
 use balloon::Balloon;
 use evacuate::Evacuation;
 use write_reserve::WriteReserve;
@@ -211,6 +215,24 @@ pub struct Stats {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
+    /// Those of `pgscan` that were looked at in the background, for requests, and because the
+    /// program asked for it.
+    pub pgscan_kswapd: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_direct: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_proactive: u64,
+    /// Those of `pgsteal` that were evicted in the background, for requests, and because the
+    /// program asked for it.
+    pub pgsteal_kswapd: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_direct: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_proactive: u64,
+    /// Times that a request had to reclaim itself.
+    pub allocstall: u64,
+    /// Runs of background reclaim on a node.
+    pub pageoutrun: u64,
     /// Times that it took pages off a lruvec's lists: each locks the lists once, and once more to
     /// say what became of them.
     pub nr_batches: u64,
@@ -231,6 +253,7 @@ struct Counters {
     scanned: AtomicU64,
     evicted: AtomicU64,
     batches: AtomicU64,
+    stalls: AtomicU64,
 }
 
 /// All rooms together: one arena's frames, one budget, one tree of groups.
@@ -251,6 +274,7 @@ pub struct Memory {
     /// Frames of pages that came in: the clock that lruvecs share.
     page_ins: AtomicU64,
     evacuation: Evacuation,
+    background: Background,
     balloon: Balloon,
     write_reserve: WriteReserve,
     /// Of core's own tables.
@@ -292,6 +316,7 @@ impl Memory {
                 turn: AtomicU64::new(0),
                 page_ins: AtomicU64::new(0),
                 evacuation: Evacuation::try_new(nr_frames)?,
+                background: Background::default(),
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
                 metadata_pages: metadata,
@@ -449,9 +474,23 @@ impl Memory {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let offline = u32::try_from(self.offline_pages()).expect("at most the arena");
+        let background = self.background.stats();
+        let ([pgscan_kswapd, pgscan_proactive], [pgsteal_kswapd, pgsteal_proactive]) =
+            (background.scanned, background.evicted);
+        let pgscan = self.stats.scanned.load(Ordering::Relaxed);
+        let pgsteal = self.stats.evicted.load(Ordering::Relaxed);
         Stats {
-            pgscan: self.stats.scanned.load(Ordering::Relaxed),
-            pgsteal: self.stats.evicted.load(Ordering::Relaxed),
+            pgscan,
+            pgsteal,
+            pgscan_kswapd,
+            // Of moments that differ.
+            pgscan_direct: pgscan.saturating_sub(pgscan_kswapd + pgscan_proactive),
+            pgscan_proactive,
+            pgsteal_kswapd,
+            pgsteal_direct: pgsteal.saturating_sub(pgsteal_kswapd + pgsteal_proactive),
+            pgsteal_proactive,
+            allocstall: self.stats.stalls.load(Ordering::Relaxed),
+            pageoutrun: background.runs,
             nr_batches: self.stats.batches.load(Ordering::Relaxed),
             evacuate_scanned: self.evacuation.scanned.load(Ordering::Relaxed),
             evacuate_success: self.evacuation.success.load(Ordering::Relaxed),

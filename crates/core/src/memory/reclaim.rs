@@ -2,7 +2,7 @@
 
 use super::{AllocError, Here, Memory};
 
-use crate::group::{Count, Event, Group, Protection};
+use crate::group::{Event, Group, Protection};
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl};
 use crate::reclaim::{Unwritten, choose};
 use crate::sync::Ordering;
@@ -27,15 +27,49 @@ const PER_LIMIT: u64 = 512;
 /// Lruvecs that gave nothing just now.
 type Failed<'a> = [Option<&'a LruvecRecord>; MAX_CHOICES];
 
-/// What may be taken from.
+/// On whose behalf pages are evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reclaimer {
+    /// A request that needs memory.
+    Direct,
+    /// The worker of a node, before somebody needs it.
+    Background,
+    /// The program, by its own choice.
+    Proactive,
+}
+
+/// What may be taken from, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     /// A group and those below it.
     pub(super) subtree: u32,
     /// Where their frames are.
     pub(super) nodes: NodeMask,
+    pub(super) by: Reclaimer,
     /// Whether groups keep what their `low` protects.
     pub(super) is_low_kept: bool,
+}
+
+impl Reach {
+    /// A request's reach in a subtree, wherever its pages are.
+    pub(super) const fn of(subtree: u32) -> Reach {
+        Reach {
+            subtree,
+            nodes: NodeMask::ALL,
+            by: Reclaimer::Direct,
+            is_low_kept: true,
+        }
+    }
+
+    /// The same by somebody else.
+    pub(super) const fn by(self, by: Reclaimer) -> Reach {
+        Reach { by, ..self }
+    }
+
+    /// The same, where it is on these nodes.
+    pub(super) const fn on(self, nodes: NodeMask) -> Reach {
+        Reach { nodes, ..self }
+    }
 }
 
 /// A lruvec that pages are taken from.
@@ -123,21 +157,19 @@ impl Memory {
     /// group's `min` and `low` protect is left to it, `low` only as long as another group has pages
     /// to give.
     pub fn reclaim(&self, cpu: Cpu, subtree: u32, nr_pages: u32) -> u32 {
-        self.reclaim_on(cpu, subtree, NodeMask::ALL, nr_pages)
+        self.reclaim_in(cpu, Reach::of(subtree), nr_pages)
     }
 
-    /// [`Memory::reclaim`] of pages on these nodes.
-    pub(super) fn reclaim_on(&self, cpu: Cpu, subtree: u32, nodes: NodeMask, nr_pages: u32) -> u32 {
-        let take = |is_low_kept| {
-            let reach = Reach {
-                subtree,
-                nodes,
-                is_low_kept,
-            };
-            self.reclaim_once(cpu, reach, nr_pages, &mut None)
-        };
-        match take(true) {
-            0 if self.groups.is_protected() => take(false),
+    /// [`Memory::reclaim`] of what is in reach; what `low` protects as well, where nothing else is.
+    pub(super) fn reclaim_in(&self, cpu: Cpu, reach: Reach, nr_pages: u32) -> u32 {
+        match self.reclaim_once(cpu, reach, nr_pages, &mut None) {
+            0 if self.groups.is_protected() => {
+                let reach = Reach {
+                    is_low_kept: false,
+                    ..reach
+                };
+                self.reclaim_once(cpu, reach, nr_pages, &mut None)
+            }
             freed => freed,
         }
     }
@@ -156,7 +188,7 @@ impl Memory {
             let Some(giver) = self.coldest_giver(reach, &failed) else {
                 break;
             };
-            let freed = self.reclaim_from(cpu, reach.subtree, (&giver, nr_pages), unwritten);
+            let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
             if freed > 0 {
                 return freed;
             }
@@ -165,7 +197,7 @@ impl Memory {
         // None of those who were chosen has a page to give: whoever else has one is asked.
         let mut freed = self
             .givers(reach, &failed)
-            .map(|giver| self.reclaim_from(cpu, reach.subtree, (&giver, nr_pages), unwritten));
+            .map(|giver| self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten));
         freed.find(|&freed| freed > 0).unwrap_or(0)
     }
 
@@ -173,10 +205,11 @@ impl Memory {
     fn reclaim_from(
         &self,
         cpu: Cpu,
-        subtree: u32,
+        reach: Reach,
         (giver, nr_pages): (&Giver<'_>, u32),
         unwritten: &mut Option<Unwritten>,
     ) -> u32 {
+        let subtree = reach.subtree;
         let limit = self.groups.get(subtree).map_or(0, Group::max);
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
         let spare = self.spare(giver.group, subtree, giver.is_low_kept);
@@ -190,16 +223,15 @@ impl Memory {
         };
         let mut batch = Batch::noting(unwritten.take());
         let scanned = self.isolate(giver.lruvec, &control, &mut batch);
-        self.stats
-            .scanned
-            .fetch_add(u64::from(scanned), Ordering::Relaxed);
-        if let Some(group) = self.groups.get(giver.group) {
-            group.add_count(Count::Pgscan, u64::from(scanned));
-        }
+        self.count_scanned(reach.by, giver.group, scanned);
         let freed = self.evict(cpu, giver.lruvec, &batch, None);
         *unwritten = batch.into_unwritten();
-        if freed > 0 && !giver.is_low_kept {
-            self.groups.count_event(giver.group, Event::Low);
+        self.count_reclaimed(reach.by, freed);
+        if freed > 0 {
+            self.background.made_progress(giver.lruvec.node());
+            if !giver.is_low_kept {
+                self.groups.count_event(giver.group, Event::Low);
+            }
         }
         freed
     }
@@ -242,9 +274,8 @@ impl Memory {
     pub(super) fn next_giver(&self, subtree: u32) -> Option<Giver<'_>> {
         let next = |is_low_kept| {
             let reach = Reach {
-                subtree,
-                nodes: NodeMask::ALL,
                 is_low_kept,
+                ..Reach::of(subtree)
             };
             let failed = Failed::default();
             let chosen = self.coldest_giver(reach, &failed);
@@ -366,8 +397,16 @@ impl Memory {
         let Some(record) = self.groups.get(group) else {
             return false;
         };
-        record.set_policy(policy.number());
-        record.lruvec() == 0
+        let before = record.policy();
+        if record.lruvec() == 0 {
+            record.set_policy(policy.number());
+            if record.lruvec() == 0 {
+                return true;
+            }
+            // Its first page came meanwhile.
+            record.set_policy(before);
+        }
+        false
     }
 
     /// The lruvecs of a group, one for each node that it had pages on.

@@ -10,7 +10,7 @@ use crate::frame::{State, flag};
 use crate::group::{Gauge, Group};
 use crate::page_cache::{self, WriteErrors};
 use crate::reclaim::{Batch, Unwritten};
-use crate::units::{Cpu, Frame, NodeMask, Order, PageKey, PageType};
+use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// A write that core asked for. Whoever runs it gives it back to [`Memory::complete_write`].
 #[derive(Debug)]
@@ -179,12 +179,12 @@ impl Memory {
 
     /// A round of [`Memory::reclaim`] for a caller that may wait for writes: where dirty pages are
     /// in the way, the platform is offered to write them, and they are evicted.
-    pub(super) fn reclaim_writing(&self, here: Here<'_>, subtree: u32, nr_pages: u32) -> Reclaimed {
-        let mut reach = Reach {
-            subtree,
-            nodes: NodeMask::ALL,
-            is_low_kept: true,
-        };
+    pub(super) fn reclaim_writing(
+        &self,
+        here: Here<'_>,
+        mut reach: Reach,
+        nr_pages: u32,
+    ) -> Reclaimed {
         let mut noted = Some(Unwritten::default());
         let mut nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
         let unwritten = noted.unwrap_or_default();
@@ -201,19 +201,19 @@ impl Memory {
         let mut writes = Writes {
             memory: self,
             cpu: here.cpu,
-            subtree,
+            subtree: reach.subtree,
             unwritten: &unwritten,
             nr_taken: 0,
         };
         let nr_needed = if nr_freed > 0 { 0 } else { nr_pages };
         here.platform.write_back(&mut writes, nr_needed);
         let nr_freed = match nr_freed {
-            0 => self.evict_written(here.cpu, subtree, (&unwritten, nr_pages)),
+            0 => self.evict_written(here.cpu, reach, (&unwritten, nr_pages)),
             freed => freed,
         };
         let nr_freed = match nr_freed {
             // There may be clean ones behind those that were noted.
-            0 => self.reclaim(here.cpu, subtree, nr_pages),
+            0 => self.reclaim_in(here.cpu, reach, nr_pages),
             freed => freed,
         };
         Reclaimed {
@@ -227,21 +227,25 @@ impl Memory {
     fn evict_written(
         &self,
         cpu: Cpu,
-        subtree: u32,
+        reach: Reach,
         (unwritten, nr_pages): (&Unwritten, u32),
     ) -> u32 {
+        let subtree = reach.subtree;
         let limit = self.groups.get(subtree).map_or(0, Group::max);
         let want = self.policy(subtree).batch(limit).max(nr_pages);
         let mut freed = 0;
         for frame in unwritten.dirty() {
             let word = self.frames.word(frame);
             let group = self.frames.group(frame);
-            let may_go = word.is_evictable() && !word.has(flag::ISOLATED);
+            let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
+            let may_go = is_there && word.is_evictable() && !word.has(flag::ISOLATED);
             if freed >= want {
                 break;
             }
             if may_go && self.groups.is_in(group, subtree) && self.spare(group, subtree, true) > 0 {
-                freed += self.evict_frame(cpu, (group, frame));
+                let evicted = self.evict_frame(cpu, (group, frame));
+                self.count_reclaimed(reach.by, evicted);
+                freed += evicted;
             }
         }
         freed

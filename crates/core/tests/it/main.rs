@@ -2,6 +2,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod alloc;
+mod balance;
 mod evacuate;
 mod group;
 mod many_groups;

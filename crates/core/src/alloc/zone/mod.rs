@@ -128,6 +128,8 @@ pub struct Zone {
     /// Fewer than the high watermark are free. Written under the lock.
     below_high: AtomicU32,
     reclaim_active: AtomicU32,
+    /// Times that frees ended `below_high`. Written under the lock.
+    recoveries: AtomicU32,
     /// Classes of requests that the zonelist cache was told to pass this zone over for, and those
     /// that can be served again.
     short: AtomicU32,
@@ -174,6 +176,7 @@ impl Zone {
             boost: AtomicU32::new(0),
             below_high: AtomicU32::new(0),
             reclaim_active: AtomicU32::new(0),
+            recoveries: AtomicU32::new(0),
             short: AtomicU32::new(0),
             crossed: AtomicU32::new(0),
             drain_hand: AtomicU32::new(0),
@@ -229,6 +232,18 @@ impl Zone {
     pub fn set_reclaim_active(&self, is_active: bool) {
         self.reclaim_active
             .store(u32::from(is_active), Ordering::Relaxed);
+    }
+
+    /// Times that frees took the zone above its high watermark. Wraps.
+    pub(in crate::alloc) fn nr_recoveries(&self) -> u32 {
+        self.recoveries.load(Ordering::Relaxed)
+    }
+
+    /// Ends the boost of the watermarks.
+    pub(in crate::alloc) fn end_boost(&self) {
+        if self.boost.load(Ordering::Relaxed) != 0 {
+            self.boost.store(0, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -463,6 +478,7 @@ impl Zone {
         let high = self.config.watermarks.high + self.boost.load(Ordering::Relaxed);
         if buddy.nr_free() >= high && self.below_high.load(Ordering::Relaxed) != 0 {
             self.below_high.store(0, Ordering::Relaxed);
+            self.recoveries.fetch_add(1, Ordering::Relaxed);
         }
         let short = self.short.load(Ordering::Relaxed);
         if short != 0 {

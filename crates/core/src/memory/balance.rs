@@ -1,0 +1,212 @@
+//! Background reclaim: bringing a node's free pages back above the high watermark.
+//!
+//! Source: kernel `balance_pgdat()`, `wakeup_kswapd()`. Changed: what per-CPU page caches hold is
+//! fetched back before a page is evicted, and a boost is not evicted for: blocks are emptied when
+//! somebody asks for one.
+
+use super::reclaim::{Reach, Reclaimer};
+use super::{Here, MAX_RETRIES, Memory};
+use crate::alloc::Request;
+use crate::group::Count;
+use crate::reclaim::MAX_BATCH;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::units::{MAX_NODES, Node, NodeMask};
+
+/// Pages that one step evicts at most, but for the rest of its last batch.
+const MAX_STEP: u32 = 1024;
+
+/// What a step of background reclaim found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a node that is short wants more steps"]
+pub enum Balance {
+    /// A zone of the node has its high watermark free: rest until woken.
+    Done,
+    /// Not yet.
+    More,
+    /// 16 steps in a row freed nothing: rest. Nobody is woken for the node before a request
+    /// reclaims a page there, or frees take it above the high watermark.
+    Hopeless,
+}
+
+/// What is remembered of a node between two steps.
+#[derive(Debug)]
+struct NodeState {
+    /// Steps in a row that freed nothing.
+    nr_failures: AtomicU32,
+    /// Times that frees took its zones above the high watermark, when the last of these failed.
+    recoveries: AtomicU32,
+    /// 1 between the first step of a run and its last one.
+    active: AtomicU32,
+}
+
+/// What background reclaim remembers, and what every reclaimer but requests did.
+#[derive(Debug)]
+pub(super) struct Background {
+    nodes: [NodeState; MAX_NODES],
+    runs: AtomicU64,
+    /// Looked at and evicted, in the background and proactively.
+    scanned: [AtomicU64; 2],
+    evicted: [AtomicU64; 2],
+}
+
+/// Counts of background and proactive reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BackgroundStats {
+    pub(super) runs: u64,
+    pub(super) scanned: [u64; 2],
+    pub(super) evicted: [u64; 2],
+}
+
+impl Default for Background {
+    fn default() -> Background {
+        let node = |_| NodeState {
+            nr_failures: AtomicU32::new(0),
+            recoveries: AtomicU32::new(0),
+            active: AtomicU32::new(0),
+        };
+        let counts = || [0; 2].map(AtomicU64::new);
+        Background {
+            nodes: core::array::from_fn(node),
+            runs: AtomicU64::new(0),
+            scanned: counts(),
+            evicted: counts(),
+        }
+    }
+}
+
+impl Background {
+    fn node(&self, node: Node) -> &NodeState {
+        &self.nodes[node.index()]
+    }
+
+    /// Somebody evicted pages on a node: it is not hopeless.
+    pub(super) fn made_progress(&self, node: Node) {
+        let failures = &self.node(node).nr_failures;
+        if failures.load(Ordering::Relaxed) != 0 {
+            failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn stats(&self) -> BackgroundStats {
+        let load = |counts: &[AtomicU64; 2]| [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
+        BackgroundStats {
+            runs: self.runs.load(Ordering::Relaxed),
+            scanned: load(&self.scanned),
+            evicted: load(&self.evicted),
+        }
+    }
+}
+
+impl Reclaimer {
+    /// Where it is counted, beside the sum of all; requests are the rest of that.
+    const fn counted(self) -> Option<usize> {
+        match self {
+            Reclaimer::Direct => None,
+            Reclaimer::Background => Some(0),
+            Reclaimer::Proactive => Some(1),
+        }
+    }
+}
+
+impl Memory {
+    /// One step of background reclaim on a node, which evicts 1024 pages at most; only a program
+    /// that calls it has any, and none is needed for progress.
+    ///
+    /// How many pages are missing is counted first. What lies in per-CPU page caches goes back to
+    /// the zones and is not missing: only where a node is really short, because its pages are used
+    /// or kept for others, pages of it are evicted, of all groups beyond what protects them.
+    pub fn balance(&self, here: Here<'_>, node: Node) -> Balance {
+        if self.zones.is_balanced(node) {
+            return self.end_run(node, Balance::Done);
+        }
+        let state = self.background.node(node);
+        if state.active.swap(1, Ordering::Relaxed) == 0 {
+            self.background.runs.fetch_add(1, Ordering::Relaxed);
+            if !self.is_hopeless(node) && state.nr_failures.load(Ordering::Relaxed) >= MAX_RETRIES {
+                state.nr_failures.store(0, Ordering::Relaxed);
+            }
+            self.zones.set_reclaim_active(node, true);
+        }
+        let nr_missing = self.zones.nr_missing(node);
+        let nr_freed = self.evict_on(here, node, nr_missing.min(MAX_STEP));
+        self.zones.fetch_back(&self.frames, node);
+        if nr_missing == 0 || self.zones.is_balanced(node) {
+            return self.end_run(node, Balance::Done);
+        }
+        if nr_freed > 0 {
+            return Balance::More;
+        }
+        let recoveries = self.zones.nr_recoveries(node);
+        state.recoveries.store(recoveries, Ordering::Relaxed);
+        let nr_failures = state.nr_failures.load(Ordering::Relaxed) + 1;
+        state.nr_failures.store(nr_failures, Ordering::Relaxed);
+        match nr_failures {
+            0..MAX_RETRIES => Balance::More,
+            _ => self.end_run(node, Balance::Hopeless),
+        }
+    }
+
+    /// Evicts batches of pages on a node until `nr_pages` went, or none can go.
+    fn evict_on(&self, here: Here<'_>, node: Node, nr_pages: u32) -> u32 {
+        let root = Reach::of(self.groups.root()).by(Reclaimer::Background);
+        let reach = root.on(NodeMask::of(node));
+        let mut nr_freed = 0;
+        while nr_freed < nr_pages {
+            match self.reclaim_writing(here, reach, MAX_BATCH).nr_freed {
+                0 => break,
+                freed => nr_freed += freed,
+            }
+        }
+        nr_freed
+    }
+
+    fn end_run(&self, node: Node, how: Balance) -> Balance {
+        let state = self.background.node(node);
+        if how == Balance::Done {
+            state.nr_failures.store(0, Ordering::Relaxed);
+            self.zones.end_boost(node);
+        }
+        if state.active.swap(0, Ordering::Relaxed) != 0 {
+            self.zones.set_reclaim_active(node, false);
+        }
+        how
+    }
+
+    /// Whether background reclaim has given a node up for now.
+    #[must_use]
+    pub fn is_hopeless(&self, node: Node) -> bool {
+        let state = self.background.node(node);
+        state.nr_failures.load(Ordering::Relaxed) >= MAX_RETRIES
+            && state.recoveries.load(Ordering::Relaxed) == self.zones.nr_recoveries(node)
+    }
+
+    /// No zone that a request may use has a block above its low watermark: wakes who reclaims there
+    /// in the background. A few loads for each node.
+    pub(super) fn wake_reclaim(&self, here: Here<'_>, request: &Request) {
+        let allowed = request.mems.and(request.policy.allowed());
+        let nodes = self.config.alloc.topology.nodes();
+        nodes
+            .filter(|&node| allowed.has(node))
+            .filter(|&node| !self.zones.is_balanced(node) && !self.is_hopeless(node))
+            .for_each(|node| here.platform.wake_reclaim(node));
+    }
+
+    /// Counts pages that were looked at in a group.
+    pub(super) fn count_scanned(&self, by: Reclaimer, group: u32, nr_pages: u32) {
+        let nr_pages = u64::from(nr_pages);
+        self.stats.scanned.fetch_add(nr_pages, Ordering::Relaxed);
+        if let Some(group) = self.groups.get(group) {
+            group.add_count(Count::Pgscan, nr_pages);
+        }
+        if let Some(at) = by.counted() {
+            self.background.scanned[at].fetch_add(nr_pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts pages that were evicted, and are counted as those of their group already.
+    pub(super) fn count_reclaimed(&self, by: Reclaimer, nr_pages: u32) {
+        if let Some(at) = by.counted() {
+            self.background.evicted[at].fetch_add(nr_pages.into(), Ordering::Relaxed);
+        }
+    }
+}
