@@ -5,6 +5,7 @@ use crate::file::File;
 use crate::group::Group;
 use crate::home::Home;
 use crate::machine::{BudgetSource, memory_limit};
+use crate::reclaim::MAX_SWAPPINESS;
 use crate::shared::{Shared, Timing};
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
@@ -46,6 +47,7 @@ impl std::fmt::Debug for Memory {
 pub struct Builder {
     size: Size,
     policy: Policy,
+    swappiness: Option<u8>,
     topology: Option<Topology>,
     tuner: Tuner,
     movable_percent: u8,
@@ -109,9 +111,19 @@ impl Builder {
         self
     }
 
-    /// Which page goes when a limit is met.
+    /// Which page goes when a limit is met. Groups may have their own: [`Group::set_policy`].
     pub fn policy(mut self, policy: Policy) -> Builder {
         self.policy = policy;
+        self
+    }
+
+    /// What bringing back a page of a file costs, 0 to 200; working memory that was swapped out
+    /// costs 200 less it. 60 by default, as the kernel's `vm.swappiness`; more than 200 is 200.
+    /// Groups may have their own: [`Group::set_swappiness`].
+    ///
+    /// As long as nothing is swapped out, it changes nothing.
+    pub fn swappiness(mut self, swappiness: u8) -> Builder {
+        self.swappiness = Some(swappiness.min(MAX_SWAPPINESS));
         self
     }
 
@@ -187,7 +199,8 @@ impl Builder {
         self
     }
 
-    /// Starts no thread: the program calls [`Memory::tick`] from its own loop, about once a second.
+    /// Starts no thread: the program calls [`Memory::tick`] from its own loop, about once a second,
+    /// which also does what there is to do in the background.
     pub fn without_thread(mut self) -> Builder {
         self.has_thread = false;
         self
@@ -215,6 +228,7 @@ impl Builder {
         let [pages, arena_pages] = [pages, most].map(countable);
         let (pages, arena_pages) = (pages?, arena_pages?);
         let mut config = Config::on(topology.core().clone(), pages, self.policy.to_core());
+        config.swappiness = self.swappiness.unwrap_or(config.swappiness);
         config.alloc.tuner = self.tuner.to_core();
         config.alloc.movable_percent = self.movable_percent;
         config.alloc.node_reclaim = self.node_reclaim;
@@ -296,6 +310,29 @@ pub struct Stats {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
+    /// Those of `pgscan` that were looked at in the background, by those who needed memory, and for
+    /// [`Group::reclaim`].
+    pub pgscan_kswapd: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_direct: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_proactive: u64,
+    /// Those of `pgsteal` that were evicted in the background, by those who needed memory, and for
+    /// [`Group::reclaim`].
+    pub pgsteal_kswapd: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_direct: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_proactive: u64,
+    /// Times that a call had to reclaim itself.
+    pub allocstall: u64,
+    /// Runs of reclaim in the background on a node.
+    pub pageoutrun: u64,
+    /// Times that one was wanted again less than 100 ms after it had ended.
+    pub kswapd_low_wmark_hit_quickly: u64,
+    /// Times that a node was below its high watermark again 100 ms after a run had ended, though
+    /// nobody wanted one.
+    pub kswapd_high_wmark_hit_quickly: u64,
     /// Frame records looked at for blocks to empty.
     pub evacuate_scanned: u64,
     /// Blocks that were emptied for working memory or larger pages.
@@ -350,6 +387,7 @@ impl Memory {
         Builder {
             size: Size::Default(DEFAULT_FRACTION),
             policy: Policy::default(),
+            swappiness: None,
             topology: None,
             tuner: Tuner::default(),
             movable_percent: 0,
@@ -445,11 +483,13 @@ impl Memory {
         File::open_store(&self.shared, store, name.to_owned(), order, group)
     }
 
-    /// Housekeeping, for programs that call it from their own loop: CPUs give back what they do not
-    /// use, idle memory goes back to the OS, dropped groups whose last pages have gone give up
-    /// their records, who waits in [`Group::alloc_async`] asks again. Returns how long until the
-    /// next call is of use. But for those who wait never needed for progress.
+    /// Housekeeping, for programs that call it from their own loop: nodes that are short are
+    /// reclaimed on, CPUs give back what they do not use, idle memory goes back to the OS, dropped
+    /// groups whose last pages have gone give up their records, who waits in [`Group::alloc_async`]
+    /// asks again. Returns how long until the next call is of use. But for those who wait never
+    /// needed for progress.
     pub fn tick(&self) -> Duration {
+        self.shared.balance_wanted();
         let due = self.shared.tick();
         let retry = self.shared.memory_waits.tick(self.shared.core.groups());
         retry.map_or(due, |retry| retry.min(due))
@@ -526,6 +566,16 @@ impl Memory {
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,
+            pgscan_kswapd: core.pgscan_kswapd,
+            pgscan_direct: core.pgscan_direct,
+            pgscan_proactive: core.pgscan_proactive,
+            pgsteal_kswapd: core.pgsteal_kswapd,
+            pgsteal_direct: core.pgsteal_direct,
+            pgsteal_proactive: core.pgsteal_proactive,
+            allocstall: core.allocstall,
+            pageoutrun: core.pageoutrun,
+            kswapd_low_wmark_hit_quickly: self.shared.reclaim.nr_low_hits(),
+            kswapd_high_wmark_hit_quickly: self.shared.reclaim.nr_high_hits(),
             evacuate_scanned: core.evacuate_scanned,
             evacuate_success: core.evacuate_success,
             evacuate_fail: core.evacuate_fail,

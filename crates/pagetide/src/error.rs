@@ -1,5 +1,6 @@
 //! What can go wrong, with the thing named.
 
+use crate::Policy;
 use std::io;
 use std::path::PathBuf;
 
@@ -37,7 +38,25 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The housekeeping thread was not started.
+    /// Less came back than was asked for.
+    #[error("group {group}: {reclaimed_bytes} of {asked_bytes} bytes reclaimed")]
+    ReclaimedLess {
+        /// The group.
+        group: String,
+        /// What came back.
+        reclaimed_bytes: u64,
+        /// What was asked for.
+        asked_bytes: u64,
+    },
+    /// The group had pages already, which are replaced in another way.
+    #[error("group {group} has had pages of files, which are replaced by {policy}")]
+    PolicyInUse {
+        /// The group.
+        group: String,
+        /// Its policy.
+        policy: Policy,
+    },
+    /// A thread of the memory was not started.
     #[error("cannot start the housekeeping thread")]
     Thread {
         /// What the OS said.

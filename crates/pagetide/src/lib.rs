@@ -30,7 +30,8 @@
 //! any executor. An operation that pins several pages takes a [`PinPermit`] first, so that no pin
 //! budget ([`Group::set_pin_max`]) stops it half way while it holds some.
 //!
-//! Linux on 64-bit only. One thread does the housekeeping of a memory (none with
+//! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
+//! background, on several nodes one more for each further one (none with
 //! [`Builder::without_thread`]); reads are done by the thread that needs them.
 
 mod alloc_wait;
@@ -53,6 +54,7 @@ mod pins;
 mod platform;
 mod policy;
 mod pressure;
+mod reclaim;
 mod release;
 mod reservation;
 mod resident;

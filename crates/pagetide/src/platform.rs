@@ -5,6 +5,7 @@ use crate::shared::Shared;
 use crate::stall::Stall;
 use crate::{shrinker, throttle};
 use pagetide_core::memory::{Here, Platform};
+use pagetide_core::units::Node;
 
 impl Platform for Shared {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
@@ -27,6 +28,12 @@ impl Platform for Shared {
 
     fn throttle(&self, group: u32, delay_ns: u64) {
         throttle::owe(group, delay_ns, self.throttle_max);
+    }
+
+    fn wake_reclaim(&self, node: Node) {
+        if self.reclaim.want(node) {
+            self.nudge_node(node);
+        }
     }
 }
 

@@ -26,6 +26,16 @@ impl Policy {
     /// The names that [`Policy::from_str`] takes; `default` is the default one.
     pub const NAMES: &[&str] = reclaim::Policy::NAMES;
 
+    pub(crate) const fn from_core(policy: reclaim::Policy) -> Policy {
+        match policy {
+            reclaim::Policy::Fifo => Policy::Fifo,
+            reclaim::Policy::Gated2q => Policy::Gated2q,
+            reclaim::Policy::Mglru => Policy::Mglru,
+            reclaim::Policy::MglruSeed => Policy::MglruSeed,
+            reclaim::Policy::TwoList => Policy::TwoList,
+        }
+    }
+
     pub(crate) const fn to_core(self) -> reclaim::Policy {
         match self {
             Policy::Fifo => reclaim::Policy::Fifo,
@@ -46,14 +56,8 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
-        match name.parse() {
-            Ok(reclaim::Policy::Fifo) => Ok(Policy::Fifo),
-            Ok(reclaim::Policy::Gated2q) => Ok(Policy::Gated2q),
-            Ok(reclaim::Policy::Mglru) => Ok(Policy::Mglru),
-            Ok(reclaim::Policy::MglruSeed) => Ok(Policy::MglruSeed),
-            Ok(reclaim::Policy::TwoList) => Ok(Policy::TwoList),
-            Err(reclaim::UnknownPolicy) => Err(UnknownPolicy(name.to_owned())),
-        }
+        let policy = name.parse().map(Policy::from_core);
+        policy.map_err(|reclaim::UnknownPolicy| UnknownPolicy(name.to_owned()))
     }
 }
 

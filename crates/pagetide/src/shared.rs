@@ -6,6 +6,7 @@ use crate::cpu;
 use crate::file::Open;
 use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
+use crate::reclaim::Wanted;
 use crate::release::Release;
 use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
@@ -13,7 +14,7 @@ use crate::wait::Waiters;
 use crate::worker::Worker;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
-use pagetide_core::units::{Frame, Order};
+use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) shrinkers: Shrinkers,
     /// The longest that a charge above `high` is slowed down.
     pub(crate) throttle_max: Duration,
+    pub(crate) reclaim: Wanted,
     worker: OnceLock<Worker>,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
@@ -91,6 +93,7 @@ impl Shared {
             release: Release::new(isolated),
             shrinkers: Shrinkers::default(),
             throttle_max: timing.throttle_max,
+            reclaim: Wanted::default(),
             worker: OnceLock::new(),
             topology,
             unbound,
@@ -105,7 +108,7 @@ impl Shared {
         self.unbound.as_ref()
     }
 
-    /// Starts the thread that ticks.
+    /// Starts the threads that tick and reclaim.
     pub(crate) fn start_worker(self: &Arc<Shared>) -> std::io::Result<()> {
         let worker = Worker::start(self)?;
         let first = self.worker.set(worker);
@@ -117,6 +120,13 @@ impl Shared {
     pub(crate) fn nudge_worker(&self) {
         if let Some(worker) = self.worker.get() {
             worker.nudge();
+        }
+    }
+
+    /// Makes the worker of a node look whether it is wanted.
+    pub(crate) fn nudge_node(&self, node: Node) {
+        if let Some(worker) = self.worker.get() {
+            worker.nudge_node(node.index());
         }
     }
 

@@ -1,18 +1,27 @@
-//! Housekeeping in the background: ticks of core's clock, and memory that goes back to the OS.
+//! The threads of a memory: ticks of core's clock, memory that goes back to the OS, and reclaim in
+//! the background, a worker for each node.
 
 use crate::cpu;
 use crate::shared::{Shared, locked};
 use crate::topology::list_of;
-use pagetide_core::units::index;
+use pagetide_core::units::{Node, index};
 use rustix::thread::CpuSet;
 use std::fs;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Stops the thread when dropped, without waiting for it.
+/// How long a node's worker expects to rest at least. Source: the doze of the kernel's `kswapd`.
+const DOZE: Duration = Duration::from_millis(100);
+
+/// The threads of a memory, one for each node; the first one also keeps house. They are told to end
+/// when this is dropped, and waited for.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    stop: Arc<Stop>,
+    threads: Vec<(Arc<Stop>, JoinHandle<()>)>,
+    /// The process that started them: a child that it forked has none to wait for.
+    process: u32,
 }
 
 #[derive(Debug, Default)]
@@ -24,7 +33,7 @@ struct Stop {
 #[derive(Debug, Default)]
 struct State {
     is_over: bool,
-    /// Somebody has to be looked after sooner than the thread knew.
+    /// There is something to do sooner than the thread knew.
     is_nudged: bool,
 }
 
@@ -36,62 +45,145 @@ impl Stop {
     }
 
     /// Sleeps for `due`, or until nudged; whether to go on.
-    fn wait(&self, due: Duration) -> bool {
+    fn wait(&self, due: Option<Duration>) -> bool {
         let state = locked(&self.state);
         let is_idle = |state: &mut State| !state.is_over && !state.is_nudged;
-        let waited = self.wakes.wait_timeout_while(state, due, is_idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = match due {
+            Some(due) => {
+                let waited = self.wakes.wait_timeout_while(state, due, is_idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => {
+                let waited = self.wakes.wait_while(state, is_idle);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            }
+        };
         state.is_nudged = false;
         !state.is_over
     }
 }
 
 impl Worker {
-    /// Starts a thread that ticks a memory whenever that is due, as long as somebody else has it.
+    /// Starts the threads of a memory, which work as long as somebody else has it.
     ///
     /// # Errors
-    /// What the OS says.
+    /// What the OS says; none is left then.
     pub(crate) fn start(of: &Arc<Shared>) -> std::io::Result<Worker> {
-        let stop = Arc::new(Stop::default());
-        let (watched, shared) = (Arc::clone(&stop), Arc::downgrade(of));
-        let thread = std::thread::Builder::new().name("pagetide".to_owned());
-        let isolated = of.release.isolated().to_vec();
-        thread.spawn(move || {
-            keep_off(&isolated);
-            run(&watched, &shared);
-        })?;
-        Ok(Worker { stop })
-    }
-
-    /// Makes the thread look again at when it is due.
-    pub(crate) fn nudge(&self) {
-        self.stop.change(|state| state.is_nudged = true);
-    }
-}
-
-fn run(stop: &Stop, shared: &Weak<Shared>) {
-    let mut due = Duration::ZERO;
-    let mut next_tick = Instant::now();
-    while stop.wait(due) {
-        let Some(shared) = shared.upgrade() else {
-            return;
+        let mut worker = Worker {
+            threads: Vec::new(),
+            process: std::process::id(),
         };
-        if Instant::now() >= next_tick {
-            next_tick = Instant::now() + shared.tick();
+        for node in of.topology().core().nodes() {
+            let stop = Arc::new(Stop::default());
+            let (watched, shared) = (Arc::clone(&stop), Arc::downgrade(of));
+            let name = match node.number() {
+                0 => "pagetide".to_owned(),
+                node => format!("pagetide-{node}"),
+            };
+            let isolated = of.release.isolated().to_vec();
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                keep_off(&isolated);
+                run(&watched, &shared, node);
+            })?;
+            worker.threads.push((stop, thread));
         }
-        let retry = shared.memory_waits.tick(shared.core.groups());
-        due = next_tick.saturating_duration_since(Instant::now());
-        due = retry.map_or(due, |retry| retry.min(due));
-        due = due.max(Duration::from_millis(1));
-        // May be the last handle: its end stops this thread, so the lock must not be held.
-        drop(shared);
+        Ok(worker)
+    }
+
+    /// Makes the thread that keeps house look again at when it is due.
+    pub(crate) fn nudge(&self) {
+        self.nudge_node(0);
+    }
+
+    /// Makes the worker of a node look whether it is wanted.
+    pub(crate) fn nudge_node(&self, node: usize) {
+        if let Some((stop, _)) = self.threads.get(node) {
+            stop.change(|state| state.is_nudged = true);
+        }
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.stop.change(|state| state.is_over = true);
+        if self.process != std::process::id() {
+            return;
+        }
+        for (stop, _) in &self.threads {
+            stop.change(|state| state.is_over = true);
+        }
+        // Nobody has the memory any more, so none of them does anything but end. It may be one of
+        // them that had it last.
+        let me = std::thread::current().id();
+        for (_, thread) in self.threads.drain(..) {
+            if thread.thread().id() != me {
+                // One that panicked said so itself.
+                let _ = thread.join();
+            }
+        }
     }
+}
+
+/// The rest of a worker after a run, to be counted where it is short.
+#[derive(Debug, Default)]
+struct Rest(Option<Instant>);
+
+impl Rest {
+    /// Looks at a node's rest: whether it was shorter than a doze because the node is wanted, or is
+    /// long enough by now.
+    fn look(&mut self, shared: &Shared, node: Node, is_wanted: bool) {
+        let Some(since) = self.0 else {
+            return;
+        };
+        let is_short = since.elapsed() < DOZE;
+        let count = match (is_wanted, is_short) {
+            (true, true) => Some(&shared.reclaim.low_wmark_hit_quickly),
+            (false, false) if !shared.core.zones().is_balanced(node) => {
+                Some(&shared.reclaim.high_wmark_hit_quickly)
+            }
+            _ => None,
+        };
+        if let Some(count) = count {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if is_wanted || !is_short {
+            self.0 = None;
+        }
+    }
+}
+
+fn run(stop: &Stop, shared: &Weak<Shared>, node: Node) {
+    let keeps_house = node.index() == 0;
+    let mut due = keeps_house.then_some(Duration::ZERO);
+    let mut next_tick = Instant::now();
+    let mut rest = Rest::default();
+    while stop.wait(due) {
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let is_wanted = shared.reclaim.take(node);
+        rest.look(&shared, node, is_wanted);
+        if is_wanted && !shared.balance(node) {
+            rest.0 = Some(Instant::now());
+        }
+        due = rest.0.map(|_| DOZE);
+        if keeps_house {
+            let house = keep_house(&shared, &mut next_tick);
+            due = Some(due.map_or(house, |due| due.min(house)));
+        }
+        // May be the last handle: its end stops this thread, so the lock must not be held.
+        drop(shared);
+    }
+}
+
+/// Ticks what is due; returns when to look again.
+fn keep_house(shared: &Shared, next_tick: &mut Instant) -> Duration {
+    if Instant::now() >= *next_tick {
+        *next_tick = Instant::now() + shared.tick();
+    }
+    let retry = shared.memory_waits.tick(shared.core.groups());
+    let due = next_tick.saturating_duration_since(Instant::now());
+    let due = retry.map_or(due, |retry| retry.min(due));
+    due.max(Duration::from_millis(1))
 }
 
 /// CPUs that the machine keeps free of interruptions (`isolcpus`, `nohz_full`).

@@ -15,6 +15,7 @@ mod nodes;
 mod pins;
 mod pressure;
 mod promise;
+mod reclaim;
 mod reserve;
 mod sizing;
 mod waits;

@@ -1,0 +1,161 @@
+//! Reclaim that is asked for and reclaim in the background; a group's own policy.
+
+use crate::child;
+use crate::data::numbered_file;
+use pagetide::{ByteSize, Error, File, Group, Memory, Order, Policy, Topology};
+use std::fs;
+
+const MIB: u64 = 1 << 20;
+
+fn builder() -> pagetide::Builder {
+    Memory::builder()
+        .budget(ByteSize::mib(64))
+        .without_thread()
+        .release_after(None)
+}
+
+fn read(file: &File, pages: std::ops::Range<u64>) {
+    let mut page = [0; 4096];
+    for number in pages {
+        assert_eq!(file.read_at(&mut page, number * 4096).unwrap(), 4096);
+        assert_eq!(page[..8], number.to_le_bytes());
+    }
+}
+
+fn cached(group: &Group) -> u64 {
+    group.stat().file
+}
+
+#[test]
+fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
+    let data = numbered_file(6000);
+    let memory = builder().build().unwrap();
+    let [web, batch] = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+    let below = batch.child("below").unwrap();
+    let [of_web, of_batch, of_below] =
+        [&web, &batch, &below].map(|group| memory.open(data.path(), group).unwrap());
+    read(&of_web, 0..1000);
+    read(&of_batch, 1000..2000);
+    read(&of_below, 2000..4000);
+    let before = batch.usage().as_u64();
+    let freed = batch.reclaim(ByteSize(4 * MIB + 1)).unwrap().as_u64();
+    assert!(
+        (4 * MIB + 1..4 * MIB + 65 * 4096).contains(&freed),
+        "{freed}"
+    );
+    assert!(batch.usage().as_u64() + freed <= before);
+    assert_eq!(
+        (cached(&web), cached(&batch)),
+        (1000 * 4096, 3000 * 4096 - freed)
+    );
+    let stats = memory.stats();
+    assert_eq!((stats.pgsteal_kswapd, stats.pgsteal_direct), (0, 0));
+    assert!(stats.pgscan_proactive >= stats.pgsteal_proactive);
+    assert_eq!(stats.pgsteal_proactive * 4096, freed);
+    assert_eq!(batch.stat().pgsteal * 4096, freed);
+    // What is protected below it stays, and what is in use.
+    below.set_min(ByteSize(cached(&below))).unwrap();
+    let kept = cached(&below);
+    let page = of_batch.pin(1999).unwrap();
+    let all = batch.reclaim(ByteSize::mib(60));
+    let Err(Error::ReclaimedLess { group, .. }) = all else {
+        panic!("{all:?}");
+    };
+    assert_eq!(group, "batch");
+    assert_eq!(cached(&batch), kept + 4096);
+    drop(page);
+    // What protects a group itself does not count when it is asked itself.
+    below.reclaim(ByteSize(kept)).unwrap();
+    assert_eq!((cached(&below), cached(&web)), (0, 1000 * 4096));
+    memory.reclaim(ByteSize(1000 * 4096)).unwrap();
+    assert_eq!(cached(&memory.root()), 4096);
+}
+
+#[test]
+fn a_policy_is_set_before_the_first_page() {
+    let data = numbered_file(10);
+    let memory = builder().swappiness(100).build().unwrap();
+    let log = memory.root().child("log").unwrap();
+    assert_eq!((log.policy(), log.swappiness()), (Policy::default(), 100));
+    log.set_policy(Policy::Fifo).unwrap();
+    log.set_swappiness(250);
+    let below = log.child("below").unwrap();
+    assert_eq!((below.policy(), below.swappiness()), (Policy::Fifo, 200));
+    read(&memory.open(data.path(), &log).unwrap(), 0..10);
+    let refused = log.set_policy(Policy::Mglru).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "group log has had pages of files, which are replaced by fifo"
+    );
+    assert_eq!(log.policy(), Policy::Fifo);
+    below.set_policy(Policy::Mglru).unwrap();
+    assert_eq!(below.policy(), Policy::Mglru);
+}
+
+/// A memory of two nodes, and a group that may use the second one only.
+fn two_nodes(builder: pagetide::Builder) -> (Memory, Group) {
+    let topology = "2x1".parse::<Topology>().unwrap();
+    let memory = builder.topology(topology).build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    group.set_mems(&[1]).unwrap();
+    (memory, group)
+}
+
+#[test]
+fn a_tick_reclaims_where_no_thread_does() {
+    let data = numbered_file(9000);
+    let (memory, group) = two_nodes(builder());
+    let file = memory.open(data.path(), &group).unwrap();
+    read(&file, 0..9000);
+    let before = memory.stats();
+    assert_eq!((before.pgsteal_kswapd, before.pageoutrun), (0, 0));
+    assert!(before.allocstall > 0 && before.pgsteal_direct > 0);
+    memory.tick();
+    let stats = memory.stats();
+    assert!(
+        stats.pgsteal_kswapd > 0 && stats.pageoutrun == 1,
+        "{stats:?}"
+    );
+    assert_eq!(group.stat().pgsteal, stats.pgsteal);
+    // Nobody wants it again.
+    memory.tick();
+    assert_eq!(memory.stats().pageoutrun, 1);
+    // There is room now without any reclaim.
+    read(&file, 0..16);
+    assert_eq!(memory.stats().allocstall, before.allocstall);
+}
+
+#[test]
+fn a_worker_reclaims_for_its_node_and_ends_with_the_memory() {
+    if child::role().is_none() {
+        return child::run(
+            "reclaim::a_worker_reclaims_for_its_node_and_ends_with_the_memory",
+            "alone",
+        );
+    }
+    let workers = || {
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let name = |task: std::io::Result<fs::DirEntry>| {
+            fs::read_to_string(task.unwrap().path().join("comm")).unwrap()
+        };
+        let mut names: Vec<String> = tasks.map(name).collect();
+        names.retain(|name| name.starts_with("pagetide"));
+        names.sort();
+        names
+    };
+    let data = numbered_file(9000);
+    let (memory, group) = two_nodes(Memory::builder().budget(ByteSize::mib(64)));
+    let file = memory.open(data.path(), &group).unwrap();
+    while memory.stats().pgsteal_kswapd == 0 {
+        read(&file, 0..9000);
+    }
+    assert_eq!(workers(), ["pagetide\n", "pagetide-1\n"]);
+    let held = group.alloc(Order::new(0)).unwrap();
+    drop((file, group, memory));
+    assert_eq!(workers().len(), 2);
+    drop(held);
+    // A thread is gone from there a moment after it was waited for.
+    while !workers().is_empty() {
+        std::thread::yield_now();
+    }
+}
