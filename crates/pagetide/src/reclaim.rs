@@ -24,11 +24,13 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// Says that it is wanted on a node; whether that is news.
     ///
-    /// Whoever takes it up looks at the node after that, so what this caller saw is seen.
+    /// Whoever takes it up looks at the node after that. What is said while somebody just takes it
+    /// up may be lost: the next request says it again.
     pub(crate) fn want(&self, node: Node) -> bool {
         let bit = NodeMask::of(node).bits();
-        // Release pairs with the Acquire in `take`.
-        self.nodes.fetch_or(bit, Ordering::Release) & bit == 0
+        // A load first, as many say so at once. Release pairs with the Acquire in `take`.
+        self.nodes.load(Ordering::Relaxed) & bit == 0
+            && self.nodes.fetch_or(bit, Ordering::Release) & bit == 0
     }
 
     /// Whether it was wanted on a node since this was last asked.

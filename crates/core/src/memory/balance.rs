@@ -19,7 +19,7 @@ const MAX_STEP: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a node that is short wants more steps"]
 pub enum Balance {
-    /// A zone of the node has its high watermark free: rest until woken.
+    /// A zone of the node has its high watermark free, and the budget has room: rest until woken.
     Done,
     /// Not yet.
     More,
@@ -87,6 +87,11 @@ impl Background {
         }
     }
 
+    /// A run begins.
+    pub(super) fn count_run(&self) {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn stats(&self) -> BackgroundStats {
         let load = |counts: &[AtomicU64; 2]| [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
         BackgroundStats {
@@ -109,19 +114,31 @@ impl Reclaimer {
 }
 
 impl Memory {
-    /// One step of background reclaim on a node, which evicts 1024 pages at most; only a program
-    /// that calls it has any, and none is needed for progress.
+    /// One step of background reclaim: below the budget first, where it is 256 MiB or more, then
+    /// on a node. Evicts 1024 pages at most for each; only a program that calls it has any, and
+    /// none is needed for progress.
     ///
-    /// How many pages are missing is counted first. What lies in per-CPU page caches goes back to
-    /// the zones and is not missing: only where a node is really short, because its pages are used
-    /// or kept for others, pages of it are evicted, of all groups beyond what protects them.
+    /// Of the budget 1/256 is kept free, 16 MiB at most, so that those who read need not evict.
+    ///
+    /// On the node, how many pages are missing is counted first. What lies in per-CPU page caches
+    /// goes back to the zones and is not missing: only where a node is really short, because its
+    /// pages are used or kept for others, pages of it are evicted, of all groups beyond what
+    /// protects them.
     pub fn balance(&self, here: Here<'_>, node: Node) -> Balance {
+        let goes_on = self.make_room(here);
+        match self.balance_node(here, node) {
+            Balance::Done | Balance::Hopeless if goes_on => Balance::More,
+            balance => balance,
+        }
+    }
+
+    fn balance_node(&self, here: Here<'_>, node: Node) -> Balance {
         if self.zones.is_balanced(node) {
             return self.end_run(node, Balance::Done);
         }
         let state = self.background.node(node);
         if state.active.swap(1, Ordering::Relaxed) == 0 {
-            self.background.runs.fetch_add(1, Ordering::Relaxed);
+            self.background.count_run();
             if !self.is_hopeless(node) && state.nr_failures.load(Ordering::Relaxed) >= MAX_RETRIES {
                 state.nr_failures.store(0, Ordering::Relaxed);
             }

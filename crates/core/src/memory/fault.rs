@@ -182,6 +182,7 @@ impl PageIn {
         if let Some(group) = memory.groups.get(self.group) {
             group.begin_read(order.nr_pages());
         }
+        memory.look_ahead(here);
         effects.push(Effect::Read(Io {
             frame,
             key: self.key,

@@ -31,9 +31,10 @@ pub trait Platform: Debug {
     /// down by `delay_ns` when it next holds no page.
     fn throttle(&self, group: u32, delay_ns: u64);
 
-    /// A request found no page of a node above its low watermark: who reclaims there in the
-    /// background should call [`Memory::balance`](super::Memory::balance) soon. Said by every such
-    /// request, so cheap where it was said already. By default nobody does: requests reclaim.
+    /// A request found no page of a node above its low watermark, or the budget is nearly used up
+    /// by a request from there: who reclaims in the background should call
+    /// [`Memory::balance`](super::Memory::balance) soon. Said by every such request, so cheap where
+    /// it was said already. By default nobody does: requests reclaim.
     fn wake_reclaim(&self, _node: Node) {}
 }
 

@@ -17,6 +17,7 @@ mod reclaim;
 mod refaults;
 mod region;
 mod reserve;
+mod room;
 mod stat;
 mod write;
 mod write_reserve;
@@ -42,6 +43,7 @@ use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 use balance::Background;
 use balloon::Balloon;
 use evacuate::Evacuation;
+use room::Room;
 use write_reserve::WriteReserve;
 
 /// Pages that a budget must leave for content.
@@ -275,6 +277,7 @@ pub struct Memory {
     page_ins: AtomicU64,
     evacuation: Evacuation,
     background: Background,
+    room: Room,
     balloon: Balloon,
     write_reserve: WriteReserve,
     /// Of core's own tables.
@@ -317,6 +320,7 @@ impl Memory {
                 page_ins: AtomicU64::new(0),
                 evacuation: Evacuation::try_new(nr_frames)?,
                 background: Background::default(),
+                room: Room::default(),
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
                 metadata_pages: metadata,

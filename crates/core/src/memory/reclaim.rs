@@ -229,6 +229,7 @@ impl Memory {
         self.count_reclaimed(reach.by, freed);
         if freed > 0 {
             self.background.made_progress(giver.lruvec.node());
+            self.room.made_progress();
             if !giver.is_low_kept {
                 self.groups.count_event(giver.group, Event::Low);
             }

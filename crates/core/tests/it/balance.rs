@@ -1,5 +1,8 @@
-//! Background reclaim on simulated nodes.
+//! Reclaim on simulated nodes, in the background and by those who need a page there.
 
+mod room;
+
+use pagetide_core::frame::State;
 use pagetide_core::memory::{
     Balance, Config, Effect, Effects, Here, Memory, PageIn, Platform, Step,
 };
@@ -71,6 +74,11 @@ impl World {
         let groups = self.memory.groups();
         groups.set_mems(group, NodeMask::of(node(number)));
         group
+    }
+
+    fn child(&self) -> u32 {
+        let root = self.memory.groups().root();
+        self.memory.new_group(self.here(), root).expect("a group")
     }
 
     /// Has a page, pinned; `None` where there is no memory for it.
@@ -322,6 +330,66 @@ fn equal_groups_lose_in_proportion_to_their_size() {
             }
         }
     }
+}
+
+#[test]
+fn a_request_for_one_node_evicts_there_whosever_pages_are_there() {
+    for &policy in Policy::ALL {
+        let world = World::new(policy);
+        let [web, batch, late] = [0, 1, 1].map(|number| world.group_on(number));
+        (0..1000).for_each(|page| assert!(world.touch(web, page)));
+        // All of the node, with nobody in the background.
+        let mut page = 1 << 20;
+        while world.memory.stats().pgsteal == 0 {
+            assert!(world.touch(batch, page));
+            page += 1;
+        }
+        let full = world.file_pages(batch);
+        let free = world.nr_free(1);
+        for page in 0..500 {
+            assert!(world.touch(late, (2 << 20) + page), "{policy}");
+        }
+        let had = world.file_pages(late) + world.file_pages(batch);
+        assert!(
+            had + u64::from(MAX_BATCH) >= full,
+            "{policy}: {had} of {full}, {free} free"
+        );
+        assert!(world.file_pages(late) > 0 && world.file_pages(batch) < full);
+        assert_eq!(world.file_pages(web), 1000, "{policy}");
+        let stats = world.memory.stats();
+        assert_eq!(stats.pgsteal_direct, stats.pgsteal);
+        assert!(stats.allocstall > 0);
+        world.memory.check();
+    }
+}
+
+#[test]
+fn node_reclaim_takes_the_groups_own_pages_on_that_node() {
+    let topology = Topology::grid(NR_NODES, 1).expect("a topology");
+    let mut config = Config::on(topology, 8192, Policy::default());
+    config.alloc.node_reclaim = true;
+    let world = World::on(config);
+    let [web, other] = [world.child(), world.child()];
+    let groups = world.memory.groups();
+    // Pages of the same group elsewhere, and of another one here.
+    groups.set_mems(web, NodeMask::of(node(2)));
+    (0..800).for_each(|page| assert!(world.touch(web, page)));
+    (0..200).for_each(|page| assert!(world.touch(other, (1 << 20) + page)));
+    groups.set_mems(web, NodeMask::ALL);
+    let on = |number: u32| {
+        let frames = world.memory.frames();
+        let zones = world.memory.zones();
+        let all = (0..frames.len()).map(Frame::new);
+        let live = all.filter(|&frame| frames.word(frame).state() == State::Live);
+        let on_node = live.filter(|&frame| zones.node_of(frames, frame) == node(number));
+        on_node.filter(|&frame| frames.group(frame) == web).count()
+    };
+    let far = on(2);
+    (0..4000).for_each(|page| assert!(world.touch(web, (2 << 20) + page)));
+    assert!(world.memory.stats().pgsteal > 1500);
+    assert_eq!((on(1), on(2), on(3)), (0, far, 0), "near pages made room");
+    assert!(on(0) > 1000);
+    assert_eq!(world.file_pages(other), 200);
 }
 
 #[derive(Clone, Copy, Debug)]
