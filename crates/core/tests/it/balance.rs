@@ -172,6 +172,13 @@ fn a_node_is_woken_below_low_and_rests_above_high() {
         assert!(world.memory.stat(batch).pgsteal >= evicted);
         assert_eq!(world.memory.balance(world.here(), node(1)), Balance::Done);
         assert_eq!(world.memory.stats().pageoutrun, stats.pageoutrun);
+        // Again and again.
+        for round in 2..20 {
+            let _ = world.fill(batch, round << 20);
+            while world.memory.balance(world.here(), node(1)) == Balance::More {}
+            world.take_woken();
+            assert_eq!(world.file_pages(web), 1000, "{policy} {round}");
+        }
         world.memory.check();
     }
 }
