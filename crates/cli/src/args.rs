@@ -245,7 +245,7 @@ pub(crate) struct ReplayArgs {
     /// File to read from [default: a sparse file of its own].
     #[arg(long, value_name = "PATH")]
     pub(crate) file: Option<PathBuf>,
-    /// Policy of the page cache: default, fifo, gated-2q, mglru, mglru-seed, two-list.
+    /// Policy of the page cache: default, fifo, gated-2q, mglru, mglru-next, mglru-seed, two-list.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) policy: String,
     /// Print one JSON object instead of a table.
@@ -257,8 +257,9 @@ pub(crate) struct ReplayArgs {
 pub(crate) struct MrcArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
-    /// Policies: default, fifo, gated-2q, mglru, mglru-seed, two-list (of the page cache); lru,
-    /// clock, clock-2bit, 2q, arc, lirs, s3-fifo, sieve, w-tinylfu, belady (over page numbers).
+    /// Policies: default, fifo, gated-2q, mglru, mglru-next, mglru-seed, two-list (of the page
+    /// cache); lru, clock, clock-2bit, 2q, arc, lirs, s3-fifo, sieve, w-tinylfu, belady (over page
+    /// numbers).
     #[arg(
         long,
         value_name = "A,B",

@@ -16,6 +16,8 @@ pub enum Policy {
     Gated2q,
     /// The multi-gen LRU in the form of Linux 6.12.
     Mglru,
+    /// The multi-gen LRU as it has been since Linux 6.14.
+    MglruNext,
     /// The multi-gen LRU as its first patch says.
     MglruSeed,
     /// The classic active and inactive list, with refault distances.
@@ -31,6 +33,7 @@ impl Policy {
             reclaim::Policy::Fifo => Policy::Fifo,
             reclaim::Policy::Gated2q => Policy::Gated2q,
             reclaim::Policy::Mglru => Policy::Mglru,
+            reclaim::Policy::MglruNext => Policy::MglruNext,
             reclaim::Policy::MglruSeed => Policy::MglruSeed,
             reclaim::Policy::TwoList => Policy::TwoList,
         }
@@ -41,6 +44,7 @@ impl Policy {
             Policy::Fifo => reclaim::Policy::Fifo,
             Policy::Gated2q => reclaim::Policy::Gated2q,
             Policy::Mglru => reclaim::Policy::Mglru,
+            Policy::MglruNext => reclaim::Policy::MglruNext,
             Policy::MglruSeed => reclaim::Policy::MglruSeed,
             Policy::TwoList => reclaim::Policy::TwoList,
         }

@@ -77,6 +77,25 @@ impl CoreCache {
         Ok(cache)
     }
 
+    /// The same in a memory that remembers the evicted pages of `shadow_frames` frames.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn with_shadows(
+        policy: Policy,
+        frames: u32,
+        shadow_frames: u32,
+    ) -> Result<CoreCache, RunError> {
+        let mut config = Config::for_resident(frames, 1, policy);
+        config.shadow_frames = shadow_frames;
+        // Room for their entries, less than a 64th of a page for each frame.
+        config.budget_pages += shadow_frames / 64 + 1;
+        config.arena_pages = config.budget_pages;
+        let mut cache = CoreCache::empty(config, frames)?;
+        cache.add_reader(cache.top, PageType::File)?;
+        Ok(cache)
+    }
+
     /// The same with a group of its own, of one file, for each of `nr_readers`.
     ///
     /// # Errors

@@ -75,7 +75,14 @@ fn shared_traces() -> Option<PathBuf> {
 
 /// The runtime and the simulator run one code: the same misses, to the last one.
 fn same_misses(trace: &str, frames: &[&str]) {
-    for policy in ["fifo", "gated-2q", "mglru", "mglru-seed", "two-list"] {
+    for policy in [
+        "fifo",
+        "gated-2q",
+        "mglru",
+        "mglru-next",
+        "mglru-seed",
+        "two-list",
+    ] {
         for frames in frames {
             let size = ["--frames", frames, "--policy", policy, "--json"];
             let replay = &json(&[&["replay", trace], &size[..]].concat())[0];

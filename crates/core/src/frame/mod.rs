@@ -58,6 +58,9 @@ impl Place {
 /// Frames of a pageblock, as an order: what mobility types and release to the OS are kept for.
 pub const PAGEBLOCK_ORDER: u8 = if cfg!(any(loom, shuttle)) { 6 } else { 9 };
 
+/// Frames of a region: what one mark of a pin stands for.
+pub const FRAMES_PER_REGION: u32 = 64;
+
 /// One record of 32 bytes a frame, one pair of links beside it for the file's list, and one word a
 /// pageblock for the allocator.
 ///
@@ -67,6 +70,8 @@ pub struct FrameTable {
     records: Words,
     file_links: Words,
     pageblocks: Words,
+    /// A bit for each region.
+    touched: Words,
     nr_frames: u32,
 }
 
@@ -77,6 +82,7 @@ impl FrameTable {
         Words::bytes(index(nr_frames) * WORDS_PER_RECORD)
             + Words::bytes(index(nr_frames))
             + Words::bytes(index(nr_pageblocks(nr_frames)))
+            + Words::bytes(nr_region_words(nr_frames))
     }
 
     /// Records for `nr_frames` frames, all free.
@@ -88,6 +94,7 @@ impl FrameTable {
             records: Words::try_new(index(nr_frames) * WORDS_PER_RECORD)?,
             file_links: Words::try_new(index(nr_frames))?,
             pageblocks: Words::try_new(index(nr_pageblocks(nr_frames)))?,
+            touched: Words::try_new(nr_region_words(nr_frames))?,
             nr_frames,
         })
     }
@@ -277,6 +284,45 @@ impl FrameTable {
         &self.pageblocks[frame.index() >> PAGEBLOCK_ORDER]
     }
 
+    /// Says that a page in the frame's region became young. One load, and a read-modify-write where
+    /// nobody said so since the region was looked at.
+    #[inline(never)]
+    pub fn mark_touched(&self, frame: Frame) {
+        let region = frame.number() / FRAMES_PER_REGION;
+        let (word, bit) = self.region_bit(region);
+        // A hint: a page whose mark is lost is found young when eviction meets it.
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a region's mark away, before its frames are looked at.
+    pub fn clear_touched(&self, region: u32) {
+        let (word, bit) = self.region_bit(region);
+        word.fetch_and(!bit, Ordering::AcqRel);
+    }
+
+    /// Regions that are marked. A look at one word for each 64 regions.
+    pub fn touched(&self) -> impl Iterator<Item = u32> {
+        let words = 0..u32::try_from(nr_region_words(self.nr_frames)).expect("words of regions");
+        words.flat_map(|word| {
+            let bits = self.touched[index(word)].load(Ordering::Relaxed);
+            let set = (0..64).filter(move |bit| bits >> bit & 1 != 0);
+            set.map(move |bit| word * 64 + bit)
+        })
+    }
+
+    /// The frames of a region.
+    pub fn region(&self, region: u32) -> impl Iterator<Item = Frame> {
+        let first = region * FRAMES_PER_REGION;
+        let end = first.saturating_add(FRAMES_PER_REGION).min(self.nr_frames);
+        (first..end).map(Frame::new)
+    }
+
+    fn region_bit(&self, region: u32) -> (&crate::sync::AtomicU64, u64) {
+        (&self.touched[index(region / 64)], 1 << (region % 64))
+    }
+
     /// A note in the links of a frame that is on no main list: a shadow while `Reading`, an error
     /// code while `Failed`. The caller owns the frame or holds its page.
     pub fn set_note(&self, frame: Frame, note: u64) {
@@ -326,6 +372,10 @@ impl FrameTable {
 
 const fn nr_pageblocks(nr_frames: u32) -> u32 {
     nr_frames.div_ceil(1 << PAGEBLOCK_ORDER)
+}
+
+const fn nr_region_words(nr_frames: u32) -> usize {
+    index(nr_frames.div_ceil(FRAMES_PER_REGION).div_ceil(64))
 }
 
 const fn pack(high: u32, low: u32) -> u64 {

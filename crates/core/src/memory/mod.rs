@@ -10,6 +10,7 @@ mod fault;
 mod file;
 mod here;
 mod longterm;
+mod lru_gen;
 mod pins;
 mod place;
 mod proactive;
@@ -27,6 +28,7 @@ pub use balance::Balance;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 pub use here::{Here, Platform};
+pub use lru_gen::LruGen;
 pub use pins::Pinned;
 pub use reserve::BadBudget;
 pub use stat::Stat;
@@ -238,6 +240,12 @@ pub struct Stats {
     /// Times that it took pages off a lruvec's lists: each locks the lists once, and once more to
     /// say what became of them.
     pub nr_batches: u64,
+    /// Times that a multi-gen LRU opened generations and looked at what was pinned.
+    pub nr_agings: u64,
+    /// Frame records that those looked at.
+    pub aging_scanned: u64,
+    /// Pages that they promoted.
+    pub aging_promoted: u64,
     /// Frame records looked at for blocks to empty.
     pub evacuate_scanned: u64,
     /// Blocks that were emptied for a request.
@@ -256,6 +264,9 @@ struct Counters {
     evicted: AtomicU64,
     batches: AtomicU64,
     stalls: AtomicU64,
+    agings: AtomicU64,
+    aging_scanned: AtomicU64,
+    promoted: AtomicU64,
 }
 
 /// All rooms together: one arena's frames, one budget, one tree of groups.
@@ -496,6 +507,9 @@ impl Memory {
             allocstall: self.stats.stalls.load(Ordering::Relaxed),
             pageoutrun: background.runs,
             nr_batches: self.stats.batches.load(Ordering::Relaxed),
+            nr_agings: self.stats.agings.load(Ordering::Relaxed),
+            aging_scanned: self.stats.aging_scanned.load(Ordering::Relaxed),
+            aging_promoted: self.stats.promoted.load(Ordering::Relaxed),
             evacuate_scanned: self.evacuation.scanned.load(Ordering::Relaxed),
             evacuate_success: self.evacuation.success.load(Ordering::Relaxed),
             evacuate_fail: self.evacuation.fail.load(Ordering::Relaxed),

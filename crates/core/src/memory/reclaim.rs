@@ -220,6 +220,7 @@ impl Memory {
             part: giver.part,
             swappiness: self.groups.get(subtree).map_or(0, Group::swappiness),
             page_ins: self.page_ins.load(Ordering::Relaxed),
+            ns: self.zones.now(),
         };
         let mut batch = Batch::noting(unwritten.take());
         let scanned = self.isolate(giver.lruvec, &control, &mut batch);
@@ -245,9 +246,15 @@ impl Memory {
         loop {
             self.stats.batches.fetch_add(1, Ordering::Relaxed);
             let mut lists = lruvec.lock();
+            let before = lists.max_seq();
             let seen = lists.isolate(&self.frames, &control, batch);
             scanned = scanned.saturating_add(seen);
             let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
+            let has_aged = lists.max_seq() > before;
+            drop(lists);
+            if has_aged {
+                self.visit_touched(lruvec);
+            }
             if !batch.is_empty() || seen == 0 || scanned > most {
                 return scanned;
             }

@@ -252,6 +252,9 @@ pub fn pin(
                 Found::Miss
             };
         };
+        if access == Access::Pin && !word.has(flag::YOUNG) {
+            frames.mark_touched(frame);
+        }
         // The frame may hold another page by now: the record decides, not the index.
         if frames.key(frame) == Some(key) {
             let is_reading = word.state() == State::Reading;

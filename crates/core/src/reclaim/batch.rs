@@ -17,6 +17,8 @@ pub struct ScanControl {
     pub swappiness: u8,
     /// Frames that had come in, of all lruvecs.
     pub page_ins: u64,
+    /// The coarse clock, in ns.
+    pub ns: u64,
 }
 
 impl ScanControl {
@@ -29,6 +31,7 @@ impl ScanControl {
             part: None,
             swappiness: MAX_SWAPPINESS / 2,
             page_ins: 0,
+            ns: 0,
         }
     }
 }
@@ -118,6 +121,11 @@ impl Batch {
         if let Some(unwritten) = &mut self.unwritten {
             unwritten.note(frame, word);
         }
+    }
+
+    /// The victims, to say more of them.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Victim> {
+        self.victims.iter_mut().flatten()
     }
 
     /// The victims in the order in which they were taken.

@@ -106,6 +106,11 @@ impl<R: OneType> Rules for ByType<R> {
         seen.reduce(|sum, one| sum.and(&one))
     }
 
+    fn began_ns(&self, frames: &FrameTable) -> [Option<u64>; 2] {
+        let [file, anon] = [&self.types[0], &self.types[1]].map(|rules| rules.began_ns(frames));
+        [0, 1].map(|class| file[class].into_iter().chain(anon[class]).min())
+    }
+
     fn check(&self, frames: &FrameTable) {
         self.types.iter().for_each(|rules| rules.check(frames));
     }

@@ -16,6 +16,72 @@ pub struct Position {
     pub total: u64,
 }
 
+/// What happened to the pages of one type, by tier: since its oldest generation became that, and
+/// averages of before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tiers {
+    counted: [Position; NR_TIERS],
+    averages: [Position; NR_TIERS],
+}
+
+impl Tiers {
+    /// Nothing counted.
+    pub const NONE: Tiers = {
+        const NONE: Position = Position {
+            refaulted: 0,
+            total: 0,
+        };
+        Tiers {
+            counted: [NONE; NR_TIERS],
+            averages: [NONE; NR_TIERS],
+        }
+    };
+
+    /// Counts an evicted page that came back.
+    pub fn count_refault(&mut self, tier: usize) {
+        self.counted[tier].refaulted += 1;
+    }
+
+    /// Counts a page that was evicted or protected.
+    pub fn count(&mut self, tier: usize) {
+        self.counted[tier].total += 1;
+    }
+
+    /// Each tier with what is carried over.
+    #[must_use]
+    pub fn positions(&self) -> [Position; NR_TIERS] {
+        core::array::from_fn(|tier| self.averages[tier].plus(self.counted[tier]))
+    }
+
+    /// All tiers together.
+    #[must_use]
+    pub fn sum(&self) -> Position {
+        let tiers = self.positions();
+        tiers.into_iter().fold(Position::default(), Position::plus)
+    }
+
+    /// Carries what was counted over into the averages: half of it, and half of what was there.
+    pub fn carry_over(&mut self) {
+        let halved = self.positions().map(|sum| Position {
+            refaulted: sum.refaulted / 2,
+            total: sum.total / 2,
+        });
+        *self = Tiers {
+            averages: halved,
+            ..Tiers::NONE
+        };
+    }
+}
+
+impl Position {
+    fn plus(self, other: Position) -> Position {
+        Position {
+            refaulted: self.refaulted + other.refaulted,
+            total: self.total + other.total,
+        }
+    }
+}
+
 /// Whether the refault rate of `value` is no worse than that of the set-point, weighted by the
 /// gains. Products are taken in 128 bits.
 #[must_use]
@@ -33,10 +99,15 @@ pub fn is_fine(set_point: Position, gain: u64, value: Position, value_gain: u64)
         )
 }
 
-/// The last tier that is evicted: tiers above it refault more than twice as often as tier 0.
+/// The last tier that is evicted: those above it refault too often. The gains are those of the
+/// set-point and of the tiers.
 #[must_use]
-pub fn tier_cut_off(tiers: &[Position; NR_TIERS]) -> usize {
-    let is_protected = |&tier: &usize| !is_fine(tiers[0], 1, tiers[tier], 2);
+pub fn cut_off(
+    set_point: Position,
+    tiers: &[Position; NR_TIERS],
+    (gain, tier_gain): (u64, u64),
+) -> usize {
+    let is_protected = |&tier: &usize| !is_fine(set_point, gain, tiers[tier], tier_gain);
     (1..NR_TIERS).find(is_protected).unwrap_or(NR_TIERS) - 1
 }
 
@@ -59,27 +130,36 @@ mod tests {
         Position { refaulted, total }
     }
 
+    /// The gains of the first patch.
+    fn twice(tiers: [Position; NR_TIERS]) -> usize {
+        cut_off(tiers[0], &tiers, (1, 2))
+    }
+
     #[test]
     fn nothing_counted_protects_nothing() {
-        assert_eq!(tier_cut_off(&[Position::default(); NR_TIERS]), 3);
+        assert_eq!(twice([Position::default(); NR_TIERS]), 3);
     }
 
     #[test]
     fn a_tier_that_refaults_twice_as_often_is_protected() {
         let quiet = at(0, 1000);
         // 200 * (1000 + 64) * 1 against (100 + 1) * 1000 * 2: just worse.
-        assert_eq!(
-            tier_cut_off(&[at(100, 1000), at(200, 1000), quiet, quiet]),
-            0
-        );
-        assert_eq!(
-            tier_cut_off(&[at(100, 1000), at(180, 1000), quiet, quiet]),
-            3
-        );
-        assert_eq!(
-            tier_cut_off(&[at(100, 1000), quiet, at(500, 1000), quiet]),
-            1
-        );
+        assert_eq!(twice([at(100, 1000), at(200, 1000), quiet, quiet]), 0);
+        assert_eq!(twice([at(100, 1000), at(180, 1000), quiet, quiet]), 3);
+        assert_eq!(twice([at(100, 1000), quiet, at(500, 1000), quiet]), 1);
+    }
+
+    #[test]
+    fn half_is_carried_over() {
+        let mut tiers = Tiers::NONE;
+        (0..8).for_each(|_| tiers.count(1));
+        (0..3).for_each(|_| tiers.count_refault(1));
+        tiers.carry_over();
+        assert_eq!(tiers.positions()[1], at(1, 4));
+        tiers.count(1);
+        assert_eq!((tiers.positions()[1], tiers.sum()), (at(1, 5), at(1, 5)));
+        tiers.carry_over();
+        assert_eq!(tiers.sum(), at(0, 2));
     }
 
     #[test]

@@ -130,9 +130,9 @@ impl Gated2q {
         }
         self.queue(class).push(frames, frame);
         Listing {
-            generation,
             is_protected: class == Class::Protected,
             refs: Some(NO_REFS),
+            ..Listing::of(generation)
         }
     }
 
@@ -428,6 +428,13 @@ impl Rules for Gated2q {
 
     fn coldness(&self, _page_type: PageType) -> Option<Coldness> {
         Some(self.coldness())
+    }
+
+    fn began_ns(&self, frames: &FrameTable) -> [Option<u64>; 2] {
+        [&self.probation, &self.protected].map(|queue| {
+            let tail = queue.tail()?;
+            Some(self.page_ins.began_ns(self.age(frames.word(tail))))
+        })
     }
 
     fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {

@@ -1,189 +1,430 @@
-//! The multi-gen LRU in the form of Linux 6.12, for pages of files.
+//! The multi-gen LRU: generations of like recency, the oldest evicted first, tiers of accesses
+//! through copies, of which refaults decide what is protected. Its forms are in `mglru_forms.rs`.
+//!
+//! A reclaim goes by *priorities* as the kernel's does, from 12 down, until it has half a batch: at
+//! each it looks at as many pages as the lruvec's size shifted right by it says, and where that is
+//! any, at a batch. None is opened at the first priority: with 4096 pages and more a lruvec ages
+//! only once its oldest generations have run out, whatever their sizes are.
+//!
+//! Source: multi-gen LRU, Zhao 2022, and Linux 6.12. Changed: one hold of the lock looks at 1024
+//! pages at most, the kernel's at 4096; a page that is pinned or not written moves on as one that
+//! is protected, but is not counted.
 
-use super::controller::{self, NR_TIERS, Position};
-use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
-use crate::frame::{FrameTable, List, Word, flag};
-use crate::units::{Frame, PageType};
+use super::controller::{self, Position, Tiers};
+use super::generations::{Generations, MAX_NR_GENS, MIN_NR_GENS};
+use super::lru_gen::Generation;
+use super::mglru_forms::{Form, Newcomer};
+use super::{Batch, Listing, MAX_SWAPPINESS, Moment, Refault, Rules, ScanControl, Token, Victim};
+use crate::frame::{FrameTable, Word, flag};
+use crate::units::{Frame, PageType, index};
 
-const MIN_NR_GENS: u64 = 2;
-const MAX_NR_GENS: u64 = NR_LISTS as u64;
-const NR_LISTS: usize = 4;
-/// Accesses that are told apart; the next ones change nothing.
-pub(super) const MAX_ACCESSES: u8 = 5;
-/// Bits of a shadow token that hold accesses; the others hold `min_seq`.
-const ACCESS_BITS: u32 = 3;
+/// The first priority. Source: `DEF_PRIORITY`.
+const DEF_PRIORITY: u32 = 12;
+/// Pages with which a reclaim is content. Source: `SWAP_CLUSTER_MAX`.
+const ENOUGH: u32 = 32;
+/// Pages that one hold of the lock looks at. It may find none worth evicting among them.
+const MAX_SCAN: u32 = 1024;
 
-/// What differs between forms of this policy.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Form {
-    /// Whether pages enter the oldest generation while there are more than two, too.
-    pub(super) enters_oldest: bool,
-    /// Accesses from which on a refault in the same generation saturates the count again.
-    pub(super) restores_from: u8,
+/// Whether a generation is to be opened before pages are evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aging {
+    NotDue,
+    /// Three are left, and their sizes are out of proportion.
+    Due,
+    /// The two youngest are left, which are never evicted.
+    Must,
 }
 
-/// Linux 6.12.
-pub(super) const FORM: Form = Form {
-    enters_oldest: false,
-    restores_from: MAX_ACCESSES - 1,
-};
+/// What one hold of the lock does.
+struct Hold<'a> {
+    frames: &'a FrameTable,
+    control: &'a ScanControl,
+    batch: &'a mut Batch,
+    /// Pages looked at.
+    nr_scanned: u32,
+    /// Whether a generation was opened or passed.
+    has_stepped: bool,
+}
 
-/// Generations of like recency, the oldest evicted first, tiers protected by refaults.
+impl<'a> Hold<'a> {
+    fn new(frames: &'a FrameTable, control: &'a ScanControl, batch: &'a mut Batch) -> Hold<'a> {
+        Hold {
+            frames,
+            control,
+            batch,
+            nr_scanned: 0,
+            has_stepped: false,
+        }
+    }
+
+    /// Pages looked at, 1 where only generations moved: 0 says that nothing can be done.
+    fn progress(&self) -> u32 {
+        self.nr_scanned.max(u32::from(self.has_stepped))
+    }
+
+    fn is_over(&self) -> bool {
+        self.nr_scanned >= MAX_SCAN
+    }
+
+    fn is_full(&self) -> bool {
+        self.batch.len() >= self.control.nr_pages
+    }
+}
+
+/// A lruvec of the multi-gen LRU.
 #[derive(Debug)]
 pub(super) struct Mglru {
     form: Form,
-    generations: [List; NR_LISTS],
-    max_seq: u64,
-    min_seq: u64,
-    /// What the current history counts: evicted or protected, and refaulted.
-    counted: [Position; NR_TIERS],
-    /// Averages over earlier histories.
-    averages: [Position; NR_TIERS],
+    generations: Generations,
+    tiers: [Tiers; 2],
 }
 
 impl Mglru {
     /// A lruvec without pages.
     pub(super) const fn new(form: Form) -> Mglru {
-        const NONE: Position = Position {
-            refaulted: 0,
-            total: 0,
-        };
         Mglru {
             form,
-            generations: [const { List::new() }; NR_LISTS],
-            max_seq: MIN_NR_GENS + 1,
-            min_seq: 0,
-            counted: [NONE; NR_TIERS],
-            averages: [NONE; NR_TIERS],
+            generations: Generations::new(),
+            tiers: [Tiers::NONE; 2],
         }
     }
 
-    fn nr_gens(&self) -> u64 {
-        self.max_seq - self.min_seq + 1
+    /// The generations there are, the oldest first.
+    pub(super) fn view(&self) -> [Option<Generation>; 4] {
+        self.generations.view()
     }
 
-    fn list(&mut self, seq: u64) -> &mut List {
-        &mut self.generations[slot(seq)]
+    pub(super) fn max_seq(&self) -> u64 {
+        self.generations.max_seq()
     }
 
-    fn len(&self, seq: u64) -> u64 {
-        u64::from(self.generations[slot(seq)].len())
+    /// The generation that a listed page belongs to.
+    pub(super) fn generation_of(&self, frames: &FrameTable, frame: Frame) -> u64 {
+        let word = frames.word(frame);
+        self.generations.seq_of(frames.page_type(frame), word)
     }
 
-    /// Whether to open a generation before evicting: always with the two youngest left, and with
-    /// three where they are out of proportion.
-    fn should_age(&self) -> bool {
-        match self.nr_gens() {
-            0..=MIN_NR_GENS => true,
-            3 => {
-                let total = u64::from(self.nr_pages());
-                let (young, old) = (self.len(self.max_seq), self.len(self.min_seq));
-                young * MIN_NR_GENS > total || old * (MIN_NR_GENS + 2) < total
+    /// The oldest generation of those whose pages may go.
+    fn min_seq(&self, swappiness: u8) -> u64 {
+        let types = self.types(swappiness).iter();
+        let oldest = types.map(|&of| self.generations.min_seq(of)).min();
+        oldest.expect("a type at least")
+    }
+
+    /// Whether as many generations are open as there may be.
+    pub(super) fn has_most_gens(&self, swappiness: u8) -> bool {
+        self.max_seq() - self.min_seq(swappiness) + 1 == MAX_NR_GENS
+    }
+
+    /// When the oldest generation was opened of those whose pages may go.
+    pub(super) fn oldest_ns(&self, swappiness: u8) -> u64 {
+        self.generations.birth_ns(self.min_seq(swappiness))
+    }
+
+    /// Opens a generation; false where the oldest has to join the next one before, and is not empty
+    /// yet.
+    pub(super) fn open(&mut self, frames: &FrameTable, control: &ScanControl) -> bool {
+        let before = self.max_seq();
+        let mut batch = Batch::default();
+        let mut hold = Hold::new(frames, control, &mut batch);
+        self.age(&mut hold);
+        self.max_seq() > before
+    }
+
+    /// Takes a batch off a generation that is at most `seq`; returns what was looked at.
+    pub(super) fn isolate_up_to(
+        &mut self,
+        frames: &FrameTable,
+        control: &ScanControl,
+        (seq, batch): (u64, &mut Batch),
+    ) -> u32 {
+        if self.min_seq(control.swappiness) > seq {
+            return 0;
+        }
+        let mut hold = Hold::new(frames, control, batch);
+        self.evict(&mut hold);
+        hold.progress()
+    }
+
+    /// Lets a listed young page belong to the youngest generation.
+    pub(super) fn promote(&mut self, frames: &FrameTable, frame: Frame) -> bool {
+        let form = self.form;
+        self.generations
+            .promote(frames, frame, |word| form.promoted(word))
+    }
+
+    /// Types whose pages may go: no anon pages at a swappiness of 0, unless there are no others.
+    fn types(&self, swappiness: u8) -> &'static [PageType] {
+        match swappiness {
+            0 if self.generations.nr_frames_of(PageType::File) > 0 => &[PageType::File],
+            _ => &PageType::ALL,
+        }
+    }
+
+    /// Whether to open a generation, and the frames of all pages that may go.
+    fn aging(&self, swappiness: u8) -> (Aging, u64) {
+        let types = self.types(swappiness);
+        let sum = |of: &dyn Fn(PageType) -> u32| -> u64 {
+            types
+                .iter()
+                .map(|&page_type| u64::from(of(page_type)))
+                .sum()
+        };
+        let (min_seq, max_seq) = (self.min_seq(swappiness), self.generations.max_seq());
+        let total = sum(&|of| self.generations.nr_frames_of(of));
+        let young = sum(&|of| self.generations.nr_frames(of, max_seq));
+        let old = sum(
+            &|of| match self.generations.min_seq(of) <= max_seq - MIN_NR_GENS {
+                true => self.generations.nr_frames(of, max_seq - MIN_NR_GENS),
+                false => 0,
+            },
+        );
+        let is_uneven = young * MIN_NR_GENS > total || old * (MIN_NR_GENS + 2) < total;
+        let aging = match max_seq - min_seq + 1 {
+            0..=MIN_NR_GENS => Aging::Must,
+            3 if is_uneven || self.form == Form::Next => Aging::Due,
+            _ => Aging::NotDue,
+        };
+        (aging, total)
+    }
+
+    /// Opens a generation, unless more pages than one hold may look at have to join the next oldest
+    /// one before.
+    fn age(&mut self, hold: &mut Hold<'_>) {
+        for page_type in PageType::ALL {
+            if self.generations.nr_gens(page_type) == MAX_NR_GENS {
+                while let Some(frame) = self.generations.oldest(page_type).tail() {
+                    if hold.is_over() {
+                        return;
+                    }
+                    hold.nr_scanned += 1;
+                    self.move_up(hold.frames, frame);
+                }
+                self.pass(page_type, self.generations.min_seq(page_type) + 1);
             }
-            _ => false,
         }
+        self.generations.open(hold.control.ns);
+        hold.has_stepped = true;
     }
 
-    /// Opens a generation; where four live already the oldest joins the next one.
-    fn age(&mut self, frames: &FrameTable) {
-        if self.nr_gens() == MAX_NR_GENS {
-            let next = self.min_seq + 1;
-            while let Some(frame) = self.list(self.min_seq).pop_head(frames) {
-                self.list(next).push_tail(frames, frame);
-                moved(frames, frame, next);
+    /// Says which the oldest generation of a type is now.
+    fn pass(&mut self, page_type: PageType, seq: u64) {
+        self.generations.pass(page_type, seq);
+        self.tiers[page_type.index()].carry_over();
+    }
+
+    /// Passes the oldest generations whose lists are empty; returns 1 where there was one.
+    fn pass_empty(&mut self, hold: &mut Hold<'_>) -> u32 {
+        let types = self.types(hold.control.swappiness);
+        let [file, anon] = PageType::ALL.map(|of| match types.contains(&of) {
+            true => self.generations.first_with_pages(of),
+            false => self.generations.min_seq(of),
+        });
+        let least = self.generations.max_seq() - MIN_NR_GENS;
+        let coupled = match self.form {
+            _ if types.len() == 1 => [file, anon],
+            // No type is passed further than to three generations while the other has more.
+            Form::Next if file.min(anon) < least => [file.min(least), anon.min(least)],
+            Form::Next => [file, anon],
+            // Anon pages are no further than those of files, which go no further than anon pages.
+            _ => [
+                file.min(anon).max(self.generations.min_seq(PageType::File)),
+                file.min(anon),
+            ],
+        };
+        let mut has_passed = false;
+        for (page_type, seq) in PageType::ALL.into_iter().zip(coupled) {
+            if seq > self.generations.min_seq(page_type) {
+                self.pass(page_type, seq);
+                has_passed = true;
             }
-            self.advance_min_seq();
         }
-        self.max_seq += 1;
+        hold.has_stepped |= has_passed;
+        u32::from(has_passed)
     }
 
-    /// Passes the oldest generations that are empty.
-    fn drop_empty(&mut self) {
-        while self.min_seq + MIN_NR_GENS <= self.max_seq && self.len(self.min_seq) == 0 {
-            self.advance_min_seq();
+    fn positions(&self, page_type: PageType) -> [Position; controller::NR_TIERS] {
+        self.tiers[page_type.index()].positions()
+    }
+
+    /// The last tier of a type that is evicted, beside its own tier 0.
+    fn cut_off(&self, page_type: PageType) -> usize {
+        let tiers = self.positions(page_type);
+        controller::cut_off(tiers[0], &tiers, self.form.gains())
+    }
+
+    /// The type that gives next, and its last tier that is evicted.
+    ///
+    /// Where one type has no page its counts are all zero, and count for what they are.
+    fn pick(&self, swappiness: u8) -> (PageType, usize) {
+        let swappiness = swappiness.min(MAX_SWAPPINESS);
+        let is_behind = |of: PageType| {
+            self.form != Form::Next
+                && self.generations.min_seq(of) < self.generations.min_seq(of.other())
+        };
+        let page_type = match swappiness {
+            0 => PageType::File,
+            _ if is_behind(PageType::Anon) => PageType::Anon,
+            1 => PageType::File,
+            MAX_SWAPPINESS => PageType::Anon,
+            _ => return self.pick_by_refaults(swappiness),
+        };
+        (page_type, self.cut_off(page_type))
+    }
+
+    /// The type whose pages come back less often, by what that costs.
+    fn pick_by_refaults(&self, swappiness: u8) -> (PageType, usize) {
+        let gain = |of: PageType| match of {
+            PageType::File => u64::from(MAX_SWAPPINESS - swappiness),
+            PageType::Anon => u64::from(swappiness),
+        };
+        let of = |page_type: PageType| match self.form {
+            Form::Next => self.tiers[page_type.index()].sum(),
+            _ => self.positions(page_type)[0],
+        };
+        let (file, anon) = (PageType::File, PageType::Anon);
+        let is_file = controller::is_fine(of(anon), gain(anon), of(file), gain(file));
+        let page_type = if is_file { file } else { anon };
+        if self.form == Form::Next {
+            return (page_type, self.cut_off(page_type));
         }
+        let other = page_type.other();
+        let gains = (gain(other), gain(page_type));
+        let tiers = self.positions(page_type);
+        (page_type, controller::cut_off(of(other), &tiers, gains))
     }
 
-    fn advance_min_seq(&mut self) {
-        self.min_seq += 1;
-        for (average, counted) in self.averages.iter_mut().zip(&mut self.counted) {
-            average.refaulted = (average.refaulted + counted.refaulted) / 2;
-            average.total = (average.total + counted.total) / 2;
-            *counted = Position::default();
-        }
+    /// Moves a page of the oldest generation last into the next one.
+    fn move_up(&mut self, frames: &FrameTable, frame: Frame) {
+        let next = self.generations.min_seq(frames.page_type(frame)) + 1;
+        let form = self.form;
+        self.generations
+            .put(frames, frame, (next, true), |word| form.anew(word));
     }
 
-    fn cut_off(&self) -> usize {
-        controller::tier_cut_off(&core::array::from_fn(|tier| Position {
-            refaulted: self.averages[tier].refaulted + self.counted[tier].refaulted,
-            total: self.averages[tier].total + self.counted[tier].total,
-        }))
-    }
-
-    /// Whether a page is worth keeping: its accesses are of a tier that is protected, or it was
-    /// looked at in place.
-    fn is_kept(word: Word, cut_off: usize) -> bool {
-        word.has(flag::YOUNG) || Self::is_protected(word, cut_off)
-    }
-
-    fn is_protected(word: Word, cut_off: usize) -> bool {
-        let accesses = word.refs().min(MAX_ACCESSES);
-        controller::tier_of(accesses) > cut_off || accesses == MAX_ACCESSES
-    }
-
-    /// Looks at the coldest page of the oldest generation; true where it moved up instead.
-    fn sort(&mut self, frames: &FrameTable, frame: Frame, word: Word, cut_off: usize) -> bool {
-        let next = self.min_seq + 1;
+    /// Looks at the last page on the list of the oldest generation; true where it stays in memory,
+    /// on another list.
+    fn sort(&mut self, frames: &FrameTable, frame: Frame, (word, cut_off): (Word, usize)) -> bool {
+        let page_type = frames.page_type(frame);
+        let form = self.form;
+        let seq = self.generations.seq_of(page_type, word);
         if word.has(flag::YOUNG) {
-            let youngest = self.max_seq;
-            self.list(self.min_seq).remove(frames, frame);
-            self.list(youngest).push_head(frames, frame);
-            moved(frames, frame, youngest);
+            let youngest = (self.generations.max_seq(), false);
+            self.generations
+                .put(frames, frame, youngest, |word| form.promoted(word));
             return true;
         }
-        let is_protected = Self::is_protected(word, cut_off);
-        if is_protected || !word.is_evictable() {
-            self.list(self.min_seq).remove(frames, frame);
-            self.list(next).push_tail(frames, frame);
-            moved(frames, frame, next);
-            if is_protected {
-                let tier = controller::tier_of(word.refs().min(MAX_ACCESSES));
-                self.counted[tier].total += 1;
+        if seq != self.generations.min_seq(page_type) {
+            // Aging promoted it meanwhile.
+            let place = (seq, false);
+            self.generations.put(frames, frame, place, |word| word);
+            return true;
+        }
+        let page = form.use_of(word);
+        if page.tier() > cut_off || page.is_saturated() {
+            self.move_up(frames, frame);
+            if form != Form::Next || !page.is_saturated() {
+                self.tiers[page_type.index()].count(page.tier());
             }
             return true;
         }
-        false
+        if !word.is_evictable() {
+            self.move_up(frames, frame);
+        }
+        !word.is_evictable()
     }
 
-    fn token_of(&self, accesses: u8) -> Token {
-        let min_seq = u32::try_from(self.min_seq & 0xFFFF).expect("16 bits");
-        Token::new(min_seq << ACCESS_BITS | u32::from(accesses))
+    /// Isolates pages of the oldest generation of a type until the batch is full; returns the pages
+    /// looked at.
+    fn scan(&mut self, (page_type, cut_off): (PageType, usize), hold: &mut Hold<'_>) -> u32 {
+        let before = hold.nr_scanned;
+        if self.generations.nr_gens(page_type) <= MIN_NR_GENS {
+            return 0;
+        }
+        while !hold.is_full()
+            && !hold.is_over()
+            && let Some(frame) = self.generations.oldest(page_type).tail()
+        {
+            hold.nr_scanned += 1;
+            let frames = hold.frames;
+            let word = frames.word(frame);
+            if self.sort(frames, frame, (word, cut_off)) {
+                let page = self.form.use_of(word);
+                let is_kept = word.has(flag::YOUNG) || page.is_saturated();
+                if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
+                    hold.batch.note(frame, word);
+                }
+                continue;
+            }
+            let token = self.token(frames, frame, word);
+            self.generations.remove(frames, frame, word);
+            let word = super::isolated(frames, frame);
+            hold.batch.push(Victim { frame, word, token });
+        }
+        hold.nr_scanned - before
     }
-}
 
-fn slot(seq: u64) -> usize {
-    usize::try_from(seq % MAX_NR_GENS).expect("below MAX_NR_GENS")
-}
+    /// Isolates a batch of the type that is to give, or of the other one where it has none;
+    /// returns what was looked at, 0 where a generation has to be opened first.
+    fn evict(&mut self, hold: &mut Hold<'_>) -> u32 {
+        let swappiness = hold.control.swappiness;
+        let had = hold.batch.len();
+        let (page_type, cut_off) = self.pick(swappiness);
+        let mut nr_scanned = self.scan((page_type, cut_off), hold);
+        let has_found = |hold: &Hold<'_>| hold.batch.len() > had || hold.is_over();
+        // Until 2026, moving pages on counted for nothing.
+        let form = self.form;
+        let counts = |nr_scanned, hold: &Hold<'_>| match form {
+            Form::Next => nr_scanned,
+            _ if has_found(hold) => nr_scanned,
+            _ => 0,
+        };
+        nr_scanned = counts(nr_scanned, hold);
+        let other = page_type.other();
+        if nr_scanned == 0 && self.types(swappiness).contains(&other) {
+            let more = self.scan((other, self.cut_off(other)), hold);
+            nr_scanned = counts(more, hold);
+        }
+        nr_scanned += self.pass_empty(hold);
+        // A page went while this is the oldest generation, as the kernel has it.
+        for victim in hold.batch.iter_mut().skip(index(had)) {
+            victim.token = self.token_of(hold.frames.page_type(victim.frame), victim.word);
+        }
+        match self.aging(swappiness) {
+            (Aging::Must, _) => 0,
+            _ => nr_scanned,
+        }
+    }
 
-fn listed_in(seq: u64) -> u8 {
-    u8::try_from(seq % MAX_NR_GENS + 1).expect("at most MAX_NR_GENS")
-}
+    /// Reclaims at one priority.
+    fn reclaim_at(&mut self, priority: u32, hold: &mut Hold<'_>) {
+        let mut nr_scanned = 0;
+        loop {
+            let (aging, total) = self.aging(hold.control.swappiness);
+            let budget = total >> priority;
+            let is_first = priority == DEF_PRIORITY;
+            match (self.form, aging) {
+                (Form::Next, _) if budget == 0 => return,
+                (Form::Next, Aging::Due) if is_first => {}
+                (Form::Next, Aging::Due | Aging::Must) => self.age(hold),
+                (_, Aging::Must) if is_first => return,
+                (_, Aging::Due | Aging::Must) if !is_first => return self.age(hold),
+                _ if budget == 0 => return,
+                _ => {}
+            }
+            let seen = self.evict(hold);
+            nr_scanned += u64::from(seen);
+            if seen == 0 || nr_scanned >= budget || hold.is_full() || hold.is_over() {
+                return;
+            }
+        }
+    }
 
-fn accesses_of(token: Token) -> u8 {
-    u8::try_from(token.bits() & ((1 << ACCESS_BITS) - 1)).expect("3 bits")
-}
-
-/// Writes a frame's new generation; its accesses count anew.
-fn moved(frames: &FrameTable, frame: Frame, seq: u64) {
-    let change = |word: Word| {
-        Some(
-            word.with_generation(listed_in(seq))
-                .with_refs(0)
-                .without(flag::YOUNG),
-        )
-    };
-    let changed = frames.update(frame, change);
-    assert!(changed.is_ok(), "an update without a condition");
+    /// The token of a page that was used as its word says.
+    fn token_of(&self, page_type: PageType, word: Word) -> Token {
+        let min_seq = self.generations.min_seq(page_type);
+        self.form.token(min_seq, self.form.use_of(word))
+    }
 }
 
 impl Rules for Mglru {
@@ -194,108 +435,86 @@ impl Rules for Mglru {
         refault: Option<Token>,
         _moment: Moment,
     ) -> Listing {
-        let mut restored = false;
-        if let Some(token) = refault
-            && token.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS
-        {
-            let accesses = accesses_of(token);
-            self.counted[controller::tier_of(accesses)].refaulted += 1;
-            restored = accesses >= self.form.restores_from;
+        let (page_type, form) = (frames.page_type(frame), self.form);
+        let word = frames.word(frame);
+        let is_pinned = word.has(flag::YOUNG);
+        let recent = refault.filter(|&token| form.is_recent(token, &self.generations, page_type));
+        let before = recent.map(|token| form.use_before(token));
+        let is_restored = before.is_some_and(|before| form.is_restored(before, is_pinned));
+        if let Some(before) = before {
+            self.tiers[page_type.index()].count_refault(before.tier());
         }
-        let few = self.min_seq + MIN_NR_GENS >= self.max_seq;
-        let seq = match few || self.form.enters_oldest {
-            true => self.min_seq,
-            false => self.min_seq + 1,
+        let page = Newcomer {
+            page_type,
+            is_pinned,
+            is_refault: refault.is_some(),
+            is_workingset: form == Form::Next && is_restored,
         };
-        self.list(seq).push_head(frames, frame);
+        let seq = form.entry(page, &self.generations);
+        let refs = before.and_then(|before| form.accesses_after(before, is_restored));
         Listing {
-            refs: restored.then_some(MAX_ACCESSES),
-            ..Listing::of(listed_in(seq))
+            // The generation that a pinned page enters is what its young bit stands for.
+            refs: refs.or(is_pinned.then_some(word.refs())),
+            is_workingset: page.is_workingset,
+            refault: Refault {
+                is_activated: before.is_some() && form.is_activated(is_pinned),
+                is_restored,
+            },
+            ..Listing::of(self.generations.insert(frames, frame, seq))
         }
     }
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
-        let want = control.nr_pages;
-        let mut scanned = 0;
-        if self.should_age() {
-            self.age(frames);
-        }
-        // Each round empties a generation or fills the batch; a page that moves to the youngest
-        // is met again only after all others.
-        for _ in 0..2 * MAX_NR_GENS {
-            self.drop_empty();
-            if self.nr_gens() <= MIN_NR_GENS {
-                self.age(frames);
-            }
-            let cut_off = self.cut_off();
-            while batch.len() < want
-                && let Some(frame) = self.generations[slot(self.min_seq)].tail()
-            {
-                scanned += 1;
-                let word = frames.word(frame);
-                if self.sort(frames, frame, word, cut_off) {
-                    if word.is_unwritten() && !Self::is_kept(word, cut_off) {
-                        batch.note(frame, word);
-                    }
-                    continue;
-                }
-                let token = self.token(frames, frame, word);
-                self.list(self.min_seq).remove(frames, frame);
-                let word = super::isolated(frames, frame);
-                batch.push(Victim { frame, word, token });
-            }
-            if batch.len() >= want || self.nr_pages() == 0 {
+        let mut hold = Hold::new(frames, control, batch);
+        let enough = control.nr_pages.min(ENOUGH);
+        for priority in (0..=DEF_PRIORITY).rev() {
+            self.reclaim_at(priority, &mut hold);
+            if hold.batch.len() >= enough || hold.is_over() {
                 break;
             }
         }
-        self.drop_empty();
-        scanned
+        hold.progress()
     }
 
     fn coldest(&self) -> Option<Frame> {
-        let mut seqs = self.min_seq..=self.max_seq;
-        seqs.find_map(|seq| self.generations[slot(seq)].tail())
+        let [file, anon] = PageType::ALL.map(|of| self.generations.coldest(of));
+        file.or(anon)
     }
 
-    fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {
-        self.token_of(word.refs().min(MAX_ACCESSES))
+    fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token {
+        self.token_of(frames.page_type(frame), word)
     }
 
-    fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
-        let is_recent = refault.bits() >> ACCESS_BITS == self.token_of(0).bits() >> ACCESS_BITS;
-        is_recent && accesses_of(refault) >= self.form.restores_from
+    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        let is_recent = self.form.is_recent(refault, &self.generations, page_type);
+        is_recent && self.form.is_restored(self.form.use_before(refault), false)
     }
 
-    fn evicted(&mut self, _page_type: PageType, token: Token, _nr_frames: u32) {
-        let accesses = accesses_of(token);
-        self.counted[controller::tier_of(accesses)].total += 1;
+    fn evicted(&mut self, page_type: PageType, token: Token, _nr_frames: u32) {
+        let tier = self.form.use_before(token).tier();
+        self.tiers[page_type.index()].count(tier);
     }
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         // Somebody uses it just now: not into the oldest, where it would be scanned again at once.
-        let youngest = self.max_seq;
-        self.list(youngest).push_head(frames, frame);
-        Listing::of(listed_in(youngest))
+        let youngest = self.generations.max_seq();
+        Listing::of(self.generations.insert(frames, frame, youngest))
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
-        self.generations[usize::from(word.generation()) - 1].remove(frames, frame);
+        self.generations.remove(frames, frame, word);
     }
 
     fn nr_pages(&self) -> u32 {
-        self.generations.iter().map(List::len).sum()
+        self.generations.nr_pages()
     }
 
     fn check(&self, frames: &FrameTable) {
-        assert!(
-            (MIN_NR_GENS..=MAX_NR_GENS).contains(&self.nr_gens()),
-            "{} generations",
-            self.nr_gens()
-        );
-        for seq in self.min_seq..=self.max_seq {
-            for frame in self.generations[slot(seq)].iter(frames) {
-                assert_eq!(frames.word(frame).generation(), listed_in(seq), "{frame:?}");
-            }
+        self.generations.check(frames);
+        let [file, anon] = PageType::ALL.map(|of| self.generations.min_seq(of));
+        match self.form {
+            Form::Next => assert!(file.abs_diff(anon) <= MIN_NR_GENS, "{file}, {anon}"),
+            _ => assert!(anon <= file, "anon pages are at {anon}, files at {file}"),
         }
     }
 }

@@ -6,8 +6,10 @@ mod choice;
 pub mod controller;
 mod fifo;
 mod gated_2q;
+mod generations;
+mod lru_gen;
 mod mglru;
-mod mglru_seed;
+mod mglru_forms;
 mod page_ins;
 mod policy;
 mod record;
@@ -19,6 +21,7 @@ mod unwritten;
 
 pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
+pub use lru_gen::{BadSeq, Generation, MAX_NR_GENS};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};
@@ -28,6 +31,8 @@ pub use unwritten::Unwritten;
 use crate::frame::{FrameTable, State, Word, flag};
 use crate::units::{Frame, PageType};
 use by_type::ByType;
+use mglru::Mglru;
+use mglru_forms::Form;
 
 /// Pages that one isolation takes at most.
 pub const MAX_BATCH: u32 = 64;
@@ -40,6 +45,18 @@ struct Listing {
     is_protected: bool,
     /// The count that its accesses start from, with its young bit clear: `None` leaves both.
     refs: Option<u8>,
+    /// Whether it gets the mark of the working set.
+    is_workingset: bool,
+    refault: Refault,
+}
+
+/// What the policy made of a refault, in the words of `memory.stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refault {
+    /// `workingset_activate`: it took the page for one in use.
+    pub is_activated: bool,
+    /// `workingset_restore`: it took it for one that should not have gone.
+    pub is_restored: bool,
 }
 
 impl Listing {
@@ -49,6 +66,11 @@ impl Listing {
             generation,
             is_protected: false,
             refs: None,
+            is_workingset: false,
+            refault: Refault {
+                is_activated: false,
+                is_restored: false,
+            },
         }
     }
 
@@ -57,6 +79,10 @@ impl Listing {
         let word = match self.is_protected {
             true => word.with(flag::PROTECTED),
             false => word.without(flag::PROTECTED),
+        };
+        let word = match self.is_workingset {
+            true => word.with(flag::WORKINGSET),
+            false => word,
         };
         let word = word.with_generation(self.generation);
         match self.refs {
@@ -102,6 +128,11 @@ trait Rules {
     fn refaults(&self, _page_ins: u64) -> Option<Refaults> {
         None
     }
+    /// When the coldest page was queued that is on trial, and the coldest protected one, by the
+    /// coarse clock in ns, where it knows.
+    fn began_ns(&self, _frames: &FrameTable) -> [Option<u64>; 2] {
+        [None; 2]
+    }
     /// Asserts the policy's invariants. O(pages).
     fn check(&self, frames: &FrameTable);
 }
@@ -114,7 +145,7 @@ trait Rules {
 enum Queues {
     Fifo(fifo::Fifo),
     Gated2q(ByType<gated_2q::Gated2q>),
-    Mglru(mglru::Mglru),
+    Mglru(Mglru),
     TwoList(ByType<two_list::TwoList>),
 }
 
@@ -150,8 +181,9 @@ impl Lruvec {
         let queues = match policy {
             Policy::Fifo => Queues::Fifo(fifo::Fifo::new()),
             Policy::Gated2q => Queues::Gated2q(ByType::new()),
-            Policy::Mglru => Queues::Mglru(mglru::Mglru::new(mglru::FORM)),
-            Policy::MglruSeed => Queues::Mglru(mglru_seed::new()),
+            Policy::Mglru => Queues::Mglru(Mglru::new(Form::Linux612)),
+            Policy::MglruNext => Queues::Mglru(Mglru::new(Form::Next)),
+            Policy::MglruSeed => Queues::Mglru(Mglru::new(Form::Seed)),
             Policy::TwoList => Queues::TwoList(ByType::new()),
         };
         Lruvec {
@@ -220,14 +252,15 @@ impl Lruvec {
         self.nr_frames[frames.page_type(frame).index()] -= frames.block(frame).0.nr_pages();
     }
 
-    /// Queues a page whose read has ended and makes it `Live`, in one lock hold.
+    /// Queues a page whose read has ended and makes it `Live`, in one lock hold. Returns what its
+    /// refault was.
     pub fn insert(
         &mut self,
         frames: &FrameTable,
         frame: Frame,
         refault: Option<Token>,
         moment: Moment,
-    ) {
+    ) -> Refault {
         let listing = self.rules().insert(frames, frame, refault, moment);
         self.nr_frames[frames.page_type(frame).index()] += frames.block(frame).0.nr_pages();
         let live = |word: Word| {
@@ -238,6 +271,7 @@ impl Lruvec {
             frames.update(frame, live).is_ok(),
             "an update without a condition"
         );
+        listing.refault
     }
 
     /// Takes pages that are worth evicting off their lists. Returns pages scanned.

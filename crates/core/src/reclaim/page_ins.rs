@@ -73,6 +73,11 @@ impl PageIns {
         self.began[slot(self.seq - age.min(REACH))].0
     }
 
+    /// The same by the coarse clock, in ns.
+    pub(super) fn began_ns(&self, age: u64) -> u64 {
+        self.began[slot(self.seq - age.min(REACH))].1
+    }
+
     /// Frames that came in since the generation `age` before this one began, without those of this
     /// one; of older ones than [`REACH`], since that one.
     pub(super) fn since(&self, age: u64) -> u64 {

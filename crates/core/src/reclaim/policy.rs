@@ -13,6 +13,8 @@ pub enum Policy {
     Gated2q,
     /// The multi-gen LRU as Linux 6.12 has it.
     Mglru,
+    /// The multi-gen LRU as it has been since Linux 6.14, with the reclaim loop of 2026.
+    MglruNext,
     /// The multi-gen LRU as its first patch says.
     MglruSeed,
     /// The classic active and inactive list, with refault distances.
@@ -25,6 +27,7 @@ impl Policy {
         Policy::Fifo,
         Policy::Gated2q,
         Policy::Mglru,
+        Policy::MglruNext,
         Policy::MglruSeed,
         Policy::TwoList,
     ];
@@ -34,6 +37,7 @@ impl Policy {
         "fifo",
         "gated-2q",
         "mglru",
+        "mglru-next",
         "mglru-seed",
         "two-list",
     ];
@@ -45,8 +49,9 @@ impl Policy {
             Policy::Fifo => 0,
             Policy::Gated2q => 1,
             Policy::Mglru => 2,
-            Policy::MglruSeed => 3,
-            Policy::TwoList => 4,
+            Policy::MglruNext => 3,
+            Policy::MglruSeed => 4,
+            Policy::TwoList => 5,
         }
     }
 
@@ -57,6 +62,7 @@ impl Policy {
             Policy::Fifo => "fifo",
             Policy::Gated2q => "gated-2q",
             Policy::Mglru => "mglru",
+            Policy::MglruNext => "mglru-next",
             Policy::MglruSeed => "mglru-seed",
             Policy::TwoList => "two-list",
         }
@@ -73,8 +79,10 @@ impl Policy {
     pub fn batch(self, max_pages: u64) -> u32 {
         let (most, share) = match self {
             Policy::Fifo => (1, 1),
-            Policy::Gated2q => (64, 64),
-            Policy::Mglru | Policy::MglruSeed | Policy::TwoList => (32, 16),
+            // Of the multi-gen LRU, 64 is the kernel's batch (`MIN_LRU_BATCH`); smaller ones under
+            // small limits keep what is resident near the limit.
+            Policy::Gated2q | Policy::Mglru | Policy::MglruNext | Policy::MglruSeed => (64, 64),
+            Policy::TwoList => (32, 16),
         };
         u32::try_from(max_pages / share)
             .unwrap_or(u32::MAX)
@@ -94,6 +102,7 @@ impl FromStr for Policy {
             "fifo" => Ok(Policy::Fifo),
             "gated-2q" => Ok(Policy::Gated2q),
             "mglru" => Ok(Policy::Mglru),
+            "mglru-next" => Ok(Policy::MglruNext),
             "mglru-seed" => Ok(Policy::MglruSeed),
             "two-list" => Ok(Policy::TwoList),
             _ => Err(UnknownPolicy),
