@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupStat {
-    /// Working memory, and pages that left their file while pinned.
+    /// Anon pages, working memory, and pages that left their file while pinned.
     pub anon: u64,
     /// Pages of files, those being read too.
     pub file: u64,
@@ -32,8 +32,20 @@ pub struct GroupStat {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
-    /// Evicted pages that were asked for again while they were remembered.
+    /// Of these, anon pages.
+    pub pgsteal_anon: u64,
+    /// Evicted pages of files that were asked for again while they were remembered.
     pub workingset_refault_file: u64,
+    /// The same of anon pages.
+    pub workingset_refault_anon: u64,
+    /// Of those of files, pages that the policy took for pages in use.
+    pub workingset_activate_file: u64,
+    /// The same of anon pages.
+    pub workingset_activate_anon: u64,
+    /// Of those of files, pages that should not have gone: to wait for one is pressure.
+    pub workingset_restore_file: u64,
+    /// The same of anon pages.
+    pub workingset_restore_anon: u64,
     /// Pages charged past a limit, because the charge could not fail. Not a name of the kernel's.
     pub pgforced: u64,
 }
@@ -47,9 +59,19 @@ impl fmt::Display for GroupStat {
             ("slab_reclaimable", self.slab_reclaimable),
             ("slab_unreclaimable", self.slab_unreclaimable),
             ("stock", self.stock),
+            ("workingset_refault_anon", self.workingset_refault_anon),
             ("workingset_refault_file", self.workingset_refault_file),
+            ("workingset_activate_anon", self.workingset_activate_anon),
+            ("workingset_activate_file", self.workingset_activate_file),
+            ("workingset_restore_anon", self.workingset_restore_anon),
+            ("workingset_restore_file", self.workingset_restore_file),
             ("pgscan", self.pgscan),
             ("pgsteal", self.pgsteal),
+            ("pgsteal_anon", self.pgsteal_anon),
+            (
+                "pgsteal_file",
+                self.pgsteal.saturating_sub(self.pgsteal_anon),
+            ),
             ("pgmajfault", self.pgmajfault),
             ("pgforced", self.pgforced),
         ];
@@ -117,7 +139,13 @@ impl Group {
             pgmajfault: core.pgmajfault,
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,
+            pgsteal_anon: core.pgsteal_anon,
             workingset_refault_file: core.workingset_refault_file,
+            workingset_refault_anon: core.workingset_refault_anon,
+            workingset_activate_file: core.workingset_activate_file,
+            workingset_activate_anon: core.workingset_activate_anon,
+            workingset_restore_file: core.workingset_restore_file,
+            workingset_restore_anon: core.workingset_restore_anon,
             pgforced: core.pgforced,
         }
     }

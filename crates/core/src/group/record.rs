@@ -7,6 +7,7 @@ use super::pressure::Pressure;
 use super::stock::NR_ITEMS;
 use super::walk::Links;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::units::PageType;
 
 /// No limit.
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -64,13 +65,25 @@ pub enum Count {
     Pgscan,
     /// Pages that reclaim evicted.
     Pgsteal,
-    /// Evicted pages that were asked for again while their shadow was there.
+    /// Of these, anon pages.
+    PgstealAnon,
+    /// Evicted pages of files that were asked for again while their shadow was there.
     WorkingsetRefaultFile,
+    /// The same of anon pages.
+    WorkingsetRefaultAnon,
+    /// Of those of files, pages that the policy took for pages in use.
+    WorkingsetActivateFile,
+    /// The same of anon pages.
+    WorkingsetActivateAnon,
+    /// Of those of files, pages that should not have gone.
+    WorkingsetRestoreFile,
+    /// The same of anon pages.
+    WorkingsetRestoreAnon,
     /// Pages charged past a limit because the charge could not fail. Not a name of the kernel's.
     Pgforced,
 }
 
-const NR_COUNTS: usize = 5;
+const NR_COUNTS: usize = 11;
 
 /// How many pages of a group are in some state now, by the names of `memory.stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,26 +336,30 @@ impl Group {
         }
     }
 
-    /// Pages of this very group whose content is being read.
+    /// Pages of files, of this very group, whose content is being read.
     #[must_use]
     pub fn nr_reading(&self) -> u64 {
         self.gauge(Gauge::Reading)
     }
 
     /// A read of a page of the group begins.
-    pub fn begin_read(&self, nr_pages: u32) {
-        self.begin_copy(nr_pages);
+    pub fn begin_read(&self, page_type: PageType, nr_pages: u32) {
+        self.begin_copy(page_type, nr_pages);
         self.add_count(Count::Pgmajfault, 1);
     }
 
     /// A copy of a page of the group begins.
-    pub fn begin_copy(&self, nr_pages: u32) {
-        self.add_gauge(Gauge::Reading, nr_pages);
+    pub fn begin_copy(&self, page_type: PageType, nr_pages: u32) {
+        if page_type == PageType::File {
+            self.add_gauge(Gauge::Reading, nr_pages);
+        }
     }
 
     /// The end of [`Group::begin_read`] or [`Group::begin_copy`].
-    pub fn end_read(&self, nr_pages: u32) {
-        self.sub_gauge(Gauge::Reading, nr_pages);
+    pub fn end_read(&self, page_type: PageType, nr_pages: u32) {
+        if page_type == PageType::File {
+            self.sub_gauge(Gauge::Reading, nr_pages);
+        }
     }
 
     /// Id of the group's first lruvec, 0 before its first page.

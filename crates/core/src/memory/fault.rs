@@ -4,10 +4,10 @@ use super::alloc::Block;
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
-use crate::group::Count;
+use crate::group::{Count, Group};
 use crate::page_cache::{self, Access, Found};
-use crate::reclaim::{LruvecRecord, Token};
-use crate::units::{Cpu, Frame, PageKey};
+use crate::reclaim::{LruvecRecord, Refault, Token};
+use crate::units::{Cpu, Frame, PageKey, PageType};
 
 /// What a step of [`PageIn`] ends with.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl PageIn {
         }
         mapping.list(&memory.frames, frame);
         if let Some(group) = memory.groups.get(self.group) {
-            group.begin_read(order.nr_pages());
+            group.begin_read(mapping.page_type(), order.nr_pages());
         }
         memory.look_ahead(here);
         effects.push(Effect::Read(Io {
@@ -210,6 +210,26 @@ fn note_of(refault: Option<Token>) -> u64 {
 fn refault_of(note: u64) -> Option<Token> {
     let bits = u32::try_from(note.checked_sub(1)?).expect("a token's bits");
     Some(Token::new(bits))
+}
+
+/// Counts a page that was evicted and came in again.
+#[cold]
+fn count_refault(group: &Group, page_type: PageType, refault: Refault) {
+    let [refaults, activated, restored] = match page_type {
+        PageType::File => [
+            Count::WorkingsetRefaultFile,
+            Count::WorkingsetActivateFile,
+            Count::WorkingsetRestoreFile,
+        ],
+        PageType::Anon => [
+            Count::WorkingsetRefaultAnon,
+            Count::WorkingsetActivateAnon,
+            Count::WorkingsetRestoreAnon,
+        ],
+    };
+    group.add_count(refaults, 1);
+    group.add_count(activated, refault.is_activated.into());
+    group.add_count(restored, refault.is_restored.into());
 }
 
 impl Memory {
@@ -257,19 +277,21 @@ impl Memory {
         } = io;
         let group = self.groups.get(self.frames.group(frame));
         let group = group.expect("a group lives while a page is charged to it");
-        group.end_read(io.order().nr_pages());
+        let page_type = self.frames.page_type(frame);
+        group.end_read(page_type, io.order().nr_pages());
         match result {
             Ok(()) => {
                 let refault = refault_of(self.frames.note(frame));
-                if refault.is_some() {
-                    group.add_count(Count::WorkingsetRefaultFile, 1);
-                }
                 let lruvec = self.lruvec_at(frame);
                 let lruvec = lruvec.expect("made before the page was published");
                 // A page that moves did not come in.
                 let nr_frames = source.map_or(io.order.nr_pages(), |_| 0);
                 let moment = self.page_in_moment(nr_frames);
-                lruvec.lock().insert(&self.frames, frame, refault, moment);
+                let was_evicted = refault.is_some();
+                let refault = lruvec.lock().insert(&self.frames, frame, refault, moment);
+                if was_evicted {
+                    count_refault(group, page_type, refault);
+                }
             }
             Err(code) => {
                 self.forget(key, frame);

@@ -122,7 +122,7 @@ impl Memory {
         lruvec.lock().remove(&self.frames, old);
         let record = self.groups.get(group);
         let record = record.expect("a group lives while a page is charged to it");
-        record.begin_copy(order.nr_pages());
+        record.begin_copy(mapping.page_type(), order.nr_pages());
         effects.push(Effect::Copy(Io {
             frame,
             key,

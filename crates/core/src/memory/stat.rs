@@ -9,7 +9,8 @@ use crate::units::{PAGE_BYTES, PageType};
 /// Named as in the kernel's `memory.stat`. At a moment: exact while nobody charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Working memory, and pages that left their file while pinned.
+    /// Anon pages, those being read too, working memory, and pages that left their file while
+    /// pinned.
     pub anon: u64,
     /// Pages of files, those being read too.
     pub file: u64,
@@ -33,8 +34,20 @@ pub struct Stat {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
-    /// Evicted pages that were asked for again while their shadow was there.
+    /// Of these, anon pages.
+    pub pgsteal_anon: u64,
+    /// Evicted pages of files that were asked for again while their shadow was there.
     pub workingset_refault_file: u64,
+    /// The same of anon pages.
+    pub workingset_refault_anon: u64,
+    /// Of those of files, pages that the policy took for pages in use.
+    pub workingset_activate_file: u64,
+    /// The same of anon pages.
+    pub workingset_activate_anon: u64,
+    /// Of those of files, pages that should not have gone: what is waited for is a stall.
+    pub workingset_restore_file: u64,
+    /// The same of anon pages.
+    pub workingset_restore_anon: u64,
     /// Pages charged past a limit because the charge could not fail. Not a name of the kernel's.
     pub pgforced: u64,
 }
@@ -63,7 +76,13 @@ impl Memory {
             stat.pgmajfault += group.count(Count::Pgmajfault);
             stat.pgscan += group.count(Count::Pgscan);
             stat.pgsteal += group.count(Count::Pgsteal);
+            stat.pgsteal_anon += group.count(Count::PgstealAnon);
             stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
+            stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);
+            stat.workingset_activate_file += group.count(Count::WorkingsetActivateFile);
+            stat.workingset_activate_anon += group.count(Count::WorkingsetActivateAnon);
+            stat.workingset_restore_file += group.count(Count::WorkingsetRestoreFile);
+            stat.workingset_restore_anon += group.count(Count::WorkingsetRestoreAnon);
             stat.pgforced += group.count(Count::Pgforced);
         }
         stat.file = bytes(file);
