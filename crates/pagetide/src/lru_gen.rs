@@ -114,10 +114,7 @@ impl Group {
     /// [`BadGeneration`].
     pub fn age(&self, node: u32, seq: u64, is_forced: bool) -> Result<(), BadGeneration> {
         let node = Node::new(node).ok_or(BadGeneration::None)?;
-        let aged = self
-            .shared()
-            .core
-            .age((self.id(), node), seq, is_forced);
+        let aged = self.shared().core.age((self.id(), node), seq, is_forced);
         aged.map_err(|error| BadGeneration::of(error, seq))
     }
 
@@ -139,7 +136,7 @@ impl Group {
     ) -> Result<ByteSize, BadGeneration> {
         let node = Node::new(node).ok_or(BadGeneration::None)?;
         let key = (self.id(), node);
-        let nr_pages = bytes.0.div_ceil(PAGE_BYTES as u64);
+        let nr_pages = bytes.as_u64().div_ceil(PAGE_BYTES as u64);
         let core = &self.shared().core;
         let freed = core.evict_generations(cpu::current(), key, (seq, swappiness), nr_pages);
         self.shared().group_came_back(self.id());

@@ -6,7 +6,7 @@ use crate::group::Count;
 use crate::page_cache;
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
 use crate::sync::Ordering;
-use crate::units::{Cpu, Frame, PageKey};
+use crate::units::{Cpu, Frame, PageKey, PageType};
 
 impl Memory {
     /// Evicts isolated pages; returns those that went. Their frames are freed, or taken `in_hand`.
@@ -67,13 +67,18 @@ impl Memory {
     fn count_evicted(&self, batch: &Batch, refused: u64) -> u32 {
         let victims = (0..).zip(batch.iter());
         let evicted = victims.filter(|(at, _)| refused >> at & 1 == 0);
-        let freed = evicted
-            .map(|(_, victim)| self.frames.block(victim.frame).0.nr_pages())
-            .sum();
+        let mut of_type = [0; 2];
+        for (_, victim) in evicted {
+            let nr_pages = self.frames.block(victim.frame).0.nr_pages();
+            of_type[self.frames.page_type(victim.frame).index()] += nr_pages;
+        }
+        let freed = of_type.iter().sum();
         let first = batch.iter().next();
         let group = first.and_then(|victim| self.groups.get(self.frames.group(victim.frame)));
         if let Some(group) = group {
             group.add_count(Count::Pgsteal, u64::from(freed));
+            let nr_anon = of_type[PageType::Anon.index()];
+            group.add_count(Count::PgstealAnon, nr_anon.into());
         }
         self.stats
             .evicted

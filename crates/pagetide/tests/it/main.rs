@@ -9,6 +9,7 @@ mod files;
 mod global;
 mod isolated;
 mod longterm;
+mod lru_gen;
 mod machine;
 mod memcg;
 mod nodes;

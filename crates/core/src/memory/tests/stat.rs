@@ -83,3 +83,35 @@ fn what_is_charged_ahead_shows_as_stock() {
     assert_eq!((stat.stock, stat.anon), (ahead, PAGE));
     memory.groups().uncharge(CPU, group, 1);
 }
+
+#[test]
+fn anon_pages_are_told_apart() {
+    for policy in [Policy::Mglru, Policy::MglruNext, Policy::Gated2q] {
+        let (memory, group, file) = memory(64, policy);
+        let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+        let touch = |mapping, page| {
+            let (frame, _) = have(&memory, group, key(mapping, page), Ok(())).unwrap();
+            memory.unpin(CPU, frame, &mut Effects::new());
+        };
+        (0..20).for_each(|page| touch(anon, page));
+        (0..10).for_each(|page| touch(file, page));
+        let stat = memory.stat(group);
+        assert_eq!((stat.anon, stat.file), (20 * PAGE, 10 * PAGE), "{policy}");
+        // All go, and come back.
+        while memory.reclaim(CPU, group, 8) > 0 {}
+        let stat = memory.stat(group);
+        assert_eq!((stat.pgsteal, stat.pgsteal_anon), (30, 20), "{policy}");
+        (0..20).for_each(|page| touch(anon, page));
+        touch(file, 0);
+        let stat = memory.stat(group);
+        assert_eq!(stat.workingset_refault_anon, 20, "{policy}");
+        assert_eq!(stat.workingset_refault_file, 1, "{policy}");
+        assert!(stat.workingset_activate_anon <= 20, "{policy}");
+        let mut effects = Effects::new();
+        let mut op = PageIn::new(key(anon, 100), group, Access::Copy);
+        let wait = op.step(&memory, CPU.into(), &mut effects);
+        assert!(matches!(wait, Ok(Step::Wait { .. })));
+        let stat = memory.stat(group);
+        assert_eq!((stat.anon, stat.file), (21 * PAGE, PAGE), "{policy}");
+    }
+}
