@@ -68,6 +68,7 @@ pub struct Tree {
     nr_drained: AtomicU64,
     root: u32,
     nr_cpus: u32,
+    walks: walk::Walks,
     /// Not 0 while a group may be over its limit: since a lowered `max` or a forced charge, which
     /// adds one, until a limit is set and none is.
     has_over: AtomicU32,
@@ -110,6 +111,7 @@ impl Tree {
             counts,
             nr_drained: AtomicU64::new(0),
             root,
+            walks: walk::Walks::default(),
             nr_cpus: nr_cpus.max(1),
             has_over: AtomicU32::new(0),
             is_placed: AtomicU32::new(0),

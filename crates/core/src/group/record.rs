@@ -135,7 +135,8 @@ pub struct Group {
     /// Live charges and stocks of the subtree.
     usage: AtomicU64,
     peak: AtomicU64,
-    limits: [AtomicU64; NR_LIMITS],
+    /// `u32::MAX` is none: an arena has fewer pages.
+    limits: [AtomicU32; NR_LIMITS],
     /// Claims by `min` and by `low`.
     claims: [Claim; 2],
     /// Pages a stock slot keeps for this group; 0: charges are exact.
@@ -146,12 +147,8 @@ pub struct Group {
     pub(super) links: Links,
     /// Id of the group's first lruvec, 0 before its first page.
     lruvec: AtomicU32,
-    /// How its pages are replaced, in the numbers of those who do that.
+    /// How its pages are replaced, in a number of those who do that, and its swappiness: half each.
     policy: AtomicU32,
-    swappiness: AtomicU32,
-    /// Where reclaim of the subtree goes on, and which lruvecs gave last.
-    pub(super) cursor: AtomicU32,
-    givers: [AtomicU32; 2],
     /// Of the subtree, and of this very group.
     events: [EventCounts; 2],
     counts: [AtomicU64; NR_COUNTS],
@@ -170,8 +167,7 @@ impl Group {
         self.parent.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.parked, &self.cursor].into_iter().chain(&self.givers);
-        let more = more.chain(&self.gauges);
+        let more = [&self.parked].into_iter().chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }
@@ -202,41 +198,39 @@ impl Group {
 
     /// Takes over from a new child's parent what is set for its pages.
     pub(super) fn inherit_policy(&self, parent: &Group) {
-        self.set_policy(parent.policy());
-        self.set_swappiness(parent.swappiness());
+        let policy = parent.policy.load(Ordering::Relaxed);
+        self.policy.store(policy, Ordering::Relaxed);
     }
 
     /// How the group's pages are replaced: a number that whoever does that gives a meaning.
     #[must_use]
-    pub fn policy(&self) -> u32 {
-        self.policy.load(Ordering::Relaxed)
+    pub fn policy(&self) -> u16 {
+        (self.policy.load(Ordering::Relaxed) & 0xFFFF) as u16
     }
 
     /// Sets [`Group::policy`], for lruvecs that are made from now on.
-    pub fn set_policy(&self, policy: u32) {
-        self.policy.store(policy, Ordering::Relaxed);
+    pub fn set_policy(&self, policy: u16) {
+        self.change_policy(|both| both & !0xFFFF | u32::from(policy));
     }
 
     /// What bringing back a page of a file costs, 0 to 200; an anon page costs 200 less it.
     #[must_use]
     pub fn swappiness(&self) -> u8 {
-        u8::try_from(self.swappiness.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+        (self.policy.load(Ordering::Relaxed) >> 16 & 0xFF) as u8
     }
 
     /// Sets [`Group::swappiness`].
     pub fn set_swappiness(&self, swappiness: u8) {
-        self.swappiness.store(swappiness.into(), Ordering::Relaxed);
+        self.change_policy(|both| both & 0xFFFF | u32::from(swappiness) << 16);
     }
 
-    /// The lruvecs that gave last when the subtree was reclaimed from, one of each class.
-    #[must_use]
-    pub fn givers(&self) -> [u32; 2] {
-        [0, 1].map(|at: usize| self.givers[at].load(Ordering::Relaxed))
-    }
-
-    /// Remembers a lruvec for [`Group::givers`].
-    pub fn set_giver(&self, class: usize, lruvec: u32) {
-        self.givers[class].store(lruvec, Ordering::Relaxed);
+    fn change_policy(&self, change: impl Fn(u32) -> u32) {
+        let changed = self
+            .policy
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |both| {
+                Some(change(both))
+            });
+        assert!(changed.is_ok(), "an update without a condition");
     }
 
     /// Live charges and stocks of the subtree, in pages.
@@ -256,7 +250,10 @@ impl Group {
     #[must_use]
     #[inline]
     pub fn limit(&self, limit: Limit) -> u64 {
-        self.limits[limit as usize].load(Ordering::Relaxed)
+        match self.limits[limit as usize].load(Ordering::Relaxed) {
+            u32::MAX => NO_LIMIT,
+            pages => pages.into(),
+        }
     }
 
     /// The hard limit in pages, [`NO_LIMIT`] where there is none.
@@ -267,6 +264,7 @@ impl Group {
     }
 
     pub(super) fn store_limit(&self, limit: Limit, pages: u64) {
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         self.limits[limit as usize].store(pages, Ordering::Relaxed);
     }
 
@@ -423,13 +421,9 @@ impl Group {
     /// Whether it has a `min` or a `low`, or still claims some.
     #[inline]
     pub(super) fn has_claim(&self) -> bool {
-        let words = [
-            &self.limits[Limit::Min as usize],
-            &self.limits[Limit::Low as usize],
-            &self.claims[0].own,
-            &self.claims[1].own,
-        ];
-        words.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+        let is_set = |limit| self.limit(limit) != 0;
+        let claims = |claim: &Claim| claim.own.load(Ordering::Relaxed) != 0;
+        is_set(Limit::Min) || is_set(Limit::Low) || self.claims.iter().any(claims)
     }
 
     /// The change of what it claims by `min` and by `low` since it was last told to the parent.

@@ -108,7 +108,8 @@ fn a_tree_has_a_bounded_depth() {
 
 #[test]
 fn an_idle_group_takes_at_most_512_bytes() {
-    assert!(size_of::<Group>() <= 512);
+    let nr_bytes = size_of::<Group>();
+    assert!(nr_bytes <= 512, "{nr_bytes}");
 }
 
 #[test]

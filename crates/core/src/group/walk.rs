@@ -15,6 +15,33 @@ pub(super) struct Links {
     prev: AtomicU32,
 }
 
+/// Subtrees whose walks are remembered. Two that share a place disturb each other, no more.
+const NR_WALKS: usize = 64;
+
+/// Where reclaim of a subtree goes on, and which lruvecs gave last. Hints: another subtree's,
+/// perhaps.
+#[derive(Debug, Default)]
+struct Walk {
+    cursor: AtomicU32,
+    givers: [AtomicU32; 2],
+}
+
+/// The last walks of some subtrees.
+#[derive(Debug)]
+pub(super) struct Walks([Walk; NR_WALKS]);
+
+impl Default for Walks {
+    fn default() -> Self {
+        Walks(core::array::from_fn(|_| Walk::default()))
+    }
+}
+
+impl Walks {
+    fn of(&self, subtree: u32) -> &Walk {
+        &self.0[crate::units::index(subtree) % NR_WALKS]
+    }
+}
+
 impl Links {
     pub(super) fn reset(&self) {
         for link in [&self.first, &self.next, &self.prev] {
@@ -53,7 +80,8 @@ impl Tree {
     /// of the last walk. Costs two or three lines of memory a group.
     pub fn walk(&self, subtree: u32, most: usize) -> impl Iterator<Item = (u32, &Group)> {
         let top = self.get(subtree);
-        let cursor = top.map_or(0, |top| top.cursor.load(Ordering::Relaxed));
+        let walk = self.walks.of(subtree);
+        let cursor = walk.cursor.load(Ordering::Relaxed);
         // One that has left the subtree since, or is gone: from the top.
         let is_valid = cursor != 0 && self.is_in(cursor, subtree);
         let first = if is_valid { cursor } else { subtree };
@@ -61,11 +89,25 @@ impl Tree {
         let ids = core::iter::from_fn(move || {
             let id = next?;
             let after = self.after(id, subtree);
-            top?.cursor.store(after, Ordering::Relaxed);
+            walk.cursor.store(after, Ordering::Relaxed);
             next = (after != first).then_some(after);
             Some(id)
         });
         ids.take(most).filter_map(|id| Some((id, self.get(id)?)))
+    }
+
+    /// The lruvecs that gave last when the subtree was reclaimed from, one of each class; perhaps
+    /// another subtree's, or gone.
+    #[must_use]
+    pub fn givers(&self, subtree: u32) -> [u32; 2] {
+        let walk = self.walks.of(subtree);
+        [0, 1].map(|at: usize| walk.givers[at].load(Ordering::Relaxed))
+    }
+
+    /// Remembers a lruvec for [`Tree::givers`].
+    pub fn set_giver(&self, subtree: u32, class: usize, lruvec: u32) {
+        let walk = self.walks.of(subtree);
+        walk.givers[class].store(lruvec, Ordering::Relaxed);
     }
 
     /// The group after `id` in a subtree: its first child, else its next sibling, or that of the

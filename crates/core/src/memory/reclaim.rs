@@ -311,7 +311,11 @@ impl Memory {
         candidates.nr_walked = candidates.len;
         let top = self.groups.get(reach.subtree)?;
         if nr_groups == NR_WALKED {
-            let gave_last = top.givers().map(|id| Some((id, self.lruvecs.get(id)?)));
+            let gave_last = self.groups.givers(reach.subtree).map(|id| {
+                let lruvec = self.lruvecs.get(id)?;
+                let is_ours = self.groups.is_in(lruvec.group(), reach.subtree);
+                is_ours.then_some((id, lruvec))
+            });
             let sampled = (0..NR_SAMPLED).map(|at| self.sample(mixed(turn ^ at), reach.subtree));
             gave_last
                 .into_iter()
@@ -337,7 +341,8 @@ impl Memory {
         let (chosen, part) = choose(members, candidates.surplus(), (now, top.swappiness()))?;
         let (id, lruvec) = chosen.key;
         if nr_groups == NR_WALKED {
-            top.set_giver(part.class as usize, id);
+            self.groups
+                .set_giver(reach.subtree, part.class as usize, id);
         }
         Some(Giver::new(lruvec, Some(part), reach))
     }
@@ -393,8 +398,7 @@ impl Memory {
     #[must_use]
     pub fn policy(&self, group: u32) -> Policy {
         let number = self.groups.get(group).map_or(0, Group::policy);
-        let at = usize::try_from(number).ok();
-        let policy = at.and_then(|at| Policy::ALL.get(at));
+        let policy = Policy::ALL.get(usize::from(number));
         *policy.expect("only numbers of policies are stored")
     }
 

@@ -44,7 +44,7 @@ impl Policy {
 
     /// The policy's place in [`Policy::ALL`].
     #[must_use]
-    pub const fn number(self) -> u32 {
+    pub const fn number(self) -> u16 {
         match self {
             Policy::Fifo => 0,
             Policy::Gated2q => 1,
