@@ -4,6 +4,8 @@
 //! of relaxed ordering; nothing here needs more.
 #![cfg(loom)]
 
+#[path = "loom/latch.rs"]
+mod latch;
 #[path = "loom/moves.rs"]
 mod moves;
 #[path = "loom/write.rs"]

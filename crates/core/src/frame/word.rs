@@ -149,6 +149,25 @@ impl Word {
         (self.0 >> VERSION_SHIFT) as u32
     }
 
+    /// Whether the page may be pinned: it is live or being read, nobody changes its bytes, and
+    /// nobody waits to. One comparison: the two flags lie right above the state.
+    #[must_use]
+    #[inline]
+    pub const fn may_be_pinned(self) -> bool {
+        const READING: u64 = (State::Reading as u64) << STATE_SHIFT;
+        const LIVE: u64 = (State::Live as u64) << STATE_SHIFT;
+        let closed = self.0 & (STATE_MASK | flag::LATCH | flag::INTENT);
+        closed == LIVE || closed == READING
+    }
+
+    /// Whether the latch of the page may be taken by somebody who holds `nr_own` of its pins: it is
+    /// live, nobody else holds it, and it is not being written.
+    #[must_use]
+    pub fn may_be_latched(self, nr_own: u32) -> bool {
+        let is_busy = self.has_any(flag::LATCH | flag::WRITEBACK);
+        self.state() == State::Live && self.pins() == nr_own && !is_busy
+    }
+
     /// Live, unpinned, clean, and nobody waits for it.
     #[must_use]
     pub fn is_evictable(self) -> bool {
@@ -297,6 +316,20 @@ mod tests {
         assert!(!live.pinned().unwrap().is_evictable());
         for flag in [flag::LATCH, flag::INTENT, flag::DIRTY, flag::WRITEBACK] {
             assert!(!live.with(flag).is_evictable());
+        }
+    }
+
+    #[test]
+    fn a_page_is_pinned_while_nobody_changes_it_or_waits_to() {
+        let live = Word::FREE.with_state(State::Live);
+        for flags in [flag::WAIT | flag::DIRTY, flag::WRITEBACK | flag::YOUNG] {
+            assert!(live.with(flags).may_be_pinned());
+            assert!(live.with_state(State::Reading).with(flags).may_be_pinned());
+        }
+        assert!(!live.with(flag::LATCH).may_be_pinned());
+        assert!(!live.with(flag::INTENT).may_be_pinned());
+        for state in [State::Free, State::Evicting, State::Failed, State::Detached] {
+            assert!(!live.with_state(state).may_be_pinned());
         }
     }
 

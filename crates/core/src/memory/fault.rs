@@ -89,6 +89,11 @@ impl PageIn {
             match memory.pin(here.cpu, self.key, self.access, effects) {
                 Found::Pinned(frame) => return Ok(self.end(memory, here, frame, effects)),
                 Found::Reading(frame) => self.waits_for = Some(frame),
+                Found::Latched(frame) => {
+                    if let Some(version) = page_cache::await_latch(&memory.frames, frame) {
+                        return Ok(Step::Wait { frame, version });
+                    }
+                }
                 Found::TooManyPins => return Err(PageError::TooManyPins),
                 Found::Miss => self.waits_for = self.begin_read(memory, here, effects)?,
             }

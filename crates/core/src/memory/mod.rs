@@ -9,6 +9,7 @@ mod evict;
 mod fault;
 mod file;
 mod here;
+mod latch;
 mod longterm;
 mod lru_gen;
 mod pins;
@@ -32,7 +33,7 @@ pub use lru_gen::LruGen;
 pub use pins::Pinned;
 pub use reserve::BadBudget;
 pub use stat::Stat;
-pub use write::{Write, Writes};
+pub use write::{PageWrite, Write, Writes};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;

@@ -4,6 +4,7 @@ extern crate std;
 
 mod evacuate;
 mod gated_2q;
+mod latch;
 mod limits;
 mod longterm;
 mod region;

@@ -6,7 +6,7 @@
 
 use super::reclaim::Reach;
 use super::{Effect, Effects, Here, Memory};
-use crate::frame::{State, flag};
+use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
 use crate::page_cache::{self, WriteErrors};
 use crate::reclaim::{Batch, Unwritten};
@@ -41,6 +41,25 @@ impl Write {
     pub fn order(&self) -> Order {
         self.order
     }
+}
+
+/// What there is to write of a page.
+#[derive(Debug)]
+pub enum PageWrite {
+    /// This; it has begun.
+    Begun(Write),
+    /// It is being written, or somebody changes it while it is dirty: wait until the frame's
+    /// version is no longer this, then ask again.
+    Wait {
+        /// The frame that holds it.
+        frame: Frame,
+        /// Its version.
+        version: u32,
+    },
+    /// Nothing yet: somebody changes it, and it was clean before.
+    Changing,
+    /// Nothing: it is clean or not resident.
+    Clean,
 }
 
 /// Writes that reclaim offers to the platform, the coldest page first. Each begins when it is
@@ -125,12 +144,73 @@ impl Memory {
     #[must_use]
     pub fn begin_write(&self, frame: Frame) -> Option<Write> {
         let seen = self.frames.word(frame);
+        let key = self.frames.key(frame)?;
+        self.begin_write_seen(frame, key, seen)
+    }
+
+    /// Begins to write a page of a file, if it is dirty and, where `group` is one, charged to it or
+    /// below it: the way of those who know which pages are dirty, not where they are.
+    #[must_use]
+    pub fn begin_page_write(&self, key: PageKey, subtree: Option<u32>) -> PageWrite {
+        while let Some(frame) = self.index.find(&self.frames, key) {
+            let seen = self.frames.word(frame);
+            if self.frames.key(frame) != Some(key) {
+                continue;
+            }
+            let version = seen.version();
+            match seen.state() {
+                // It was changed as a whole instead of being read, and is live in a moment.
+                State::Reading if seen.has(flag::DIRTY) => {
+                    return PageWrite::Wait { frame, version };
+                }
+                State::Live => {}
+                _ => return PageWrite::Clean,
+            }
+            let is_in = |group| self.groups.is_in(self.frames.group(frame), group);
+            if seen.has(flag::WRITEBACK) {
+                return PageWrite::Wait { frame, version };
+            }
+            if !seen.has(flag::DIRTY) {
+                return match seen.has(flag::LATCH) {
+                    true => PageWrite::Changing,
+                    false => PageWrite::Clean,
+                };
+            }
+            if !subtree.is_none_or(is_in) {
+                return PageWrite::Changing;
+            }
+            if seen.has(flag::LATCH) {
+                if let Some(version) = page_cache::await_latch(&self.frames, frame) {
+                    return PageWrite::Wait { frame, version };
+                }
+            } else if let Some(write) = self.begin_write_seen(frame, key, seen) {
+                return PageWrite::Begun(write);
+            }
+        }
+        PageWrite::Clean
+    }
+
+    /// Whether a page need not be written, now or when whoever changes it has ended.
+    #[must_use]
+    pub fn is_clean(&self, key: PageKey) -> bool {
+        while let Some(frame) = self.index.find(&self.frames, key) {
+            let word = self.frames.word(frame);
+            if self.frames.key(frame) == Some(key) {
+                let is_there = matches!(word.state(), State::Live | State::Reading);
+                return !is_there || !(word.is_unwritten() || word.has(flag::LATCH));
+            }
+        }
+        true
+    }
+
+    /// Begins the write of the page that a frame held when its word was `seen`, and now, if it is
+    /// still exactly that.
+    fn begin_write_seen(&self, frame: Frame, key: PageKey, seen: Word) -> Option<Write> {
         if !seen.may_be_written() {
             return None;
         }
         // The mapping first: the page may leave it and close it as soon as the exchange is done.
         // If the frame holds another page by now, the exchange fails.
-        let key = self.frames.key(frame)?;
         let mapping = self.mappings.by_key(key)?;
         if !mapping.begin_write() {
             return None;

@@ -1,9 +1,11 @@
 #![doc = include_str!("README.md")]
 
 mod index;
+mod latch;
 mod write;
 
 pub use index::{Index, Locked};
+pub use latch::{Latched, await_latch, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, State, Word, flag};
@@ -26,6 +28,8 @@ pub enum Found {
     Pinned(Frame),
     /// The page while its read is under way, pinned: wait until the frame leaves `Reading`.
     Reading(Frame),
+    /// Resident, but somebody changes its bytes, or waits for its pins to drop: wait, then again.
+    Latched(Frame),
     /// Not resident.
     Miss,
     /// Resident, but [`crate::frame::MAX_PINS`] pins are held.
@@ -238,19 +242,17 @@ pub fn pin(
     mut unpin: impl FnMut(Frame),
 ) -> Found {
     while let Some(frame) = index.find(frames, key) {
-        let mut too_many = false;
         let pinned = frames.update(frame, |word| {
-            let is_there = matches!(word.state(), State::Live | State::Reading);
-            let used = if is_there { used(word, access) } else { None };
-            too_many = is_there && used.is_none();
-            used
-        });
-        let Ok(word) = pinned else {
-            return if too_many {
-                Found::TooManyPins
+            let may_be_pinned = word.may_be_pinned();
+            if may_be_pinned {
+                used(word, access)
             } else {
-                Found::Miss
-            };
+                None
+            }
+        });
+        let word = match pinned {
+            Ok(word) => word,
+            Err(word) => return refused(word, frame),
         };
         if access == Access::Pin && !word.has(flag::YOUNG) {
             frames.mark_touched(frame);
@@ -267,6 +269,18 @@ pub fn pin(
         unpin(frame);
     }
     Found::Miss
+}
+
+/// Why a frame with this word was not pinned.
+#[cold]
+fn refused(word: Word, frame: Frame) -> Found {
+    if word.may_be_pinned() {
+        Found::TooManyPins
+    } else if word.state() == State::Live {
+        Found::Latched(frame)
+    } else {
+        Found::Miss
+    }
 }
 
 /// Evicts a victim if its word is still exactly what it was at isolation. One read-modify-write.

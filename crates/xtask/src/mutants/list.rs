@@ -532,4 +532,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   (state & POISONED == 0).then_some(HELD))",
         tests: Tests::Stress,
     },
+    Mutant {
+        name: "a latch lets pins in",
+        file: "frame/word.rs",
+        find: "self.0 & (STATE_MASK | flag::LATCH | flag::INTENT)",
+        replace: "self.0 & (STATE_MASK | flag::INTENT)",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a latch is taken from a page that is being written",
+        file: "frame/word.rs",
+        find: "self.pins() == nr_own && !is_busy",
+        replace: "self.pins() == nr_own && !(is_busy && self.has(flag::LATCH))",
+        tests: Tests::Plain("memory::"),
+    },
 ];

@@ -1,0 +1,167 @@
+//! Named cases of latches, and of pages that are found by their number to be written.
+
+use super::*;
+use crate::frame::flag;
+use crate::page_cache::Latched;
+
+fn latch(memory: &Memory, key: PageKey) -> Latched {
+    let mut effects = Effects::new();
+    let latched = memory.latch(CPU, key, &mut effects);
+    assert!(effects.pop().is_none());
+    latched
+}
+
+fn unlatch(memory: &Memory, frame: Frame, is_dirty: bool) -> bool {
+    let mut effects = Effects::new();
+    memory.unlatch(CPU, frame, is_dirty, &mut effects);
+    matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame)
+}
+
+fn unpin(memory: &Memory, frame: Frame) -> bool {
+    let mut effects = Effects::new();
+    memory.unpin(CPU, frame, &mut effects);
+    matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame)
+}
+
+fn pin(memory: &Memory, key: PageKey) -> Found {
+    memory.pin(CPU, key, Access::Pin, &mut Effects::new())
+}
+
+#[test]
+fn a_latch_keeps_pins_writes_and_eviction_out() {
+    let (memory, group, file) = memory(1, Policy::Fifo);
+    let page = key(file, 0);
+    assert_eq!(latch(&memory, page), Latched::Miss);
+    assert!(touch(&memory, group, page));
+    let Latched::Held(frame) = latch(&memory, page) else {
+        panic!("nobody has it pinned");
+    };
+    assert_eq!(pin(&memory, page), Found::Latched(frame));
+    assert_eq!(memory.reclaim(CPU, group, 1), 0);
+    assert!(matches!(
+        memory.begin_page_write(page, None),
+        PageWrite::Changing
+    ));
+    assert!(!memory.is_clean(page));
+    let Latched::Busy { version, .. } = latch(&memory, page) else {
+        panic!("a second latch");
+    };
+    assert!(memory.is_held(frame, version));
+    assert!(unlatch(&memory, frame, true), "the other one waits");
+    assert!(!memory.is_held(frame, version));
+    assert_eq!(memory.stat(group).file_dirty, PAGE_BYTES as u64);
+    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    unpin(&memory, frame);
+    memory.check();
+}
+
+#[test]
+fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
+    let Latched::Busy { version, .. } = latch(&memory, page) else {
+        panic!("it is pinned");
+    };
+    assert!(memory.is_held(frame, version));
+    assert_eq!(pin(&memory, page), Found::Latched(frame));
+    // A reader that comes now waits for the version to change.
+    let mut op = PageIn::new(page, group, Access::Copy);
+    let step = op.step(&memory, CPU.into(), &mut Effects::new()).unwrap();
+    assert!(matches!(step, Step::Wait { frame: found, version: seen }
+        if found == frame && seen == version));
+    let mut effects = Effects::new();
+    memory.withdraw(frame, &mut effects);
+    assert!(matches!(effects.pop(), Some(Effect::Wake(_))));
+    assert_ne!(memory.frames().word(frame).version(), version);
+    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    unpin(&memory, frame);
+    let Latched::Busy { version, .. } = latch(&memory, page) else {
+        panic!("it is pinned");
+    };
+    assert!(unpin(&memory, frame), "the last pin wakes");
+    assert!(!memory.is_held(frame, version));
+    assert_eq!(latch(&memory, page), Latched::Held(frame));
+    unlatch(&memory, frame, false);
+    assert!(memory.is_clean(page));
+}
+
+#[test]
+fn the_only_pin_becomes_the_latch() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
+    have(&memory, group, page, Ok(())).unwrap();
+    assert!(!memory.upgrade(frame), "two pins");
+    unpin(&memory, frame);
+    assert!(memory.upgrade(frame) && !memory.upgrade(frame));
+    unlatch(&memory, frame, true);
+    let PageWrite::Begun(write) = memory.begin_page_write(page, None) else {
+        panic!("it is dirty");
+    };
+    assert!(matches!(
+        memory.begin_page_write(page, None),
+        PageWrite::Wait { .. }
+    ));
+    // Readers go on while it is written, writers wait.
+    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert!(!memory.upgrade(frame));
+    unpin(&memory, frame);
+    assert!(matches!(latch(&memory, page), Latched::Busy { .. }));
+    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    unpin(&memory, frame);
+    memory.complete_write(CPU, write, Ok(()), &mut Effects::new());
+    assert!(memory.is_clean(page));
+}
+
+#[test]
+fn a_latched_page_that_left_its_file_stays_clean_and_goes() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    assert!(touch(&memory, group, key(file, 0)));
+    let Latched::Held(frame) = latch(&memory, key(file, 0)) else {
+        panic!("nobody has it pinned");
+    };
+    memory.close_mapping(CPU, file, &mut |_| ());
+    assert_eq!(memory.stats().nr_used, 1);
+    unlatch(&memory, frame, true);
+    assert_eq!(memory.stats().nr_used, 0);
+    assert_eq!(memory.stat(group).file_dirty, 0);
+}
+
+#[test]
+fn a_page_that_is_filled_instead_of_read_is_dirty_when_it_is_live() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let mut effects = Effects::new();
+    let mut op = PageIn::new(page, group, Access::Pin);
+    let _wait = op.step(&memory, CPU.into(), &mut effects).unwrap();
+    let Some(Effect::Read(io)) = effects.pop() else {
+        panic!("it is not resident");
+    };
+    memory.set_dirty_early(&io);
+    assert!(matches!(
+        memory.begin_page_write(page, None),
+        PageWrite::Wait { .. }
+    ));
+    memory.complete(CPU, io, Ok(()), &mut effects);
+    while effects.pop().is_some() {}
+    let Step::Done(frame) = op.step(&memory, CPU.into(), &mut effects).unwrap() else {
+        panic!("it is there");
+    };
+    assert!(memory.frames().word(frame).has(flag::DIRTY));
+    assert_eq!(memory.stat(group).file_dirty, PAGE_BYTES as u64);
+    unpin(&memory, frame);
+    assert_eq!(memory.reclaim(CPU, group, 1), 0);
+    // Pages of other groups are left to others.
+    let other = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    assert!(matches!(
+        memory.begin_page_write(page, Some(other)),
+        PageWrite::Changing
+    ));
+    let PageWrite::Begun(write) = memory.begin_page_write(page, Some(group)) else {
+        panic!("it is dirty");
+    };
+    memory.complete_write(CPU, write, Ok(()), &mut effects);
+}

@@ -1,0 +1,111 @@
+//! The latch of a page: exclusive access to its bytes, as moves of the state word.
+//!
+//! A latch is taken from a page without pins that is not being written, and holds one pin itself,
+//! so that whatever spares pinned pages spares this one. While it is held nobody else pins the
+//! page. Who wants it and finds pins says so by `INTENT`, which lets no new pin in: it ends with
+//! the next latch, or when whoever waited gives up.
+
+use super::Index;
+use crate::frame::{FrameTable, State, Word, flag};
+use crate::units::{Frame, PageKey};
+
+/// What came of asking for the latch of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latched {
+    /// The caller has it, and one pin with it.
+    Held(Frame),
+    /// Others have the page pinned or latched, or it is being written. Wait while the frame has
+    /// this version and is still so, then ask again or [`withdraw`].
+    Busy {
+        /// The frame.
+        frame: Frame,
+        /// Its version.
+        version: u32,
+    },
+    /// Not resident, or being read.
+    Miss,
+}
+
+/// The word of a page whose latch is taken by the holder of its only pin.
+fn latched(word: Word) -> Word {
+    word.with(flag::LATCH).without(flag::INTENT).next_version()
+}
+
+/// Takes the latch of a page that nobody has pinned. One read-modify-write where it is free; waits
+/// for nobody.
+///
+/// `withdraw` gets a frame that turned out to hold another page.
+pub fn latch(
+    index: &Index,
+    frames: &FrameTable,
+    key: PageKey,
+    mut other: impl FnMut(Frame, bool),
+) -> Latched {
+    while let Some(frame) = index.find(frames, key) {
+        let asked = frames.update(frame, |word| {
+            if word.may_be_latched(0) {
+                return word.pinned().map(latched);
+            }
+            // Readers go on while it is written, and a latch ends soon: neither has to keep new
+            // pins out.
+            let waits_for_pins = !word.has_any(flag::LATCH | flag::WRITEBACK);
+            let wish = if waits_for_pins { flag::INTENT } else { 0 };
+            (word.state() == State::Live).then(|| word.with(wish | flag::WAIT))
+        });
+        let Ok(before) = asked else {
+            return Latched::Miss;
+        };
+        let is_held = before.may_be_latched(0);
+        // The frame may hold another page by now: the record decides, not the index.
+        if frames.key(frame) != Some(key) {
+            other(frame, is_held);
+        } else if is_held {
+            return Latched::Held(frame);
+        } else {
+            let version = before.version();
+            return Latched::Busy { frame, version };
+        }
+    }
+    Latched::Miss
+}
+
+/// Makes the caller's pin the latch, if it is the only pin and the page is not being written.
+#[must_use]
+pub fn upgrade(frames: &FrameTable, frame: Frame) -> bool {
+    let upgrade = |word: Word| word.may_be_latched(1).then(|| latched(word));
+    frames.update(frame, upgrade).is_ok()
+}
+
+/// Gives a latch and its pin back; returns the word before: the caller wakes those who wait, and
+/// reaps a page that left its file.
+pub fn unlatch(frames: &FrameTable, frame: Frame) -> Word {
+    let unlatched = |word: Word| {
+        assert!(word.has(flag::LATCH), "{frame:?} is not latched");
+        let open = word.without(flag::LATCH | flag::WAIT).next_version();
+        Some(open.unpinned())
+    };
+    let before = frames.update(frame, unlatched);
+    before.expect("an update without a condition")
+}
+
+/// Waits for a latch no more, so that pins come in again; the caller wakes all who wait for the
+/// frame: others who want the latch ask anew.
+pub fn withdraw(frames: &FrameTable, frame: Frame) {
+    let withdrawn = |word: Word| {
+        let open = word.without(flag::INTENT | flag::WAIT).next_version();
+        word.has(flag::INTENT).then_some(open)
+    };
+    // Whoever took the latch meanwhile has taken the flag away, too.
+    let _gone = frames.update(frame, withdrawn);
+}
+
+/// Says that somebody waits for a latch to end, or for the wish for one; the version to wait for,
+/// or `None` where there is none any more.
+#[must_use]
+pub fn await_latch(frames: &FrameTable, frame: Frame) -> Option<u32> {
+    let waits = |word: Word| {
+        let is_latched = word.has_any(flag::LATCH | flag::INTENT);
+        (word.state() == State::Live && is_latched).then(|| word.with(flag::WAIT))
+    };
+    frames.update(frame, waits).ok().map(Word::version)
+}
