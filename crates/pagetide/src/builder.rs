@@ -10,7 +10,7 @@ use crate::shared::{Shared, Timing};
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
 use crate::worker;
-use crate::{ByteSize, Error, Order, PAGE_BYTES, Policy, Tuner};
+use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
 use pagetide_core::units::Node;
@@ -302,6 +302,10 @@ pub(crate) fn bytes_of(nr_pages: u64) -> u64 {
 pub struct Stats {
     /// Bytes that stores gave.
     pub bytes_read: u64,
+    /// Bytes that stores took.
+    pub bytes_written: u64,
+    /// Dirty pages of files that were dropped and could not be written. [`File::close`] loses none.
+    pub pages_lost: u64,
     /// Reads that went through the kernel's page cache because `O_DIRECT` was refused.
     pub buffered_reads: u64,
     /// Pages that are cached, being read, or working memory.
@@ -432,12 +436,26 @@ impl Memory {
     /// Opens a regular file with pages of 4 KiB; what it brings in is charged to `group`.
     ///
     /// A file that is open already shares its pages with the new handle. Its length is read now:
-    /// bytes added later are not seen before it is opened anew.
+    /// bytes that others than this memory's handles add later are not seen before it is opened
+    /// anew.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`].
     pub fn open(&self, path: impl AsRef<Path>, group: &Group) -> Result<File, Error> {
         self.open_with(path, Order::new(0), group)
+    }
+
+    /// Opens an existing regular file for reading and writing, with pages of 4 KiB, as
+    /// [`Memory::open`] does; [`OpenOptions`](crate::OpenOptions) creates one.
+    ///
+    /// # Errors
+    /// As [`Memory::open`].
+    pub fn open_rw(&self, path: impl AsRef<Path>, group: &Group) -> Result<File, Error> {
+        OpenOptions::new().write(true).open(self, path, group)
+    }
+
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.shared
     }
 
     /// Opens a regular file with pages of `order`.
@@ -461,7 +479,7 @@ impl Memory {
     /// As [`Memory::open`].
     pub fn open_file(&self, file: std::fs::File, group: &Group) -> Result<File, Error> {
         let name = "an unnamed file".to_owned();
-        let direct = DirectFile::new(file);
+        let direct = DirectFile::new(file, false);
         let direct = direct.map_err(|source| Error::Open {
             path: name.clone().into(),
             source,
@@ -562,6 +580,8 @@ impl Memory {
         let core = self.shared.core.stats();
         Stats {
             bytes_read: self.shared.bytes_read(),
+            bytes_written: self.shared.bytes_written(),
+            pages_lost: self.shared.pages_lost(),
             buffered_reads: self.shared.buffered_reads(),
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,

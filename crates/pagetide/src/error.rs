@@ -179,6 +179,30 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A write through a handle that was opened for reading, or to a store that takes none.
+    #[error("{file} is open for reading only")]
+    ReadOnly {
+        /// The file.
+        file: String,
+    },
+    /// Dirty pages of a file could not be written or made durable.
+    #[error("cannot write {file} back: {dirty_pages} pages are dirty")]
+    WritebackFailed {
+        /// The file.
+        file: String,
+        /// Its dirty pages, which are kept.
+        dirty_pages: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A page that somebody else holds for too long.
+    #[error("page {page} of {file} stays pinned")]
+    PageBusy {
+        /// The file.
+        file: String,
+        /// The page's number.
+        page: u64,
+    },
     /// A page beyond the end of the file.
     #[error("page {page} is beyond the end of {file}, which has {len} bytes")]
     PastEnd {

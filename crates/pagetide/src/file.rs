@@ -1,79 +1,44 @@
-//! Files read through cached pages.
+//! Files read and written through cached pages.
 
+mod open;
+mod write;
+
+pub(crate) use open::Open;
+pub use write::CloseError;
+
+use crate::backing::{NO_NUMBER, SHORT};
 use crate::group::Group;
 use crate::home::Home;
-use crate::page::{self, Page, Pin};
+use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::stall::Stall;
-use crate::store::{DirectFile, Store};
-use crate::{Error, Order, cpu};
+use crate::{Error, cpu};
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, PageKey};
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
+use write::Part;
 
 /// How long a reader waits for other readers' pins before a full group refuses it.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The code of a read that ended before the page did. Others are error numbers of the system.
-const SHORT_READ: u32 = u32::MAX;
-/// The code of a read whose store panicked or told no error number.
-const NO_NUMBER: u32 = u32::MAX - 1;
 
 /// A file whose pages are cached, seen by one group. A cheap handle.
 ///
 /// All handles of one file (same device, inode and page size) share its pages; a page is charged
-/// to the group whose handle brings it in. When the last handle is dropped the pages go.
-#[derive(Clone)]
+/// to the group whose handle brings it in. When the last handle is dropped, dirty pages are
+/// written, and all go.
 pub struct File {
     open: Arc<Open>,
     group: Group,
-}
-
-/// An open file: one mapping of core.
-pub(crate) struct Open {
-    shared: Arc<Home>,
-    mapping: u32,
-    order: pagetide_core::units::Order,
-    source: Source,
-    name: Arc<str>,
-    len: u64,
-}
-
-enum Source {
-    File(DirectFile),
-    Store(Box<dyn Store>),
-}
-
-impl Source {
-    fn store(&self) -> &dyn Store {
-        match self {
-            Source::File(file) => file,
-            Source::Store(store) => store.as_ref(),
-        }
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        if let Source::File(file) = &self.source {
-            self.shared.count_buffered(file.nr_buffered_reads());
-        }
-        self.shared.file_names().remove(&number_of(self.mapping));
-        self.shared.close_mapping(self.mapping);
-    }
-}
-
-impl fmt::Debug for Open {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Open")
-            .field("name", &self.name)
-            .field("len", &self.len)
-            .finish()
-    }
+    may_write: bool,
+    /// Writes of the file's pages that failed, as far as this handle has told.
+    seen_errors: AtomicU32,
 }
 
 impl fmt::Debug for File {
@@ -81,82 +46,36 @@ impl fmt::Debug for File {
         f.debug_struct("File")
             .field("open", &self.open)
             .field("group", &self.group)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
-/// The number of a mapping in the keys of its pages.
-fn number_of(mapping: u32) -> u32 {
-    mapping & PageKey::MAX_MAPPING
+/// Where the bytes of a page that comes in are from.
+struct Fill<'a> {
+    /// Bytes that change it on the way.
+    part: Option<Part<'a>>,
+    /// They did: nobody else brought the page in.
+    is_done: Cell<bool>,
 }
 
-impl Open {
-    fn new(shared: &Arc<Home>, source: Source, name: String, order: Order) -> Result<Open, Error> {
-        let failed = |source| Error::Open {
-            path: name.clone().into(),
-            source,
-        };
-        let len = source.store().len().map_err(failed)?;
-        let order = order.to_core();
-        let mapping = shared.core.open_mapping(shared.here(), order);
-        let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
-        let name: Arc<str> = name.into();
-        let mut names = shared.file_names();
-        names.insert(number_of(mapping), Arc::clone(&name));
-        drop(names);
-        Ok(Open {
-            shared: Arc::clone(shared),
-            mapping,
-            order,
-            source,
-            name,
-            len,
-        })
+impl<'a> Fill<'a> {
+    /// From the store.
+    fn from_store() -> Fill<'a> {
+        Fill {
+            part: None,
+            is_done: Cell::new(false),
+        }
     }
 
-    /// Bytes of a page that lie in the file.
-    fn bytes_of(&self, page: u64) -> usize {
-        let bytes = self.order.bytes();
-        let start = page.saturating_mul(bytes as u64);
-        usize::try_from(self.len.saturating_sub(start)).map_or(bytes, |left| left.min(bytes))
+    fn changed(part: Part<'a>) -> Fill<'a> {
+        Fill {
+            part: Some(part),
+            is_done: Cell::new(false),
+        }
     }
 
-    /// Fills a page from the store, or from where it was before; what lies beyond the file's end is
-    /// zeroed.
-    fn fill(&self, io: &mut Io) -> Result<(), u32> {
-        if io.source().is_some() {
-            page::copy(&self.shared.arena, io);
-            return Ok(());
-        }
-        let page = io.key().page();
-        let start = page * self.order.bytes() as u64;
-        let wanted = self.bytes_of(page);
-        let may_show_old_bytes = !io.was_ours() && matches!(self.source, Source::Store(_));
-        let buf = page::target(&self.shared.arena, io);
-        if may_show_old_bytes {
-            // A store is foreign code: it gets no bytes of another group, and cannot pass them on
-            // by saying that it read more than it did. The kernel does neither.
-            buf.fill(0);
-        }
-        let mut filled = 0;
-        while filled < wanted {
-            match self
-                .source
-                .store()
-                .read_at(&mut buf[filled..], start + filled as u64)
-            {
-                Ok(0) => return Err(SHORT_READ),
-                Ok(read) => filled += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let number = error.raw_os_error().and_then(|n| u32::try_from(n).ok());
-                    return Err(number.unwrap_or(NO_NUMBER));
-                }
-            }
-        }
-        self.shared.count_read(wanted as u64);
-        buf[wanted..].fill(0);
-        Ok(())
+    fn is_done(&self) -> bool {
+        self.is_done.get()
     }
 }
 
@@ -196,67 +115,20 @@ impl Drop for Fault<'_> {
 }
 
 impl File {
-    pub(crate) fn open_direct(
-        shared: &Arc<Home>,
-        file: DirectFile,
-        name: String,
-        order: Order,
-        group: &Group,
-    ) -> Result<File, Error> {
-        let key = (file.identity.0, file.identity.1, order.to_core().get());
-        let mut files = shared.files();
-        if let Some(open) = files.get(&key).and_then(std::sync::Weak::upgrade) {
-            return Ok(File {
-                open,
-                group: group.clone(),
-            });
-        }
-        files.retain(|_, open| open.strong_count() > 0);
-        let open = Arc::new(Open::new(shared, Source::File(file), name, order)?);
-        files.insert(key, Arc::downgrade(&open));
-        Ok(File {
-            open,
-            group: group.clone(),
-        })
-    }
-
-    pub(crate) fn open_store(
-        shared: &Arc<Home>,
-        store: Box<dyn Store>,
-        name: String,
-        order: Order,
-        group: &Group,
-    ) -> Result<File, Error> {
-        let open = Arc::new(Open::new(shared, Source::Store(store), name, order)?);
-        Ok(File {
-            open,
-            group: group.clone(),
-        })
-    }
-
-    /// The same file for another group: what this handle brings in is charged to it.
-    #[must_use]
-    pub fn for_group(&self, group: &Group) -> File {
-        File {
-            open: Arc::clone(&self.open),
-            group: group.clone(),
-        }
-    }
-
     pub(crate) fn home(&self) -> &Arc<Home> {
         &self.open.shared
     }
 
-    /// Length in bytes when the file was opened.
+    /// Length in bytes: that of the store when the file was opened, or what was written since.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.open.len
+        self.open.backing.len()
     }
 
-    /// Whether the file had no byte when it was opened.
+    /// Whether the file has no byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.open.len == 0
+        self.len() == 0
     }
 
     /// Bytes of a page.
@@ -278,13 +150,15 @@ impl File {
         let mut done = 0;
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
-            if at >= self.open.len {
+            // Once for this page: others may make the file longer or shorter.
+            let len = self.open.backing.len();
+            if at >= len {
                 break;
             }
             let page = at / page_bytes;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
             let pin = self.pinned(&self.group, page, Access::Copy)?;
-            let bytes = &pin.bytes()[skip..self.open.bytes_of(page)];
+            let bytes = &pin.bytes()[skip..self.open.backing.bytes_of(page, len)];
             let part = bytes.len().min(buf.len() - done);
             buf[done..done + part].copy_from_slice(&bytes[..part]);
             done += part;
@@ -302,7 +176,7 @@ impl File {
             let counted = self.group.count_pin(self.open.order.nr_pages())?;
             return self.pin_counted(&self.group, page, counted);
         }
-        let len = self.open.bytes_of(page);
+        let len = self.len_of(page);
         if len == 0 {
             return Err(self.past_end(page));
         }
@@ -335,12 +209,12 @@ impl File {
         page: u64,
         counted: Option<Counted<'_>>,
     ) -> Result<Page, Error> {
-        let len = self.open.bytes_of(page);
+        let len = self.len_of(page);
         if len == 0 {
             return Err(self.past_end(page));
         }
         let make = |key| PageIn::longterm(key, group.id());
-        let pin = self.bring_in(group, page, make)?;
+        let pin = self.bring_in(group, page, make, &Fill::from_store())?;
         Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }
 
@@ -352,7 +226,7 @@ impl File {
         page: u64,
         counted: Counted<'_>,
     ) -> Result<Page, Error> {
-        let len = self.open.bytes_of(page);
+        let len = self.len_of(page);
         if len == 0 {
             return Err(self.past_end(page));
         }
@@ -360,12 +234,18 @@ impl File {
         Ok(pin.into_page(len, Some(counted.into_account())))
     }
 
+    /// Bytes of a page that lie in the file.
+    fn len_of(&self, page: u64) -> usize {
+        let backing = &self.open.backing;
+        backing.bytes_of(page, backing.len())
+    }
+
     #[cold]
     fn past_end(&self, page: u64) -> Error {
         Error::PastEnd {
-            file: self.open.name.to_string(),
+            file: self.open.backing.name.to_string(),
             page,
-            len: self.open.len,
+            len: self.len(),
         }
     }
 
@@ -385,7 +265,8 @@ impl File {
             // The operation below takes its own pin on it.
             open.shared.unpin(frame);
         }
-        self.bring_in(group, page, |key| PageIn::new(key, group.id(), access))
+        let make = |key| PageIn::new(key, group.id(), access);
+        self.bring_in(group, page, make, &Fill::from_store())
     }
 
     /// Brings a page in by an operation, and again while other readers fill the group.
@@ -394,12 +275,13 @@ impl File {
         group: &Group,
         page: u64,
         make: impl Fn(PageKey) -> PageIn,
+        fill: &Fill<'_>,
     ) -> Result<Pin<'_>, Error> {
         let open = &*self.open;
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut deadline = None;
         loop {
-            let fault = self.fault(make(key));
+            let fault = self.fault(make(key), fill);
             open.shared.settle();
             match fault {
                 Err(PageError::Alloc(AllocError::OverLimit { .. }))
@@ -418,7 +300,7 @@ impl File {
     /// Brings a page in: reads it, or waits for whoever does.
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
-    fn fault(&self, op: PageIn) -> Result<Pin<'_>, PageError> {
+    fn fault(&self, op: PageIn, fill: &Fill<'_>) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.
         shared.pay_debt();
@@ -436,7 +318,7 @@ impl File {
                     Effect::Wake(frame) => shared.waiters.wake(frame),
                     Effect::Read(io) | Effect::Copy(io) => {
                         reads += 1;
-                        self.read(io);
+                        self.read(io, fill);
                     }
                 }
             }
@@ -455,7 +337,7 @@ impl File {
     }
 
     /// Reads or copies a page as core asked for, and completes it.
-    fn read(&self, io: Io) {
+    fn read(&self, io: Io, fill: &Fill<'_>) {
         let is_read = io.source().is_none();
         let _stall = is_read.then(|| self.stall_on(io.frame()));
         let mut reading = Reading {
@@ -464,7 +346,18 @@ impl File {
             result: Err(NO_NUMBER),
         };
         let io = reading.io.as_mut().expect("set above");
-        reading.result = self.open.fill(io);
+        let shared = &self.open.shared;
+        reading.result = match fill.part {
+            Some(part) => {
+                let changed = self.fill_changed(io, part);
+                fill.is_done.set(changed.is_ok());
+                changed
+            }
+            None => {
+                let filled = self.open.backing.fill(shared, io);
+                filled.map(|nr_bytes| shared.count_read(nr_bytes as u64))
+            }
+        };
     }
 
     /// A page of the working set that is read again was lost for want of memory: whoever reads it
@@ -479,14 +372,14 @@ impl File {
 
     fn error(&self, group: &Group, error: PageError, page: u64) -> Error {
         let open = &*self.open;
-        let file = open.name.to_string();
+        let file = open.backing.name.to_string();
         match error {
             PageError::Alloc(error) => open.shared.alloc_error(error, group.id(), open.order),
             PageError::TooManyPins => Error::TooManyPins { file, page },
-            PageError::Io(SHORT_READ) => {
+            PageError::Io(SHORT) => {
                 let source = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    format!("the file ended before its {} bytes", open.len),
+                    format!("the file ended before its {} bytes", self.len()),
                 );
                 Error::Io { file, page, source }
             }

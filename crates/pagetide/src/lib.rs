@@ -32,10 +32,12 @@
 //!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
 //! background, on several nodes one more for each further one (none with
-//! [`Builder::without_thread`]); reads are done by the thread that needs them.
+//! [`Builder::without_thread`]); reads are done by the thread that needs them, writes by the
+//! thread that needs them written.
 
 mod alloc_wait;
 mod arena;
+mod backing;
 mod builder;
 mod claims;
 mod cpu;
@@ -48,6 +50,7 @@ mod limits;
 mod lru_gen;
 mod machine;
 mod memory_wait;
+mod options;
 mod page;
 mod park;
 mod pin_accounts;
@@ -69,15 +72,17 @@ mod topology;
 mod wait;
 mod worker;
 mod working_set;
+mod writeback;
 
 pub use builder::{Builder, Drained, Memory, NodeStats, Stats};
 pub use bytesize::ByteSize;
 pub use error::Error;
-pub use file::File;
+pub use file::{CloseError, File};
 pub use group::Group;
 pub use limits::Events;
 pub use lru_gen::{BadGeneration, Generation, LruGen};
 pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};
+pub use options::OpenOptions;
 pub use page::{Buf, Page};
 pub use pins::PinPermit;
 pub use policy::{BadOrder, Mempolicy, Order, Policy, Tuner, UnknownPolicy};

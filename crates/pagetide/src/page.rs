@@ -7,7 +7,8 @@ use crate::home::{Home, Shard};
 use crate::pin_accounts::Account;
 use crate::shared::Shared;
 use crate::throttle;
-use pagetide_core::memory::{Effects, Io};
+use pagetide_core::frame::flag;
+use pagetide_core::memory::{Effects, Io, Write};
 use pagetide_core::units::{Frame, Order};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -38,6 +39,64 @@ pub(crate) fn copy(arena: &Arena, io: &mut Io) {
     let from = unsafe { std::slice::from_raw_parts(from.as_ptr(), io.order().bytes()) };
     assert_ne!(source, io.frame(), "a page moves to another frame");
     target(arena, io).copy_from_slice(from);
+}
+
+/// The bytes that a write takes to the store.
+pub(crate) fn written<'a>(arena: &'a Arena, write: &'a Write) -> &'a [u8] {
+    let start = arena.block(write.frame(), write.order());
+    // SAFETY:
+    // 1. The block lies in the arena's mapping (`block` checks it), which outlives the borrow.
+    // 2. `write` keeps the frame, and core gives nobody the latch of a page that is being written,
+    //    so that no exclusive reference to its bytes is made before it is completed.
+    // 3. Anonymous memory is initialised.
+    unsafe { std::slice::from_raw_parts(start.as_ptr(), write.order().bytes()) }
+}
+
+/// Exclusive access to the bytes of a page, given back when dropped.
+pub(crate) struct Latch<'a> {
+    shared: &'a Shared,
+    frame: Frame,
+    order: Order,
+    is_dirty: bool,
+}
+
+impl<'a> Latch<'a> {
+    /// Takes over a latch that core gave on a frame of a page of `order`.
+    pub(crate) fn new(shared: &'a Shared, frame: Frame, order: Order) -> Latch<'a> {
+        Latch {
+            shared,
+            frame,
+            order,
+            is_dirty: false,
+        }
+    }
+
+    /// The page's bytes, to the end of its last frame, and the mark that they have changed.
+    pub(crate) fn bytes_mut(&mut self) -> (&mut [u8], &mut bool) {
+        let start = self.shared.arena.block(self.frame, self.order);
+        // SAFETY:
+        // 1. The block lies in the arena (`block` checks it), which `shared` keeps.
+        // 2. This value has the frame's latch until it drops: core gives no pin and no second
+        //    latch, and begins no write, so that no other reference to these bytes lives.
+        // 3. Anonymous memory is initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.order.bytes()) };
+        (bytes, &mut self.is_dirty)
+    }
+
+    /// Whether the page was dirty before.
+    pub(crate) fn was_dirty(&self) -> bool {
+        self.shared.core.frames().word(self.frame).has(flag::DIRTY)
+    }
+}
+
+impl Drop for Latch<'_> {
+    fn drop(&mut self) {
+        let mut effects = Effects::new();
+        let core = &self.shared.core;
+        core.unlatch(cpu::current(), self.frame, self.is_dirty, &mut effects);
+        self.shared.wake_all(&mut effects);
+        self.shared.came_back(self.frame);
+    }
 }
 
 /// A pin on a frame, by reference: for the length of a copy.

@@ -3,8 +3,8 @@
 use crate::cpu;
 use crate::shared::Shared;
 use crate::stall::Stall;
-use crate::{shrinker, throttle};
-use pagetide_core::memory::{Here, Platform};
+use crate::{shrinker, throttle, writeback};
+use pagetide_core::memory::{Here, Platform, Writes};
 use pagetide_core::units::Node;
 
 impl Platform for Shared {
@@ -19,6 +19,13 @@ impl Platform for Shared {
         };
         self.shrinkers.shrink(may_give, nr_pages, of);
         u32::try_from(before.saturating_sub(usage())).unwrap_or(u32::MAX)
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
+        // Where none are needed now, they are left to whoever writes in the background.
+        if nr_pages > 0 {
+            self.write_offered(writes);
+        }
     }
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
@@ -44,6 +51,9 @@ impl Shared {
         let here = Here::new(cpu::current(), self);
         if shrinker::is_shrinking() {
             return here.without_reclaim();
+        }
+        if writeback::is_writing() {
+            return here.for_writes();
         }
         here
     }

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::arena::Arena;
+use crate::backing::Backing;
 use crate::cpu;
 use crate::file::Open;
 use crate::memory_wait::MemoryWaits;
@@ -12,12 +13,13 @@ use crate::shrinker::Shrinkers;
 use crate::topology::Topology;
 use crate::wait::Waiters;
 use crate::worker::Worker;
+use crate::writeback::Landings;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Device, inode and page size of an open file.
@@ -32,12 +34,18 @@ pub(crate) struct Shared {
     /// Names of live groups, each with its parent's id.
     names: Mutex<HashMap<u32, (u32, String)>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
-    /// Names of open files by the number of their mapping in page keys.
-    file_names: Mutex<HashMap<u32, Arc<str>>>,
+    /// A file is no longer open.
+    closed: Condvar,
+    /// What stands behind open files, by the number of their mapping in page keys.
+    backings: Mutex<HashMap<u32, Arc<Backing>>>,
+    pub(crate) landings: Landings,
     pub(crate) pins: Pins,
     pub(crate) memory_waits: MemoryWaits,
     nr_bytes_read: AtomicU64,
     nr_buffered_reads: AtomicU64,
+    nr_bytes_written: AtomicU64,
+    /// Dirty pages of files that were dropped and could not be written.
+    nr_pages_lost: AtomicU64,
     /// When the memory was built: core counts time from there.
     start: Instant,
     /// How long a block is free before its memory goes back to the OS.
@@ -83,11 +91,15 @@ impl Shared {
             waiters: Waiters::new(),
             names: Mutex::new(HashMap::from([(root, (0, "root".to_owned()))])),
             files: Mutex::default(),
-            file_names: Mutex::default(),
+            closed: Condvar::new(),
+            backings: Mutex::default(),
+            landings: Landings::default(),
             pins: Pins::default(),
             memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
+            nr_bytes_written: AtomicU64::new(0),
+            nr_pages_lost: AtomicU64::new(0),
             start: Instant::now(),
             release_after: timing.release_after,
             release: Release::new(isolated),
@@ -155,8 +167,23 @@ impl Shared {
         locked(&self.files)
     }
 
-    pub(crate) fn file_names(&self) -> MutexGuard<'_, HashMap<u32, Arc<str>>> {
-        locked(&self.file_names)
+    /// Waits until a file is no longer open.
+    pub(crate) fn wait_closed<'a>(
+        &self,
+        files: MutexGuard<'a, HashMap<FileKey, Weak<Open>>>,
+    ) -> MutexGuard<'a, HashMap<FileKey, Weak<Open>>> {
+        let files = self.closed.wait(files);
+        files.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a file that is no longer open.
+    pub(crate) fn forget_file(&self, key: FileKey) {
+        self.files().remove(&key);
+        self.closed.notify_all();
+    }
+
+    pub(crate) fn backings(&self) -> MutexGuard<'_, HashMap<u32, Arc<Backing>>> {
+        locked(&self.backings)
     }
 
     /// Pages charged to a group and those below it that are pinned, a page as often as it is, by
@@ -168,10 +195,10 @@ impl Shared {
             *by_mapping.entry(mapping).or_default() +=
                 u64::from(page.pins) * u64::from(page.nr_pages);
         }
-        let names = self.file_names();
+        let backings = self.backings();
         let name_of = |mapping: Option<u32>| {
-            let name = mapping.and_then(|mapping| names.get(&mapping));
-            name.map_or_else(|| "(closed)".to_owned(), |name| name.to_string())
+            let backing = mapping.and_then(|mapping| backings.get(&mapping));
+            backing.map_or_else(|| "(closed)".to_owned(), |open| open.name.to_string())
         };
         let named = by_mapping
             .into_iter()
@@ -205,6 +232,12 @@ impl Shared {
         self.waiters.wait_while(frame, is_same);
     }
 
+    /// [`Shared::wait`] until `deadline`; whether the version has changed.
+    pub(crate) fn wait_until(&self, frame: Frame, version: u32, deadline: Instant) -> bool {
+        let is_same = || self.core.frames().word(frame).version() == version;
+        self.waiters.wait_until(frame, deadline, is_same)
+    }
+
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
         match error {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
@@ -234,6 +267,27 @@ impl Shared {
         self.nr_buffered_reads.fetch_add(reads, Ordering::Relaxed);
     }
 
+    pub(crate) fn count_written(&self, bytes: u64) {
+        self.nr_bytes_written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bytes_written(&self) -> u64 {
+        self.nr_bytes_written.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_lost(&self, nr_pages: u64) {
+        self.nr_pages_lost.fetch_add(nr_pages, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pages_lost(&self) -> u64 {
+        self.nr_pages_lost.load(Ordering::Relaxed)
+    }
+
+    /// Seconds since the memory was built.
+    pub(crate) fn second(&self) -> u32 {
+        u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn bytes_read(&self) -> u64 {
         self.nr_bytes_read.load(Ordering::Relaxed)
     }
@@ -242,12 +296,16 @@ impl Shared {
         self.nr_buffered_reads.load(Ordering::Relaxed)
     }
 
-    /// Drops a mapping with its pages.
+    /// Drops a mapping with its pages, and waits for writes of them that are under way: whoever
+    /// opens the file anew reads what they wrote.
     pub(crate) fn close_mapping(&self, mapping: u32) {
         self.core
             .close_mapping(cpu::current(), mapping, &mut |effects| {
                 self.wake_all(effects)
             });
+        while self.core.has_mapping(mapping) {
+            self.landings.wait(Duration::from_millis(10));
+        }
         self.settle();
     }
 }

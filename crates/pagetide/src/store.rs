@@ -1,18 +1,19 @@
-//! Where pages come from: a file, or anything that reads at an offset.
+//! Where pages come from and go to: a file, or anything that reads and writes at an offset.
 
 use crate::Error;
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};
 use std::fs;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes that can be read at an offset.
+/// Bytes that can be read at an offset, and written where the store says so.
 ///
-/// Called from any thread, several at once, with no lock of pagetide held. A call must not use the
-/// same `Memory`.
+/// Called from any thread, several at once, with no lock of pagetide held. No two calls at a time
+/// write the same bytes. A call must not use the same `Memory`, except that writes may ask it for
+/// working memory: a few pages are kept for that.
 pub trait Store: Send + Sync {
     /// Reads into `buf` from `offset`; returns the bytes read, 0 at the end only.
     ///
@@ -26,6 +27,54 @@ pub trait Store: Send + Sync {
     /// What the store says.
     fn len(&self) -> io::Result<u64>;
 
+    /// Whether it can be written. Default: no.
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    /// Writes from `buf` at `offset`; returns the bytes written. What lies between its old end and
+    /// `offset` reads as zeros then. It may lose what it wrote until [`Store::sync`].
+    ///
+    /// # Errors
+    /// What the store says: the page stays dirty, and is written again later. Default: refuses.
+    fn write_at(&self, _buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Writes from several buffers, one after the other, at `offset`; returns the bytes written.
+    /// Default: writes from the first one that is not empty.
+    ///
+    /// # Errors
+    /// As [`Store::write_at`].
+    fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        let first = bufs.iter().find(|buf| !buf.is_empty());
+        first.map_or(Ok(0), |buf| self.write_at(buf, offset))
+    }
+
+    /// Makes durable what was written before, its length included.
+    ///
+    /// # Errors
+    /// What the store says: it may have lost any of it, so that the file takes no more writes and
+    /// no `sync` of it succeeds before it is opened anew. Default: refuses.
+    fn sync(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Makes it this long: what is beyond is lost, what is new reads as zeros.
+    ///
+    /// # Errors
+    /// What the store says. Default: refuses.
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether a write that failed may have lost bytes of earlier ones, because somebody below
+    /// keeps them: then the file takes no more writes, as after a failed [`Store::sync`]. Default:
+    /// no.
+    fn has_lost_writes(&self) -> bool {
+        false
+    }
+
     /// Whether there is no byte.
     ///
     /// # Errors
@@ -35,8 +84,11 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// A file of the system: read with `O_DIRECT` where the file system takes it, else through the
-/// kernel's page cache, whose copy is dropped at once.
+/// A file of the system: read and written with `O_DIRECT` where the file system takes it, else
+/// through the kernel's page cache, whose copy of what was read is dropped at once.
+///
+/// The last bytes of a file that fill no unit of the device are written through the kernel, too: a
+/// whole unit would make the file longer.
 #[derive(Debug)]
 pub(crate) struct DirectFile {
     buffered: fs::File,
@@ -44,6 +96,9 @@ pub(crate) struct DirectFile {
     /// Device and inode.
     pub(crate) identity: (u64, u64),
     nr_buffered_reads: AtomicU64,
+    is_writable: bool,
+    /// A write through the kernel's page cache failed.
+    has_lost_writes: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -63,22 +118,25 @@ impl DirectFile {
             path: path.to_owned(),
             source,
         };
-        DirectFile::new(fs::File::open(path).map_err(failed)?).map_err(failed)
+        DirectFile::new(fs::File::open(path).map_err(failed)?, false).map_err(failed)
     }
 
-    /// Reads through a file that is open already, perhaps without a name any more.
-    pub(crate) fn new(file: fs::File) -> io::Result<DirectFile> {
+    /// Reads, and writes if that is so, through a file that is open already for it, perhaps
+    /// without a name any more.
+    pub(crate) fn new(file: fs::File, is_writable: bool) -> io::Result<DirectFile> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
-        let direct = Direct::of(&file);
+        let direct = Direct::of(&file, is_writable);
         let identity = (metadata.dev(), metadata.ino());
         Ok(DirectFile {
             buffered: file,
             direct,
             identity,
             nr_buffered_reads: AtomicU64::new(0),
+            is_writable,
+            has_lost_writes: AtomicBool::new(false),
         })
     }
 
@@ -95,6 +153,33 @@ impl DirectFile {
         }
     }
 
+    /// Writes as many bytes as go to the device directly, if any do.
+    fn write_direct(&self, bufs: &[IoSlice<'_>], offset: u64) -> Option<io::Result<usize>> {
+        let direct = self.direct.as_ref()?;
+        let align = direct.align;
+        if !offset.is_multiple_of(align as u64) {
+            return None;
+        }
+        let is_whole = |buf: &&IoSlice<'_>| (buf.as_ptr().addr() | buf.len()).is_multiple_of(align);
+        let nr_whole = bufs.iter().take_while(is_whole).count();
+        let done = match (nr_whole, bufs.first()?) {
+            (0, first) => {
+                // The units before the end of the file's last page.
+                let units = &first[..first.len() / align * align];
+                let is_aligned = units.as_ptr().addr().is_multiple_of(align);
+                if units.is_empty() || !is_aligned {
+                    return None;
+                }
+                direct.file.write_at(units, offset)
+            }
+            _ => rustix::io::pwritev(&direct.file, &bufs[..nr_whole], offset).map_err(Into::into),
+        };
+        match done {
+            Err(refused) if refused.kind() == io::ErrorKind::InvalidInput => None,
+            done => Some(done),
+        }
+    }
+
     /// Reads that went through the kernel's page cache.
     pub(crate) fn nr_buffered_reads(&self) -> u64 {
         self.nr_buffered_reads.load(Ordering::Relaxed)
@@ -103,7 +188,7 @@ impl DirectFile {
 
 impl Direct {
     /// Opens the same file once more with `O_DIRECT`, by way of its descriptor.
-    fn of(file: &fs::File) -> Option<Direct> {
+    fn of(file: &fs::File, is_writable: bool) -> Option<Direct> {
         use std::os::fd::AsRawFd;
         let flags = StatxFlags::DIOALIGN;
         let statx = rustix::fs::statx(file.as_fd(), "", AtFlags::EMPTY_PATH, flags).ok()?;
@@ -118,6 +203,7 @@ impl Direct {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = fs::OpenOptions::new()
             .read(true)
+            .write(is_writable)
             .custom_flags(custom)
             .open(path)
             .ok()?;
@@ -140,5 +226,48 @@ impl Store for DirectFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.buffered.metadata()?.len())
+    }
+
+    fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.write_vectored_at(&[IoSlice::new(buf)], offset)
+    }
+
+    fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        if let Some(done) = self.write_direct(bufs, offset) {
+            return done;
+        }
+        let written = rustix::io::pwritev(&self.buffered, bufs, offset);
+        written.map_err(|error| {
+            let error = io::Error::from(error);
+            // No room: these bytes were not taken, and no others are lost. Of other errors nobody
+            // knows that.
+            let is_full = matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull
+                    | io::ErrorKind::QuotaExceeded
+                    | io::ErrorKind::FileTooLarge
+                    | io::ErrorKind::Interrupted
+            );
+            if !is_full {
+                self.has_lost_writes.store(true, Ordering::Relaxed);
+            }
+            error
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.buffered)?)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.buffered.set_len(len)
+    }
+
+    fn has_lost_writes(&self) -> bool {
+        self.has_lost_writes.load(Ordering::Relaxed)
     }
 }

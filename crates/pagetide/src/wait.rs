@@ -2,6 +2,7 @@
 
 use pagetide_core::units::Frame;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 const NR_BUCKETS: usize = 64;
 
@@ -32,6 +33,25 @@ impl Waiters {
         while has_to_wait() {
             guard = wakes.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// [`Waiters::wait_while`] until `deadline`; whether it has not to wait any more.
+    pub(crate) fn wait_until(
+        &self,
+        frame: Frame,
+        deadline: Instant,
+        has_to_wait: impl Fn() -> bool,
+    ) -> bool {
+        let (mut guard, wakes) = self.bucket(frame);
+        while has_to_wait() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = wakes.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Wakes all who wait for this frame.

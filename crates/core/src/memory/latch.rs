@@ -62,6 +62,18 @@ impl Memory {
         is_busy && word.state() == State::Live && word.version() == version
     }
 
+    /// Whether the page in a frame is being written.
+    #[must_use]
+    pub fn is_in_writeback(&self, frame: Frame) -> bool {
+        self.frames.word(frame).has(flag::WRITEBACK)
+    }
+
+    /// Whether somebody changes the bytes of the page in a frame.
+    #[must_use]
+    pub fn is_latched(&self, frame: Frame) -> bool {
+        self.frames.word(frame).has(flag::LATCH)
+    }
+
     /// Marks a page dirty whose bytes did not come from its file: it is dirty from the moment that
     /// it can be seen. Whoever runs the read calls this before [`Memory::complete`], which then
     /// gets no error.

@@ -152,7 +152,7 @@ impl Memory {
     /// below it: the way of those who know which pages are dirty, not where they are.
     #[must_use]
     pub fn begin_page_write(&self, key: PageKey, subtree: Option<u32>) -> PageWrite {
-        while let Some(frame) = self.index.find(&self.frames, key) {
+        while let Some(frame) = self.resident(key) {
             let seen = self.frames.word(frame);
             if self.frames.key(frame) != Some(key) {
                 continue;
@@ -163,8 +163,10 @@ impl Memory {
                 State::Reading if seen.has(flag::DIRTY) => {
                     return PageWrite::Wait { frame, version };
                 }
+                State::Reading => return PageWrite::Clean,
                 State::Live => {}
-                _ => return PageWrite::Clean,
+                // It has just left: look again.
+                _ => continue,
             }
             let is_in = |group| self.groups.is_in(self.frames.group(frame), group);
             if seen.has(flag::WRITEBACK) {
@@ -193,14 +195,24 @@ impl Memory {
     /// Whether a page need not be written, now or when whoever changes it has ended.
     #[must_use]
     pub fn is_clean(&self, key: PageKey) -> bool {
-        while let Some(frame) = self.index.find(&self.frames, key) {
+        while let Some(frame) = self.resident(key) {
             let word = self.frames.word(frame);
-            if self.frames.key(frame) == Some(key) {
-                let is_there = matches!(word.state(), State::Live | State::Reading);
-                return !is_there || !(word.is_unwritten() || word.has(flag::LATCH));
+            let is_there = matches!(word.state(), State::Live | State::Reading);
+            if is_there && self.frames.key(frame) == Some(key) {
+                return !(word.is_unwritten() || word.has(flag::LATCH));
             }
         }
         true
+    }
+
+    /// The frame that holds a page, or in which it is being read. A frame on its way out may still
+    /// have an entry of its page before the one of the new frame: only the lock tells them apart.
+    fn resident(&self, key: PageKey) -> Option<Frame> {
+        let frame = self.index.find(&self.frames, key)?;
+        match self.frames.word(frame).state() {
+            State::Live | State::Reading => Some(frame),
+            _ => self.index.lock(key).find(&self.frames),
+        }
     }
 
     /// Begins the write of the page that a frame held when its word was `seen`, and now, if it is
@@ -255,6 +267,12 @@ impl Memory {
     pub fn write_errors(&self, mapping: u32) -> WriteErrors {
         let mapping = self.mappings.get(mapping);
         mapping.map_or(WriteErrors::default(), |mapping| mapping.errors())
+    }
+
+    /// Whether a mapping is open, or a write of its pages under way.
+    #[must_use]
+    pub fn has_mapping(&self, mapping: u32) -> bool {
+        self.mappings.get(mapping).is_some()
     }
 
     /// A round of [`Memory::reclaim`] for a caller that may wait for writes: where dirty pages are

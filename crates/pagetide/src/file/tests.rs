@@ -1,7 +1,7 @@
 //! Who stalls on a page of the working set.
 
 use super::*;
-use crate::{ByteSize, Memory};
+use crate::{ByteSize, Memory, Order, Store};
 use std::sync::{Barrier, OnceLock};
 
 /// A store whose reads begin and end with the test's.
@@ -118,7 +118,7 @@ fn who_reads_a_page_of_the_working_set_stalls() {
         if is_workingset {
             mark(&file, io.frame());
         }
-        file.read(io);
+        file.read(io, &Fill::from_store());
         assert_eq!(during.get(), Some(&u32::from(is_workingset)));
         assert_eq!(nr_stalled(&file.group), 0);
         op.abandon(&shared.core, cpu::current(), &mut effects);

@@ -5,6 +5,8 @@
 mod budget;
 mod child;
 mod data;
+mod disk;
+mod durability;
 mod files;
 mod global;
 mod isolated;
@@ -20,3 +22,4 @@ mod reclaim;
 mod reserve;
 mod sizing;
 mod waits;
+mod writes;

@@ -1,0 +1,296 @@
+//! What stands behind the pages of a file: its store, its length, and which of its pages are dirty.
+//!
+//! Kept apart from the handles, so that whoever writes pages back has it for as long as a write of
+//! the file is under way.
+
+use crate::shared::{Shared, locked};
+use crate::store::{DirectFile, Store};
+use crate::{Error, page};
+use pagetide_core::memory::Io;
+use pagetide_core::page_cache::Mappings;
+use pagetide_core::units::{Order, PageKey};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+/// The code of an I/O that ended before the page did. Others are error numbers of the system.
+pub(crate) const SHORT: u32 = u32::MAX;
+/// The code of an I/O whose store panicked or told no error number.
+pub(crate) const NO_NUMBER: u32 = u32::MAX - 1;
+/// No error.
+const NONE: u32 = 0;
+
+/// Where a file's bytes are.
+pub(crate) enum Source {
+    File {
+        reader: DirectFile,
+        /// Opened for writing: with the first handle that may.
+        writer: OnceLock<DirectFile>,
+    },
+    Store(Box<dyn Store>),
+}
+
+impl Source {
+    /// Whether some handle may write.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.written().is_writable()
+    }
+
+    /// For reading.
+    pub(crate) fn store(&self) -> &dyn Store {
+        match self {
+            Source::File { reader, .. } => reader,
+            Source::Store(store) => store.as_ref(),
+        }
+    }
+
+    /// For writing; the store says itself where it cannot.
+    pub(crate) fn written(&self) -> &dyn Store {
+        match self {
+            Source::File { reader, writer } => writer.get().unwrap_or(reader),
+            Source::Store(store) => store.as_ref(),
+        }
+    }
+}
+
+/// An open file, apart from its handles.
+pub(crate) struct Backing {
+    pub(crate) mapping: u32,
+    pub(crate) order: Order,
+    pub(crate) name: Arc<str>,
+    pub(crate) source: Source,
+    len: AtomicU64,
+    /// Bytes that the store has: pages beyond read as zeros, wherever the file ends.
+    stored: AtomicU64,
+    /// Pages that may be dirty, and the second since which they are: every dirty page, those that
+    /// somebody is just making dirty, and some that were written since. Of the program's heap, at
+    /// most 40 bytes each.
+    dirty: Mutex<BTreeMap<u64, u32>>,
+    /// Why the file takes no more writes, or 0.
+    poison: AtomicU32,
+    /// The last write of its pages failed.
+    pub(crate) is_failing: AtomicBool,
+    /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
+    syncing: Mutex<()>,
+    /// The folder of a file that was created, until its entry is durable.
+    new_in: Mutex<Option<fs::File>>,
+    /// Held shared by those who write bytes, alone by those who change the length otherwise.
+    pub(crate) resize: RwLock<()>,
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backing")
+            .field("name", &self.name)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Backing {
+    pub(crate) fn new(
+        mapping: u32,
+        order: Order,
+        name: Arc<str>,
+        source: Source,
+        len: u64,
+    ) -> Backing {
+        Backing {
+            mapping,
+            order,
+            name,
+            source,
+            len: AtomicU64::new(len),
+            stored: AtomicU64::new(len),
+            dirty: Mutex::default(),
+            poison: AtomicU32::new(NONE),
+            is_failing: AtomicBool::new(false),
+            syncing: Mutex::default(),
+            new_in: Mutex::default(),
+            resize: RwLock::default(),
+        }
+    }
+
+    /// The number of the mapping in the keys of its pages.
+    pub(crate) fn number(&self) -> u32 {
+        number_of(self.mapping)
+    }
+
+    pub(crate) fn key(&self, page: u64) -> Option<PageKey> {
+        Mappings::key(self.mapping, page)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        // Acquire pairs with the Release in `grow`: whoever sees the length finds the bytes.
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Makes the file at least this long.
+    pub(crate) fn grow(&self, len: u64) {
+        self.len.fetch_max(len, Ordering::AcqRel);
+    }
+
+    /// Bytes of a page that lie before `len`.
+    #[inline]
+    pub(crate) fn bytes_of(&self, page: u64, len: u64) -> usize {
+        let bytes = self.order.bytes();
+        let start = page.saturating_mul(bytes as u64);
+        usize::try_from(len.saturating_sub(start)).map_or(bytes, |left| left.min(bytes))
+    }
+
+    /// Bytes of a page that the store has.
+    pub(crate) fn stored_of(&self, page: u64) -> usize {
+        let stored = self.stored.load(Ordering::Acquire);
+        self.bytes_of(page, stored.min(self.len()))
+    }
+
+    /// The store has bytes up to there now.
+    pub(crate) fn has_stored(&self, end: u64) {
+        self.stored.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// Fills a page from the store, or from where it was before; what lies beyond is zeroed.
+    /// Returns the bytes read.
+    pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
+        if io.source().is_some() {
+            page::copy(&shared.arena, io);
+            return Ok(0);
+        }
+        let page = io.key().page();
+        let start = page * self.order.bytes() as u64;
+        let wanted = self.stored_of(page);
+        let may_show_old_bytes = !io.was_ours() && matches!(self.source, Source::Store(_));
+        let buf = page::target(&shared.arena, io);
+        if may_show_old_bytes {
+            // A store is foreign code: it gets no bytes of another group, and cannot pass them on
+            // by saying that it read more than it did. The kernel does neither.
+            buf.fill(0);
+        }
+        let mut filled = 0;
+        while filled < wanted {
+            let store = self.source.store();
+            match store.read_at(&mut buf[filled..], start + filled as u64) {
+                // Somebody may have cut the file meanwhile.
+                Ok(0) if self.stored_of(page) <= filled => break,
+                Ok(0) => return Err(SHORT),
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(code_of(&error)),
+            }
+        }
+        let filled = filled.min(wanted);
+        buf[filled..].fill(0);
+        Ok(filled)
+    }
+
+    /// Notes a page that its caller is making dirty: before anybody else can see its bytes.
+    pub(crate) fn note_dirty(&self, page: u64, second: u32) {
+        locked(&self.dirty).entry(page).or_insert(second);
+    }
+
+    /// Forgets a page that was written, if nobody made it dirty again.
+    pub(crate) fn settle(&self, shared: &Shared, page: u64) {
+        let mut dirty = locked(&self.dirty);
+        // Under the lock: whoever makes it dirty notes it while core says that it is not clean.
+        if self.key(page).is_none_or(|key| shared.core.is_clean(key)) {
+            dirty.remove(&page);
+        }
+    }
+
+    /// The first page in `pages` that may be dirty, since `before` at the latest.
+    pub(crate) fn next_dirty(&self, pages: RangeInclusive<u64>, before: u32) -> Option<u64> {
+        let dirty = locked(&self.dirty);
+        let mut pages = dirty.range(pages);
+        pages.find_map(|(&page, &since)| (since <= before).then_some(page))
+    }
+
+    /// The last page that may be dirty.
+    pub(crate) fn last_dirty(&self) -> Option<u64> {
+        locked(&self.dirty).last_key_value().map(|(&page, _)| page)
+    }
+
+    /// Pages that may be dirty.
+    pub(crate) fn nr_dirty(&self) -> u64 {
+        locked(&self.dirty).len() as u64
+    }
+
+    /// Lets no more writes in: the store may have lost some that it took.
+    pub(crate) fn poison(&self, code: u32) {
+        let first = self
+            .poison
+            .compare_exchange(NONE, code, Ordering::AcqRel, Ordering::Relaxed);
+        let _earlier = first.is_err();
+    }
+
+    /// # Errors
+    /// [`Error::WritebackFailed`] where the file was poisoned.
+    pub(crate) fn check_poison(&self) -> Result<(), Error> {
+        match self.poison.load(Ordering::Acquire) {
+            NONE => Ok(()),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    /// Makes durable what the store has.
+    ///
+    /// # Errors
+    /// [`Error::WritebackFailed`]: the file is poisoned then.
+    pub(crate) fn make_durable(&self) -> Result<(), Error> {
+        let _one_at_a_time = locked(&self.syncing);
+        self.check_poison()?;
+        if let Err(error) = self.source.written().sync() {
+            self.poison(code_of(&error));
+        }
+        self.check_poison()?;
+        let mut new_in = locked(&self.new_in);
+        if let Some(folder) = new_in.as_ref() {
+            rustix::fs::fsync(folder).map_err(|error| self.failed(code_of(&error.into())))?;
+            *new_in = None;
+        }
+        Ok(())
+    }
+
+    /// The file was created in `folder`: its entry has to be made durable, too.
+    pub(crate) fn is_new_in(&self, folder: fs::File) {
+        *locked(&self.new_in) = Some(folder);
+    }
+
+    /// The error of a write that failed with a code.
+    pub(crate) fn failed(&self, code: u32) -> Error {
+        Error::WritebackFailed {
+            file: self.name.to_string(),
+            dirty_pages: self.nr_dirty(),
+            source: error_of(code),
+        }
+    }
+}
+
+/// The number of a mapping in the keys of its pages.
+pub(crate) fn number_of(mapping: u32) -> u32 {
+    mapping & PageKey::MAX_MAPPING
+}
+
+/// What core keeps of an error.
+pub(crate) fn code_of(error: &io::Error) -> u32 {
+    let number = error.raw_os_error().and_then(|n| u32::try_from(n).ok());
+    let number = number.filter(|&number| number != NONE);
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero => SHORT,
+        _ => number.unwrap_or(NO_NUMBER),
+    }
+}
+
+/// The error of a write with this code.
+pub(crate) fn error_of(code: u32) -> io::Error {
+    match code {
+        SHORT => io::Error::new(io::ErrorKind::WriteZero, "the store took no more bytes"),
+        NO_NUMBER => io::Error::other("the store failed"),
+        number => io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(0)),
+    }
+}

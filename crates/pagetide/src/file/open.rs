@@ -1,0 +1,172 @@
+//! Files that are open: shared by all handles, written back when the last one goes.
+
+use super::File;
+use crate::Error;
+use crate::backing::{Backing, Source, number_of};
+use crate::group::Group;
+use crate::home::Home;
+use crate::policy::Order;
+use crate::shared::FileKey;
+use crate::store::{DirectFile, Store};
+use crate::writeback::Which;
+use std::fmt;
+use std::io;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// An open file: one mapping of core.
+pub(crate) struct Open {
+    pub(super) shared: Arc<Home>,
+    pub(super) mapping: u32,
+    pub(super) order: pagetide_core::units::Order,
+    pub(super) backing: Arc<Backing>,
+    /// How a file of the system is found by those who open it again.
+    key: Option<FileKey>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let (shared, backing) = (&self.shared, &*self.backing);
+        // What cannot be written is lost: `File::close` says so before.
+        let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
+        shared.count_lost(backing.nr_dirty());
+        if let Source::File { reader, .. } = &backing.source {
+            shared.count_buffered(reader.nr_buffered_reads());
+        }
+        shared.close_mapping(self.mapping);
+        let mut backings = shared.backings();
+        // The number may be another file's already.
+        let is_ours = |other: &Arc<Backing>| Arc::ptr_eq(other, &self.backing);
+        if backings.get(&backing.number()).is_some_and(is_ours) {
+            backings.remove(&backing.number());
+        }
+        drop(backings);
+        if let Some(key) = self.key {
+            shared.forget_file(key);
+        }
+    }
+}
+
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.backing.fmt(f)
+    }
+}
+
+impl Open {
+    fn new(
+        shared: &Arc<Home>,
+        source: Source,
+        name: String,
+        order: Order,
+        key: Option<FileKey>,
+    ) -> Result<Open, Error> {
+        let failed = |source| Error::Open {
+            path: name.clone().into(),
+            source,
+        };
+        let len = source.store().len().map_err(failed)?;
+        let order = order.to_core();
+        let mapping = shared.core.open_mapping(shared.here(), order);
+        let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
+        let backing = Backing::new(mapping, order, name.into(), source, len);
+        let backing = Arc::new(backing);
+        let mut backings = shared.backings();
+        backings.insert(number_of(mapping), Arc::clone(&backing));
+        drop(backings);
+        Ok(Open {
+            shared: Arc::clone(shared),
+            mapping,
+            order,
+            backing,
+            key,
+        })
+    }
+}
+
+impl Clone for File {
+    fn clone(&self) -> File {
+        self.for_group(&self.group)
+    }
+}
+
+impl File {
+    fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
+        let errors = open.shared.core.write_errors(open.mapping);
+        File {
+            open,
+            group: group.clone(),
+            may_write,
+            seen_errors: AtomicU32::new(errors.nr_errors),
+        }
+    }
+
+    /// The file was created in `folder`.
+    pub(crate) fn is_new_in(&self, folder: std::fs::File) {
+        self.open.backing.is_new_in(folder);
+    }
+
+    /// The same file for another group: what this handle brings in is charged to it.
+    #[must_use]
+    pub fn for_group(&self, group: &Group) -> File {
+        File::of(Arc::clone(&self.open), group, self.may_write)
+    }
+
+    /// Opens a file of the system, or shares the pages of those who have it open.
+    pub(crate) fn open_direct(
+        shared: &Arc<Home>,
+        file: DirectFile,
+        name: String,
+        order: Order,
+        group: &Group,
+    ) -> Result<File, Error> {
+        let (device, inode) = file.identity;
+        let may_write = file.is_writable();
+        let key = (device, inode, order.to_core().get());
+        let mut files = shared.files();
+        loop {
+            let others = files.iter().filter(|((dev, ino, other), _)| {
+                (*dev, *ino) == (device, inode) && *other != key.2
+            });
+            let writes = |open: &Arc<Open>| may_write || open.backing.source.is_writable();
+            if others
+                .filter_map(|(_, open)| open.upgrade())
+                .any(|open| writes(&open))
+            {
+                let source = io::Error::other("it is open with pages of another size");
+                let path = name.into();
+                return Err(Error::Open { path, source });
+            }
+            match files.get(&key).map(Weak::upgrade) {
+                Some(Some(open)) => {
+                    if let (Source::File { writer, .. }, true) = (&open.backing.source, may_write) {
+                        let _another = writer.set(file);
+                    }
+                    return Ok(File::of(open, group, may_write));
+                }
+                // Its last handle is just writing it back.
+                Some(None) => files = shared.wait_closed(files),
+                None => break,
+            }
+        }
+        let source = Source::File {
+            reader: file,
+            writer: OnceLock::new(),
+        };
+        let open = Arc::new(Open::new(shared, source, name, order, Some(key))?);
+        files.insert(key, Arc::downgrade(&open));
+        Ok(File::of(open, group, may_write))
+    }
+
+    pub(crate) fn open_store(
+        shared: &Arc<Home>,
+        store: Box<dyn Store>,
+        name: String,
+        order: Order,
+        group: &Group,
+    ) -> Result<File, Error> {
+        let may_write = store.is_writable();
+        let open = Arc::new(Open::new(shared, Source::Store(store), name, order, None)?);
+        Ok(File::of(open, group, may_write))
+    }
+}

@@ -1,0 +1,338 @@
+//! Writes to cached pages, and their way to the store.
+
+use super::{File, Fill};
+use crate::backing::Backing;
+use crate::page::{self, Latch};
+use crate::writeback::Which;
+use crate::{Error, cpu};
+use pagetide_core::group::Gauge;
+use pagetide_core::memory::{Effects, Io, PageIn};
+use pagetide_core::page_cache::{Access, Latched};
+use pagetide_core::units::{Frame, PageKey};
+use std::fmt;
+use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a writer waits for the pins on a page to drop.
+const PIN_PATIENCE: Duration = Duration::from_secs(1);
+/// Of 100 pages that a group may have, how many may be dirty before its writers write some back.
+/// Source: the kernel's `vm.dirty_ratio`.
+const DIRTY_PERCENT: u64 = 20;
+/// Pages that a writer writes back at a time.
+const BATCH: u64 = 64;
+
+/// A file that could not be written back when it was closed, and why.
+#[derive(Debug)]
+pub struct CloseError {
+    file: File,
+    source: Box<Error>,
+}
+
+impl CloseError {
+    /// The file, which is open still and has lost nothing.
+    #[must_use]
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
+    /// Why it could not be written back.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.source
+    }
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot close {}", self.file.open.backing.name)
+    }
+}
+
+impl std::error::Error for CloseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Bytes for one page.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    page: u64,
+    /// Where they begin in the page.
+    skip: usize,
+    bytes: &'a [u8],
+}
+
+impl Part<'_> {
+    /// Whether nothing of the first `nr_bytes` bytes of the page is left by them.
+    fn covers(&self, nr_bytes: usize) -> bool {
+        nr_bytes == 0 || self.skip == 0 && self.bytes.len() >= nr_bytes
+    }
+
+    fn copy_to(&self, page: &mut [u8]) {
+        page[self.skip..][..self.bytes.len()].copy_from_slice(self.bytes);
+    }
+
+    /// Where they end in the file.
+    fn end(&self, backing: &Backing) -> u64 {
+        let start = self.page * backing.order.bytes() as u64;
+        start + (self.skip + self.bytes.len()) as u64
+    }
+}
+
+impl File {
+    /// Writes `buf` at `offset` to the cached pages and makes the file longer where it ends beyond;
+    /// returns the length of `buf`. What lay between the old end and `offset` reads as zeros.
+    ///
+    /// All handles of the file read the new bytes from now on. They reach the store in the
+    /// background, when memory is needed, and by [`File::flush_range`] and [`File::sync`]; only
+    /// these last make them durable. A page that is not cached is read first, unless all that the
+    /// file has of it is overwritten. Waits up to a second for pins on a page to drop, and for
+    /// writes of it to end; where much of the group is dirty, writes some of it back.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where dirty pages of this file cannot be
+    /// written; [`Error::PageBusy`] where a page stays pinned, also by the caller;
+    /// [`Error::PastEnd`] beyond the last page that can be numbered; as [`File::read_at`]. Pages
+    /// before the one that failed have the new bytes.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
+        self.check_writable()?;
+        let backing = &*self.open.backing;
+        let resize = backing.resize.read();
+        let _resize = resize.unwrap_or_else(PoisonError::into_inner);
+        let page_bytes = self.open.order.bytes() as u64;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.saturating_add(done as u64);
+            let skip = usize::try_from(at % page_bytes).expect("below the page size");
+            let room = self.open.order.bytes() - skip;
+            let part = Part {
+                page: at / page_bytes,
+                skip,
+                bytes: &buf[done..][..room.min(buf.len() - done)],
+            };
+            self.write_part(part)?;
+            done += part.bytes.len();
+        }
+        Ok(done)
+    }
+
+    fn check_writable(&self) -> Result<(), Error> {
+        let backing = &*self.open.backing;
+        if !self.may_write {
+            let file = backing.name.to_string();
+            return Err(Error::ReadOnly { file });
+        }
+        backing.check_poison()?;
+        if backing.is_failing.load(Ordering::Relaxed) {
+            // Whoever writes on gives the store another chance; the others' files are not asked.
+            let some = Which {
+                nr_pages: BATCH,
+                ..Which::ALL
+            };
+            self.open.shared.write_dirty(backing, 0..=u64::MAX, some)?;
+        }
+        Ok(())
+    }
+
+    fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let key = backing.key(part.page);
+        // A page at the end of what can be numbered would have its end beyond.
+        let end = part.page.checked_add(1);
+        let end = end.and_then(|end| end.checked_mul(backing.order.bytes() as u64));
+        let key = key.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64));
+        let key = key.ok_or_else(|| self.past_end(part.page))?;
+        let mut deadline = None;
+        let was_dirty = loop {
+            let mut effects = Effects::new();
+            let latched = shared.core.latch(cpu::current(), key, &mut effects);
+            shared.wake_all(&mut effects);
+            match latched {
+                Latched::Held(frame) => {
+                    let mut latch = Latch::new(shared, frame, self.open.order);
+                    let was_dirty = latch.was_dirty();
+                    let (bytes, is_dirty) = latch.bytes_mut();
+                    part.copy_to(bytes);
+                    *is_dirty = true;
+                    backing.grow(part.end(backing));
+                    if !was_dirty {
+                        backing.note_dirty(part.page, shared.second());
+                    }
+                    break was_dirty;
+                }
+                Latched::Busy { frame, version } => {
+                    self.await_pins((frame, version), part.page, &mut deadline)?;
+                }
+                Latched::Miss => {
+                    if self.bring_in_changed(key, part)? {
+                        break false;
+                    }
+                }
+            }
+        };
+        if !was_dirty {
+            self.balance();
+        }
+        Ok(())
+    }
+
+    /// Brings a page in and changes it on the way; false where others brought it in meanwhile.
+    #[cold]
+    fn bring_in_changed(&self, key: PageKey, part: Part<'_>) -> Result<bool, Error> {
+        let fill = Fill::changed(part);
+        let make = |key| PageIn::new(key, self.group.id(), Access::Copy);
+        self.bring_in(&self.group, key.page(), make, &fill)?;
+        Ok(fill.is_done())
+    }
+
+    /// Reads what is left of a page, changes it, and marks it dirty: it is seen only then.
+    pub(super) fn fill_changed(&self, io: &mut Io, part: Part<'_>) -> Result<(), u32> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        if part.covers(backing.stored_of(part.page)) {
+            let bytes = page::target(&shared.arena, io);
+            bytes[..part.skip].fill(0);
+            bytes[part.skip + part.bytes.len()..].fill(0);
+        } else {
+            let nr_read = backing.fill(shared, io)?;
+            shared.count_read(nr_read as u64);
+        }
+        part.copy_to(page::target(&shared.arena, io));
+        backing.grow(part.end(backing));
+        shared.core.set_dirty_early(io);
+        backing.note_dirty(part.page, shared.second());
+        Ok(())
+    }
+
+    /// Waits until nobody else holds a page, or as long as a writer may.
+    #[cold]
+    fn await_pins(
+        &self,
+        (frame, version): (Frame, u32),
+        page: u64,
+        deadline: &mut Option<Instant>,
+    ) -> Result<(), Error> {
+        let shared = &self.open.shared;
+        let core = &shared.core;
+        if core.is_in_writeback(frame) {
+            // It ends by itself.
+            let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
+            shared.waiters.wait_while(frame, is_held);
+            return Ok(());
+        }
+        let deadline = *deadline.get_or_insert_with(|| Instant::now() + PIN_PATIENCE);
+        let is_held = || core.is_held(frame, version);
+        if shared.waiters.wait_until(frame, deadline, is_held) {
+            return Ok(());
+        }
+        let mut effects = Effects::new();
+        core.withdraw(frame, &mut effects);
+        shared.wake_all(&mut effects);
+        let file = self.open.backing.name.to_string();
+        Err(Error::PageBusy { file, page })
+    }
+
+    /// Writes some of this file back where much of the group is dirty, so that its writers are as
+    /// fast as the store and no faster.
+    fn balance(&self) {
+        let shared = &self.open.shared;
+        let groups = shared.core.groups();
+        let id = self.group.id();
+        let max = groups.path(id).map(|(_, group)| group.max()).min();
+        let allowed = max.unwrap_or(0).saturating_mul(DIRTY_PERCENT) / 100;
+        let is_over = || {
+            groups.get(id).is_some_and(|group| {
+                group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback) > allowed
+            })
+        };
+        if !is_over() {
+            return;
+        }
+        let some = Which {
+            nr_pages: BATCH,
+            waits: false,
+            ..Which::ALL
+        };
+        // Where it fails, the next write of this file says so; where this file has no dirty pages,
+        // others do, whose writers are slowed down instead.
+        let _failed = shared.write_dirty(&self.open.backing, 0..=u64::MAX, some);
+    }
+
+    /// The pages that a range of bytes lies in.
+    fn pages_of(&self, range: impl RangeBounds<u64>) -> Option<RangeInclusive<u64>> {
+        let page_bytes = self.open.order.bytes() as u64;
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.checked_add(1)?,
+            Bound::Unbounded => 0,
+        };
+        let last = match range.end_bound() {
+            Bound::Included(&last) => last,
+            Bound::Excluded(&end) => end.checked_sub(1)?,
+            Bound::Unbounded => u64::MAX,
+        };
+        (start <= last).then(|| start / page_bytes..=last / page_bytes)
+    }
+
+    /// Writes the dirty pages of a range of bytes to the store, without making them durable.
+    ///
+    /// # Errors
+    /// [`Error::WritebackFailed`]: what was not written is dirty still; [`Error::PageBusy`] where
+    /// somebody changes a page for more than a second.
+    pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        backing.check_poison()?;
+        if let Some(pages) = self.pages_of(range) {
+            shared.write_dirty(backing, pages, Which::ALL)?;
+        }
+        backing.check_poison()
+    }
+
+    /// Makes durable whatever was written to the file before: through any handle of it.
+    ///
+    /// # Errors
+    /// [`Error::WritebackFailed`] where a page could not be written: it is dirty still, and the
+    /// next call tries again; where one could not be in the background, though it has been since:
+    /// once for each handle; where the store failed to make it durable: for ever, until all
+    /// handles are closed and the file is opened anew. [`Error::PageBusy`] as
+    /// [`File::flush_range`].
+    pub fn sync(&self) -> Result<(), Error> {
+        self.sync_range(..)
+    }
+
+    /// [`File::sync`] for a range of bytes. What else was written may become durable, too.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        let flushed = self.flush_range(range);
+        // Known now, whatever it was.
+        let errors = self.open.shared.core.write_errors(self.open.mapping);
+        let seen = self.seen_errors.swap(errors.nr_errors, Ordering::Relaxed);
+        flushed?;
+        if self.open.backing.source.is_writable() {
+            self.open.backing.make_durable()?;
+        }
+        if seen != errors.nr_errors {
+            return Err(self.open.backing.failed(errors.code));
+        }
+        Ok(())
+    }
+
+    /// Writes the file back, without making it durable, and closes this handle.
+    ///
+    /// A handle that is dropped does the same where it is the last one; what it cannot write is
+    /// lost then, and counted in [`Stats::pages_lost`](crate::Stats::pages_lost).
+    ///
+    /// # Errors
+    /// [`CloseError`], with the file.
+    pub fn close(self) -> Result<(), CloseError> {
+        let flushed = self.flush_range(..);
+        flushed.map_err(|source| CloseError {
+            file: self,
+            source: Box::new(source),
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! How a file is opened, in the words of `std::fs::OpenOptions`.
+
+use crate::store::DirectFile;
+use crate::{Error, File, Group, Memory, Order};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// How a file is opened: for reading, and as said here. As `std::fs::OpenOptions`, with the size of
+/// its pages.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("log");
+/// use pagetide::{ByteSize, Memory, OpenOptions};
+///
+/// let memory = Memory::builder().budget(ByteSize::mib(16)).build()?;
+/// let log = OpenOptions::new().write(true).create(true).open(&memory, &path, &memory.root())?;
+/// log.write_at(b"hello", 0)?;
+/// log.sync()?;
+/// assert_eq!(std::fs::read(&path)?, b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "options open nothing by themselves"]
+pub struct OpenOptions {
+    write: bool,
+    create: bool,
+    create_new: bool,
+    order: Order,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions::new()
+    }
+}
+
+impl OpenOptions {
+    /// An existing file, for reading, with pages of 4 KiB.
+    pub fn new() -> OpenOptions {
+        OpenOptions {
+            write: false,
+            create: false,
+            create_new: false,
+            order: Order::new(0),
+        }
+    }
+
+    /// For writing, too.
+    pub fn write(mut self, write: bool) -> OpenOptions {
+        self.write = write;
+        self
+    }
+
+    /// Creates the file where there is none; needs [`OpenOptions::write`].
+    pub fn create(mut self, create: bool) -> OpenOptions {
+        self.create = create;
+        self
+    }
+
+    /// Creates the file and fails where there is one; needs [`OpenOptions::write`].
+    pub fn create_new(mut self, create_new: bool) -> OpenOptions {
+        self.create_new = create_new;
+        self
+    }
+
+    /// With pages of this order. A file that some handle writes is open in one size only.
+    pub fn order(mut self, order: Order) -> OpenOptions {
+        self.order = order;
+        self
+    }
+
+    /// Opens a regular file; what it brings in is charged to `group`.
+    ///
+    /// A file that is open already shares its pages with the new handle. Of a file that it creates,
+    /// the name becomes durable with the first [`File::sync`].
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::NoMetadata`].
+    pub fn open(
+        &self,
+        memory: &Memory,
+        path: impl AsRef<Path>,
+        group: &Group,
+    ) -> Result<File, Error> {
+        let path = path.as_ref();
+        let failed = |source| Error::Open {
+            path: path.to_owned(),
+            source,
+        };
+        let (file, folder) = self.open_file(path).map_err(failed)?;
+        let file = DirectFile::new(file, self.write).map_err(failed)?;
+        let name = path.display().to_string();
+        let file = File::open_direct(memory.home(), file, name, self.order, group)?;
+        if let Some(folder) = folder {
+            file.is_new_in(folder);
+        }
+        Ok(file)
+    }
+
+    /// The file, and its folder where it was created.
+    fn open_file(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(self.write);
+        if self.create || self.create_new {
+            match options.clone().create_new(true).open(path) {
+                Ok(file) => {
+                    let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
+                    let folder = fs::File::open(folder.unwrap_or(Path::new(".")))?;
+                    return Ok((file, Some(folder)));
+                }
+                Err(error) if self.create_new || error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok((options.open(path)?, None))
+    }
+}

@@ -1,0 +1,374 @@
+//! Writes of dirty pages: neighbours together, for those who ask and for reclaim.
+
+use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::shared::{Shared, locked};
+use crate::{Error, cpu, page};
+use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Pages of one write at most. They are listed on the stack: writing needs no memory.
+const MAX_RUN: usize = 64;
+/// Writes that may fail before the rest is left dirty.
+const MAX_FAILURES: u32 = 16;
+/// How long reclaim waits for a write of somebody else's before it looks again.
+const LANDING: Duration = Duration::from_secs(1);
+/// How long somebody who writes pages waits for whoever is changing one.
+const LATCH_PATIENCE: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is inside a store's write: then it must not reclaim, and may use the
+/// reserve.
+#[inline]
+pub(crate) fn is_writing() -> bool {
+    IS_WRITING.with(Cell::get)
+}
+
+/// Marks the thread as writing until dropped, by unwinding too.
+struct InWrite {
+    before: bool,
+}
+
+impl InWrite {
+    fn begin() -> InWrite {
+        let before = IS_WRITING.with(|flag| flag.replace(true));
+        InWrite { before }
+    }
+}
+
+impl Drop for InWrite {
+    fn drop(&mut self) {
+        IS_WRITING.with(|flag| flag.set(self.before));
+    }
+}
+
+/// Counts writes that have ended, for those who wait for any.
+#[derive(Debug, Default)]
+pub(crate) struct Landings {
+    nr_landed: Mutex<u64>,
+    lands: Condvar,
+}
+
+impl Landings {
+    fn count(&self) {
+        *locked(&self.nr_landed) += 1;
+        self.lands.notify_all();
+    }
+
+    /// Sleeps until a write ends or `patience` does.
+    pub(crate) fn wait(&self, patience: Duration) {
+        let landed = locked(&self.nr_landed);
+        let before = *landed;
+        let waited = self
+            .lands
+            .wait_timeout_while(landed, patience, |now| *now == before);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Which dirty pages to write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Which {
+    /// Pages charged to this group or below it.
+    pub(crate) subtree: Option<u32>,
+    /// Pages that are dirty since this second or an earlier one.
+    pub(crate) before: u32,
+    /// As many at most.
+    pub(crate) nr_pages: u64,
+    /// Also those that are being written or changed just now: waits for them.
+    pub(crate) waits: bool,
+}
+
+impl Which {
+    /// All of them.
+    pub(crate) const ALL: Which = Which {
+        subtree: None,
+        before: u32::MAX,
+        nr_pages: u64::MAX,
+        waits: true,
+    };
+}
+
+/// Writes of pages that follow each other in one file, begun and not run yet.
+struct Run<'a> {
+    shared: &'a Shared,
+    backing: &'a Backing,
+    writes: [Option<Write>; MAX_RUN],
+    len: usize,
+    result: Result<(), u32>,
+}
+
+impl<'a> Run<'a> {
+    fn new(shared: &'a Shared, backing: &'a Backing) -> Run<'a> {
+        Run {
+            shared,
+            backing,
+            writes: [const { None }; MAX_RUN],
+            len: 0,
+            result: Err(NO_NUMBER),
+        }
+    }
+
+    /// Whether `page` can be written with those that it has.
+    fn has_room_for(&self, page: u64) -> bool {
+        let Some(last) = self.len.checked_sub(1) else {
+            return true;
+        };
+        let last = self.writes[last].as_ref().map(|write| write.key().page());
+        self.len < MAX_RUN && last.is_some_and(|last| last + 1 == page)
+    }
+
+    fn push(&mut self, write: Write) {
+        self.writes[self.len] = Some(write);
+        self.len += 1;
+    }
+
+    /// Writes what it has; returns the pages written.
+    fn run(mut self) -> Result<u32, u32> {
+        let Some(first) = self.writes[0].as_ref() else {
+            return Ok(0);
+        };
+        let start = first.key().page() * self.backing.order.bytes() as u64;
+        let len = self.backing.len();
+        let mut slices = [(); MAX_RUN].map(|()| IoSlice::new(&[]));
+        let begun = self.writes.iter().flatten();
+        let mut nr_bytes = 0;
+        for (slice, write) in slices.iter_mut().zip(begun) {
+            let bytes = page::written(&self.shared.arena, write);
+            let in_file = self.backing.bytes_of(write.key().page(), len);
+            *slice = IoSlice::new(&bytes[..in_file]);
+            nr_bytes += in_file as u64;
+        }
+        let in_write = InWrite::begin();
+        let written = write_all(self.backing, &mut slices[..self.len], start);
+        drop(in_write);
+        if written.is_ok() {
+            self.backing.has_stored(start + nr_bytes);
+            self.shared.count_written(nr_bytes);
+        }
+        self.result = written;
+        let nr_pages = u32::try_from(self.len).expect("a run is short");
+        written.map(|()| nr_pages)
+    }
+}
+
+impl Drop for Run<'_> {
+    /// Ends its writes, as failed ones where the store panicked.
+    fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
+        if let Err(code) = self.result
+            && self.backing.source.written().has_lost_writes()
+        {
+            self.backing.poison(code);
+        }
+        let is_failing = self.result.is_err();
+        self.backing.is_failing.store(is_failing, Ordering::Relaxed);
+        for write in self.writes.iter_mut().filter_map(Option::take) {
+            let page = write.key().page();
+            let mut effects = Effects::new();
+            let core = &self.shared.core;
+            core.complete_write(cpu::current(), write, self.result, &mut effects);
+            self.shared.wake_all(&mut effects);
+            self.backing.settle(self.shared, page);
+        }
+        self.shared.landings.count();
+    }
+}
+
+/// Writes all bytes of `slices`.
+fn write_all(
+    backing: &Backing,
+    mut slices: &mut [IoSlice<'_>],
+    mut offset: u64,
+) -> Result<(), u32> {
+    if backing.check_poison().is_err() {
+        return Err(NO_NUMBER);
+    }
+    let store = backing.source.written();
+    // Leading empty ones go: an empty write says nothing.
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        match store.write_vectored_at(slices, offset) {
+            Ok(0) => return Err(SHORT),
+            Ok(written) => {
+                let left: usize = slices.iter().map(|slice| slice.len()).sum();
+                // A store that says more than it was given is a bug of its own.
+                let written = written.min(left);
+                IoSlice::advance_slices(&mut slices, written);
+                offset += written as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(code_of(&error)),
+        }
+    }
+    Ok(())
+}
+
+/// What came of writing dirty pages of a file.
+struct Pass<'a> {
+    shared: &'a Shared,
+    backing: &'a Backing,
+    run: Run<'a>,
+    nr_written: u64,
+    nr_failed: u32,
+    last_error: Option<u32>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(shared: &'a Shared, backing: &'a Backing) -> Pass<'a> {
+        Pass {
+            shared,
+            backing,
+            run: Run::new(shared, backing),
+            nr_written: 0,
+            nr_failed: 0,
+            last_error: None,
+        }
+    }
+
+    /// Writes what has begun, and begins anew.
+    fn end_run(&mut self) {
+        let run = std::mem::replace(&mut self.run, Run::new(self.shared, self.backing));
+        match run.run() {
+            Ok(nr_pages) => self.nr_written += u64::from(nr_pages),
+            Err(code) => {
+                self.nr_failed += 1;
+                self.last_error = Some(code);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Writes dirty pages of a file, in order; returns how many.
+    ///
+    /// Visits each page once, so that it ends however fast others make pages dirty.
+    ///
+    /// # Errors
+    /// [`Error::WritebackFailed`]: what was not written is dirty still.
+    pub(crate) fn write_dirty(
+        &self,
+        backing: &Backing,
+        pages: RangeInclusive<u64>,
+        which: Which,
+    ) -> Result<u64, Error> {
+        let Some(last) = backing.last_dirty() else {
+            return Ok(0);
+        };
+        let (mut next, last) = (*pages.start(), last.min(*pages.end()));
+        let mut pass = Pass::new(self, backing);
+        let mut nr_begun = 0;
+        while next <= last && nr_begun < which.nr_pages && pass.nr_failed < MAX_FAILURES {
+            let Some(page) = backing.next_dirty(next..=last, which.before) else {
+                break;
+            };
+            next = page + 1;
+            if !pass.run.has_room_for(page) {
+                pass.end_run();
+            }
+            if let Some(write) = self.begin_page(&mut pass, page, which)? {
+                nr_begun += 1;
+                pass.run.push(write);
+            }
+        }
+        pass.end_run();
+        match pass.last_error {
+            None => Ok(pass.nr_written),
+            Some(code) => Err(backing.failed(code)),
+        }
+    }
+
+    /// Begins the write of a page, if there is something to write.
+    fn begin_page(
+        &self,
+        pass: &mut Pass<'_>,
+        page: u64,
+        which: Which,
+    ) -> Result<Option<Write>, Error> {
+        let backing = pass.backing;
+        let Some(key) = backing.key(page) else {
+            return Ok(None);
+        };
+        let mut deadline = None;
+        loop {
+            match self.core.begin_page_write(key, which.subtree) {
+                PageWrite::Begun(write) => return Ok(Some(write)),
+                PageWrite::Wait { frame, version } if which.waits => {
+                    // Nobody waits here with writes begun that are not run: whom it waits for may
+                    // wait for them.
+                    pass.end_run();
+                    let is_latched = self.core.is_latched(frame);
+                    let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
+                    if !is_latched {
+                        // A write or a read under way: it ends.
+                        self.wait(frame, version);
+                    } else if !self.wait_until(frame, version, until) {
+                        return Err(Error::PageBusy {
+                            file: backing.name.to_string(),
+                            page,
+                        });
+                    }
+                }
+                PageWrite::Wait { .. } | PageWrite::Changing => return Ok(None),
+                PageWrite::Clean => {
+                    backing.settle(self, page);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Writes what reclaim offers, files in turn, until nothing is left of it; where others write
+    /// it already, waits for one of them.
+    pub(crate) fn write_offered(&self, writes: &mut Writes<'_>) {
+        let mut begun = [const { None::<Write> }; MAX_RUN];
+        let mut len = 0;
+        for write in writes.by_ref().take(MAX_RUN) {
+            begun[len] = Some(write);
+            len += 1;
+        }
+        let begun = &mut begun[..len];
+        if begun.is_empty() {
+            if writes.has_writeback() {
+                self.landings.wait(LANDING);
+            }
+            return;
+        }
+        begun.sort_unstable_by_key(|write| write.as_ref().map(|write| write.key().bits()));
+        let mut begun = begun.iter_mut().filter_map(Option::take).peekable();
+        while let Some(write) = begun.next() {
+            let number = write.key().mapping();
+            let Some(backing) = self.backing_of(number) else {
+                // A file is there as long as a write of its pages is.
+                let lost = Err(NO_NUMBER);
+                let mut effects = Effects::new();
+                self.core
+                    .complete_write(cpu::current(), write, lost, &mut effects);
+                self.wake_all(&mut effects);
+                continue;
+            };
+            let mut run = Run::new(self, &backing);
+            run.push(write);
+            while let Some(next) = begun.next_if(|next| {
+                next.key().mapping() == number && run.has_room_for(next.key().page())
+            }) {
+                run.push(next);
+            }
+            // A failure is counted at its file, whose next `sync` says so.
+            let _failed = run.run();
+        }
+    }
+
+    fn backing_of(&self, number: u32) -> Option<Arc<Backing>> {
+        self.backings().get(&number).map(Arc::clone)
+    }
+}

@@ -1,0 +1,335 @@
+//! What a crash or a failing store leaves, against a model: each byte is what the last `sync` made
+//! durable or what was written to it since.
+
+use crate::disk::{Disk, EIO, ENOSPC, Fault};
+use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
+use proptest::prelude::*;
+
+const PAGE: usize = 4096;
+const NR_PAGES: usize = 24;
+
+/// A memory in which a group has room for a third of the file.
+fn memory() -> (Memory, Group) {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let group = memory.root().child("small").unwrap();
+    let group = group.max(ByteSize::kib(4 * NR_PAGES as u64 / 3)).unwrap();
+    (memory, group)
+}
+
+fn open(memory: &Memory, group: &Group, disk: &Disk, order: u8) -> File {
+    let disk = Box::new(disk.clone());
+    memory
+        .open_store(disk, "disk", Order::new(order), group)
+        .unwrap()
+}
+
+/// What each byte may be after a crash; the last one is what it is now.
+struct Model {
+    bytes: Vec<Vec<u8>>,
+}
+
+impl Model {
+    fn of(image: &[u8]) -> Model {
+        let bytes = image.iter().map(|&byte| vec![byte]).collect();
+        Model { bytes }
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let len = self.bytes.len().max(at + bytes.len());
+        self.bytes.resize(len, vec![0]);
+        for (model, &byte) in self.bytes[at..].iter_mut().zip(bytes) {
+            model.push(byte);
+        }
+    }
+
+    fn synced(&mut self) {
+        for byte in &mut self.bytes {
+            byte.drain(..byte.len() - 1);
+        }
+    }
+
+    fn now(&self) -> Vec<u8> {
+        self.bytes.iter().map(|byte| byte[byte.len() - 1]).collect()
+    }
+
+    fn check_crash(&self, image: &[u8]) {
+        for (at, model) in self.bytes.iter().enumerate() {
+            let found = image.get(at).copied().unwrap_or(0);
+            assert!(model.contains(&found), "byte {at} is {found}, of {model:?}");
+        }
+    }
+
+    /// Returns how often a read failed.
+    fn check_now(&self, file: &File) -> u64 {
+        let mut bytes = vec![0; self.bytes.len() + 1];
+        // A disk that fails three times may do so here.
+        let mut read = file.read_at(&mut bytes, 0);
+        let mut nr_errors = 0;
+        while read.is_err() && nr_errors < 3 {
+            nr_errors += 1;
+            read = file.read_at(&mut bytes, 0);
+        }
+        let nr_read = read.unwrap();
+        assert_eq!(nr_read, self.bytes.len());
+        assert!(
+            bytes[..nr_read] == self.now()[..],
+            "the file is not what was written"
+        );
+        nr_errors
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { at: usize, len: usize, byte: u8 },
+    Read { at: usize, len: usize },
+    Flush { at: usize, len: usize },
+    Sync,
+    Reopen,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let place = (
+        0..NR_PAGES * PAGE,
+        prop_oneof![Just(1), Just(PAGE), 1..3 * PAGE],
+    );
+    let whole = (0..NR_PAGES, 1..4usize).prop_map(|(page, nr)| (page * PAGE, nr * PAGE));
+    let place = prop_oneof![place, whole];
+    prop_oneof![
+        6 => (place.clone(), any::<u8>()).prop_map(|((at, len), byte)| Op::Write { at, len, byte }),
+        3 => place.clone().prop_map(|(at, len)| Op::Read { at, len }),
+        1 => place.prop_map(|(at, len)| Op::Flush { at, len }),
+        1 => Just(Op::Sync),
+        1 => Just(Op::Reopen),
+    ]
+}
+
+/// Bytes that differ from place to place.
+fn pattern(at: usize, len: usize, byte: u8) -> Vec<u8> {
+    let bytes = (at..at + len).map(|at| byte.wrapping_add((at / 97 % 251).to_le_bytes()[0]));
+    bytes.collect()
+}
+
+fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
+    let old = pattern(0, old_len, 7);
+    let disk = Disk::of(old.clone());
+    disk.state().lies = lies;
+    let mut model = Model::of(&old);
+    let (memory, group) = memory();
+    let mut file = open(&memory, &group, &disk, order);
+    let mut coin = coins | 1;
+    let mut toss = move || {
+        coin ^= coin << 13;
+        coin ^= coin >> 7;
+        coin ^= coin << 17;
+        coin & 8 != 0
+    };
+    for op in ops {
+        match *op {
+            Op::Write { at, len, byte } => {
+                let bytes = pattern(at, len, byte);
+                assert_eq!(file.write_at(&bytes, at as u64).unwrap(), len);
+                model.write(at, &bytes);
+            }
+            Op::Read { at, len } => {
+                let mut bytes = vec![0; len];
+                let nr_read = file.read_at(&mut bytes, at as u64).unwrap();
+                let now = model.now();
+                let at = at.min(now.len());
+                assert_eq!(bytes[..nr_read], now[at..][..len.min(now.len() - at)]);
+            }
+            Op::Flush { at, len } => {
+                file.flush_range(at as u64..(at + len) as u64).unwrap();
+                let on_disk = disk.state().bytes.clone();
+                for (at, model) in model.bytes.iter().enumerate().skip(at).take(len) {
+                    let found = on_disk.get(at).copied().unwrap_or(0);
+                    assert_eq!(found, model[model.len() - 1], "byte {at} was not written");
+                }
+            }
+            Op::Sync => {
+                file.sync().unwrap();
+                model.synced();
+            }
+            Op::Reopen => {
+                drop(file);
+                file = open(&memory, &group, &disk, order);
+                model.check_now(&file);
+            }
+        }
+        assert_eq!(file.len(), model.bytes.len() as u64);
+        assert!(
+            disk.state().bytes.len() <= model.bytes.len(),
+            "the store grew too long"
+        );
+        for _ in 0..2 {
+            model.check_crash(&disk.crash(&mut toss));
+        }
+        model.check_crash(&disk.crash(|| false));
+    }
+    model.check_now(&file);
+    assert_eq!(memory.stats().pages_lost, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn after_a_crash_each_byte_is_the_synced_one_or_a_later_one(
+        ops in prop::collection::vec(op(), 1..40),
+        order in prop_oneof![Just(0u8), Just(1)],
+        old_len in prop_oneof![Just(0), Just(8 * PAGE), 0..NR_PAGES * PAGE],
+        coins: u64,
+    ) {
+        run(&ops, order, old_len, coins, false);
+    }
+}
+
+#[test]
+#[should_panic(expected = "byte 0 is 7")]
+fn a_store_whose_sync_does_nothing_is_found_out() {
+    let byte = 9;
+    let write = Op::Write {
+        at: 0,
+        len: PAGE,
+        byte,
+    };
+    run(&[write, Op::Sync], 0, PAGE, 1, true);
+}
+
+/// Writes, reads and syncs until the disk has failed at its `from`th call, `nr` times: whoever
+/// gets an error tries again. Returns whether it failed.
+fn run_with_fault(from: u64, nr: u64, fault: Fault) -> bool {
+    let old = pattern(0, 16 * PAGE, 7);
+    let disk = Disk::of(old.clone());
+    disk.state().fault = Some((from, nr, fault));
+    let mut model = Model::of(&old);
+    let (memory, group) = memory();
+    let mut file = open(&memory, &group, &disk, 0);
+    let mut nr_errors = 0;
+    let retry = |what: &mut dyn FnMut() -> Result<(), Error>| {
+        let mut errors = 0;
+        while let Err(error) = what() {
+            errors += 1;
+            assert!(errors <= nr + 3, "{error} for ever");
+            let is_known = matches!(error, Error::Io { .. } | Error::WritebackFailed { .. });
+            assert!(is_known, "{error}");
+        }
+        errors
+    };
+    for round in 0..3u8 {
+        for (at, len) in [
+            (100, 50),
+            (PAGE, 2 * PAGE),
+            (9 * PAGE - 7, 14),
+            (15 * PAGE, 3 * PAGE),
+        ] {
+            let bytes = pattern(at, len, round);
+            nr_errors += retry(&mut || file.write_at(&bytes, at as u64).map(|_| ()));
+            model.write(at, &bytes);
+        }
+        // More than the group has room for: what is dirty is written to make room.
+        let mut bytes = vec![0; NR_PAGES * PAGE];
+        nr_errors += retry(&mut || file.read_at(&mut bytes, 0).map(|_| ()));
+        let now = model.now();
+        assert!(bytes[..now.len()] == now[..]);
+        let nr_syncs = disk.state().nr_syncs;
+        let mut synced = file.sync();
+        for _ in 0..nr + 1 {
+            if synced.is_err() {
+                nr_errors += 1;
+                synced = file.sync();
+            }
+        }
+        if synced.is_ok() {
+            assert!(disk.state().nr_syncs > nr_syncs);
+            model.synced();
+        } else {
+            // The sync itself failed: nothing but a new beginning helps.
+            assert!(matches!(
+                file.write_at(b"x", 0),
+                Err(Error::WritebackFailed { .. })
+            ));
+            nr_errors += model.check_now(&file);
+            drop(file);
+            let image = disk.state().bytes.clone();
+            model.check_crash(&image);
+            // What is left of the old bytes may still go.
+            model.write(0, &image);
+            file = open(&memory, &group, &disk, 0);
+        }
+        model.check_crash(&disk.crash(|| false));
+    }
+    nr_errors += model.check_now(&file);
+    drop(file);
+    assert!(disk.state().bytes == model.now());
+    assert_eq!(memory.stats().resident_pages, 0);
+    assert!(nr_errors > 0 || disk.state().nr_calls < from || fault == Fault::Short);
+    disk.state().nr_calls >= from
+}
+
+#[test]
+fn whichever_call_fails_no_dirty_page_is_lost() {
+    let faults = [
+        Fault::Error(EIO),
+        Fault::Error(ENOSPC),
+        Fault::Short,
+        Fault::Nothing,
+    ];
+    for fault in faults {
+        for nr in [1, 3] {
+            let passed = (1..).find(|&from| !run_with_fault(from, nr, fault));
+            assert!(passed.unwrap() > 20, "{passed:?}");
+        }
+    }
+}
+
+#[test]
+fn an_error_since_cured_is_reported_once_by_each_handle() {
+    let disk = Disk::of(vec![0; 64 * PAGE]);
+    let (memory, group) = memory();
+    let file = open(&memory, &group, &disk, 0);
+    let other = file.clone();
+    file.write_at(&[1; 100], 0).unwrap();
+    disk.state().is_full = true;
+    assert!(matches!(
+        file.flush_range(..),
+        Err(Error::WritebackFailed { dirty_pages: 1, .. })
+    ));
+    assert!(file.sync().is_err(), "the page is not written");
+    disk.state().is_full = false;
+    assert!(other.sync().is_err(), "cured, and not told to this handle");
+    assert_eq!(disk.state().durable[..100], [1; 100]);
+    assert!(other.sync().is_ok() && file.sync().is_ok());
+    assert!(
+        file.for_group(&memory.root()).sync().is_ok(),
+        "before its time"
+    );
+    let read_only = disk.is_writable();
+    assert!(read_only);
+}
+
+#[test]
+fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
+    let disk = Disk::of(vec![0; 8 * PAGE]);
+    let (memory, group) = memory();
+    let file = open(&memory, &group, &disk, 0);
+    file.write_at(&[1; 100], 0).unwrap();
+    file.flush_range(..).unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    assert!(matches!(file.sync(), Err(Error::WritebackFailed { .. })));
+    for _ in 0..2 {
+        assert!(file.sync().is_err() && file.clone().sync().is_err());
+        assert!(file.write_at(&[2; 100], 0).is_err());
+    }
+    let mut bytes = [0; 100];
+    file.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, [1; 100]);
+    let error = file.close().unwrap_err();
+    assert!(matches!(error.error(), Error::WritebackFailed { .. }));
+    drop(error);
+    let file = open(&memory, &group, &disk, 0);
+    file.write_at(&[3; 100], 0).unwrap();
+    file.sync().unwrap();
+}
