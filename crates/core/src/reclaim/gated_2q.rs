@@ -15,7 +15,8 @@ use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
 use super::{
-    Batch, Class, Coldness, Listing, Member, Moment, Part, Rules, ScanControl, Token, Victim,
+    Batch, Class, Coldness, Listing, Member, Moment, Part, Refault, Rules, ScanControl, Token,
+    Victim,
 };
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::{Frame, PageType};
@@ -368,7 +369,13 @@ impl Rules for Gated2q {
         if let Some(tail) = self.protected.tail() {
             self.since = self.page_ins.began(self.age(frames.word(tail)));
         }
-        self.push(frames, frame, class)
+        Listing {
+            refault: Refault {
+                is_activated: refault.is_some() && class == Class::Protected,
+                is_restored: false,
+            },
+            ..self.push(frames, frame, class)
+        }
     }
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {

@@ -312,6 +312,31 @@ fn mglru_decides_as_the_kernel_does() {
     );
 }
 
+/// Recorded is another reading of the patch: files alone, exact sizes, no priorities.
+#[test]
+#[ignore = "minutes; `cargo xtask traces` runs it"]
+fn mglru_seed_is_near_another_reading() {
+    let (points, runs) = run_all(Policy::MglruSeed);
+    let mut differences = Vec::new();
+    for (point, run) in points.iter().zip(&runs) {
+        if let Some(&reading) = point.recorded.get("mglru-seed-reading")
+            && point.frames >= 600
+        {
+            let difference = worse(run.counts.miss_ratio(), reading);
+            let (trace, frames) = (&point.trace, point.frames);
+            println!("{trace:<13} {frames:>6}  {difference:+.2} % beside another reading");
+            differences.push(difference.abs());
+        }
+    }
+    assert!(differences.len() >= 35, "{} points", differences.len());
+    let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+    let largest = differences.iter().copied().fold(0.0, f64::max);
+    assert!(
+        mean <= 7.0 && largest <= 36.0,
+        "{mean:.2} %, {largest:.2} %"
+    );
+}
+
 /// Core promotes at eviction what the kernel promotes at the read: `lirs_sprite`, 6 %.
 #[test]
 #[ignore = "minutes; `cargo xtask traces` runs it"]
