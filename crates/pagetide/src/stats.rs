@@ -1,0 +1,148 @@
+//! Counts of a memory, and views of its zones.
+
+use crate::Memory;
+use pagetide_core::units::Node;
+
+/// Counts since the memory was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Bytes that stores gave.
+    pub bytes_read: u64,
+    /// Bytes that stores took.
+    pub bytes_written: u64,
+    /// Dirty pages of files that were dropped and could not be written. [`File::close`] loses none.
+    pub pages_lost: u64,
+    /// Reads that went through the kernel's page cache because `O_DIRECT` was refused.
+    pub buffered_reads: u64,
+    /// Pages that are cached, being read, or working memory.
+    pub resident_pages: u64,
+    /// Pages that reclaim looked at.
+    pub pgscan: u64,
+    /// Pages that reclaim evicted.
+    pub pgsteal: u64,
+    /// Those of `pgscan` that were looked at in the background, by those who needed memory, and for
+    /// [`Group::reclaim`].
+    pub pgscan_kswapd: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_direct: u64,
+    /// See `pgscan_kswapd`.
+    pub pgscan_proactive: u64,
+    /// Those of `pgsteal` that were evicted in the background, by those who needed memory, and for
+    /// [`Group::reclaim`].
+    pub pgsteal_kswapd: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_direct: u64,
+    /// See `pgsteal_kswapd`.
+    pub pgsteal_proactive: u64,
+    /// Times that a call had to reclaim itself.
+    pub allocstall: u64,
+    /// Runs of reclaim in the background on a node.
+    pub pageoutrun: u64,
+    /// Times that one was wanted again less than 100 ms after it had ended.
+    pub kswapd_low_wmark_hit_quickly: u64,
+    /// Times that a node was below its high watermark again 100 ms after a run had ended, though
+    /// nobody wanted one.
+    pub kswapd_high_wmark_hit_quickly: u64,
+    /// Frame records looked at for blocks to empty.
+    pub evacuate_scanned: u64,
+    /// Blocks that were emptied for working memory or larger pages.
+    pub evacuate_success: u64,
+    /// Looks for one that found none, and blocks that were emptied in vain.
+    pub evacuate_fail: u64,
+    /// Times that a zone's lock was taken.
+    pub zone_lock_takes: u64,
+    /// Pages allocated and given back.
+    pub pgalloc: u64,
+    /// See `pgalloc`.
+    pub pgfree: u64,
+    /// Bytes that went back to the OS, of idle blocks and of those that reservations and a smaller
+    /// budget took out of use.
+    pub released_bytes: u64,
+    /// System calls that gave them back, each of which interrupts the CPUs where other threads of
+    /// the process run.
+    pub release_calls: u64,
+    /// Times that some did not go because a thread may run on an isolated CPU.
+    pub releases_deferred: u64,
+}
+
+/// Blocks served by a node, as `numastat` counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeStats {
+    /// Served from this node, which was wanted.
+    pub numa_hit: u64,
+    /// Served from this node though another was wanted.
+    pub numa_miss: u64,
+    /// Served elsewhere though this node was wanted.
+    pub numa_foreign: u64,
+    /// Served from this node to one of its CPUs.
+    pub local_node: u64,
+    /// Served from this node to another node's CPU.
+    pub other_node: u64,
+}
+
+impl Memory {
+    /// Counts of a node; zeros for one that is not there.
+    #[must_use]
+    pub fn node_stats(&self, node: u32) -> NodeStats {
+        let Some(node) = Node::new(node) else {
+            return NodeStats::default();
+        };
+        let core = self.home().core.zones().node_stats(node);
+        NodeStats {
+            numa_hit: core.numa_hit,
+            numa_miss: core.numa_miss,
+            numa_foreign: core.numa_foreign,
+            local_node: core.local_node,
+            other_node: core.other_node,
+        }
+    }
+
+    /// Watermarks, free pages and per-CPU page caches of each zone, in the words of
+    /// `/proc/zoneinfo`.
+    #[must_use]
+    pub fn zoneinfo(&self) -> String {
+        self.home().core.zones().zoneinfo().to_string()
+    }
+
+    /// Free blocks of each zone by order, in the words of `/proc/buddyinfo`.
+    #[must_use]
+    pub fn buddyinfo(&self) -> String {
+        self.home().core.zones().buddyinfo().to_string()
+    }
+
+    /// Counts.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let core = self.home().core.stats();
+        Stats {
+            bytes_read: self.home().bytes_read(),
+            bytes_written: self.home().bytes_written(),
+            pages_lost: self.home().pages_lost(),
+            buffered_reads: self.home().buffered_reads(),
+            resident_pages: u64::from(core.nr_used),
+            pgscan: core.pgscan,
+            pgsteal: core.pgsteal,
+            pgscan_kswapd: core.pgscan_kswapd,
+            pgscan_direct: core.pgscan_direct,
+            pgscan_proactive: core.pgscan_proactive,
+            pgsteal_kswapd: core.pgsteal_kswapd,
+            pgsteal_direct: core.pgsteal_direct,
+            pgsteal_proactive: core.pgsteal_proactive,
+            allocstall: core.allocstall,
+            pageoutrun: core.pageoutrun,
+            kswapd_low_wmark_hit_quickly: self.home().reclaim.nr_low_hits(),
+            kswapd_high_wmark_hit_quickly: self.home().reclaim.nr_high_hits(),
+            evacuate_scanned: core.evacuate_scanned,
+            evacuate_success: core.evacuate_success,
+            evacuate_fail: core.evacuate_fail,
+            zone_lock_takes: core.zone.lock_takes,
+            pgalloc: core.zone.pgalloc,
+            pgfree: core.zone.pgfree,
+            released_bytes: self.home().release.nr_bytes(),
+            release_calls: self.home().release.nr_calls(),
+            releases_deferred: self.home().release.nr_deferred(),
+        }
+    }
+}
