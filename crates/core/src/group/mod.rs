@@ -22,7 +22,7 @@ pub use stock::{
 };
 
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
-use crate::units::Cpu;
+use crate::units::{Cpu, index};
 use stock::{Counts, Stocks};
 
 /// Pages that a stock slot is filled with, where the root's `max` allows.
@@ -98,7 +98,7 @@ impl Tree {
         let stocks = Stocks::try_new(kind, nr_cpus, max)?;
         let counts = PerCpu::try_new(nr_cpus, Counts::default)?;
         let set_up = |_, group: &Group| {
-            group.reset(0, 0);
+            group.reset(0);
             group.store_limit(Limit::Max, max);
         };
         let root = groups.insert(|_| true, set_up)?;
@@ -176,12 +176,12 @@ impl Tree {
     pub fn child(&self, cpu: Cpu, parent: u32) -> Result<u32, ChildError> {
         let above = self.get(parent).filter(|group| !group.is_dead());
         let above = above.ok_or(ChildError::DeadParent)?;
-        let depth = above.depth.load(Ordering::Relaxed) + 1;
-        if depth > MAX_DEPTH {
+        // The parent and those above it: as many levels as the child is below the root.
+        if self.path(parent).count() > index(MAX_DEPTH) {
             return Err(ChildError::TooDeep);
         }
         let charge = |bytes: usize| self.charge_records(cpu, bytes).is_ok();
-        let set_up = |_, group: &Group| group.reset(parent, depth);
+        let set_up = |_, group: &Group| group.reset(parent);
         let made = self.groups.insert(charge, set_up);
         let id = made.map_err(ChildError::NoMetadata)?;
         above.nr_children.fetch_add(1, Ordering::Relaxed);

@@ -117,13 +117,13 @@ impl EventCounts {
     }
 }
 
-/// One protection of a group, `min` or `low`: what it claims of its parent's.
+/// What a group claims of its parent's protection, by `min` and by `low`.
 #[derive(Debug, Default)]
-struct Claim {
+struct Claims {
     /// The smaller of usage and setting, as last told to the parent.
-    own: AtomicU64,
+    own: [AtomicU32; 2],
     /// Sum of the children's.
-    children: AtomicU64,
+    children: [AtomicU64; 2],
 }
 
 /// One node of the tree. All counts are pages.
@@ -131,14 +131,13 @@ struct Claim {
 pub struct Group {
     /// Id of the parent, 0 for the root.
     pub(super) parent: AtomicU32,
-    pub(super) depth: AtomicU32,
     /// Live charges and stocks of the subtree.
     usage: AtomicU64,
-    peak: AtomicU64,
+    peak: AtomicU32,
     /// `u32::MAX` is none: an arena has fewer pages.
     limits: [AtomicU32; NR_LIMITS],
     /// Claims by `min` and by `low`.
-    claims: [Claim; 2],
+    claims: Claims,
     /// Pages a stock slot keeps for this group; 0: charges are exact.
     pub(super) batch: AtomicU32,
     /// 1 once the last handle is gone: freed as soon as nothing is charged.
@@ -161,24 +160,27 @@ pub struct Group {
     pub(super) state: [AtomicU64; NR_ITEMS],
 }
 
+/// Pages in 32 bits: an arena has fewer, whatever was forced or set.
+fn pages(nr_pages: u64) -> u32 {
+    u32::try_from(nr_pages).unwrap_or(u32::MAX)
+}
+
 impl Group {
     /// Sets the record up for a new child; a record is used again after its group has gone.
-    pub(super) fn reset(&self, parent: u32, depth: u32) {
+    pub(super) fn reset(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
-        self.depth.store(depth, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.parked].into_iter().chain(&self.gauges);
+        let more = [&self.parked, &self.peak].into_iter().chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }
-        let usage = [&self.usage, &self.peak];
         let counts = self.counts.iter().chain(&self.state);
-        for count in usage.into_iter().chain(counts) {
+        for count in counts.chain([&self.usage]) {
             count.store(0, Ordering::Relaxed);
         }
-        for claim in &self.claims {
-            claim.own.store(0, Ordering::Relaxed);
-            claim.children.store(0, Ordering::Relaxed);
+        for (own, children) in self.claims.own.iter().zip(&self.claims.children) {
+            own.store(0, Ordering::Relaxed);
+            children.store(0, Ordering::Relaxed);
         }
         for count in self.events.iter().flat_map(|counts| &counts.0) {
             count.store(0, Ordering::Relaxed);
@@ -243,7 +245,7 @@ impl Group {
     /// The largest [`Group::usage`] so far.
     #[must_use]
     pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
+        self.peak.load(Ordering::Relaxed).into()
     }
 
     /// A setting in pages: [`NO_LIMIT`] for no `high` or `max`, 0 for no `min` or `low`.
@@ -264,8 +266,7 @@ impl Group {
     }
 
     pub(super) fn store_limit(&self, limit: Limit, pages: u64) {
-        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-        self.limits[limit as usize].store(pages, Ordering::Relaxed);
+        self.limits[limit as usize].store(self::pages(pages), Ordering::Relaxed);
     }
 
     /// The parent's id, 0 for the root.
@@ -405,6 +406,7 @@ impl Group {
     }
 
     fn raise_peak(&self, usage: u64) {
+        let usage = pages(usage);
         if usage > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(usage, Ordering::Relaxed);
         }
@@ -422,8 +424,8 @@ impl Group {
     #[inline]
     pub(super) fn has_claim(&self) -> bool {
         let is_set = |limit| self.limit(limit) != 0;
-        let claims = |claim: &Claim| claim.own.load(Ordering::Relaxed) != 0;
-        is_set(Limit::Min) || is_set(Limit::Low) || self.claims.iter().any(claims)
+        let claims = |own: &AtomicU32| own.load(Ordering::Relaxed) != 0;
+        is_set(Limit::Min) || is_set(Limit::Low) || self.claims.own.iter().any(claims)
     }
 
     /// The change of what it claims by `min` and by `low` since it was last told to the parent.
@@ -435,25 +437,27 @@ impl Group {
         let limits = [Limit::Min, Limit::Low].map(|limit| self.limit(limit));
         core::array::from_fn(|which| {
             let now = usage.min(limits[which]);
-            (self.claims[which].own.swap(now, Ordering::Relaxed), now)
+            let now = pages(now);
+            let before = self.claims.own[which].swap(now, Ordering::Relaxed);
+            (before.into(), now.into())
         })
     }
 
     /// Takes over what [`Group::take_claims`] of a child returned.
     pub(super) fn add_claims(&self, changes: [(u64, u64); 2]) {
-        for (claim, (before, now)) in self.claims.iter().zip(changes) {
+        for (claimed, (before, now)) in self.claims.children.iter().zip(changes) {
             // Wraps below zero for a moment where two changes cross; their sum does not.
             let change = now.wrapping_sub(before);
             if change != 0 {
-                claim.children.fetch_add(change, Ordering::Relaxed);
+                claimed.fetch_add(change, Ordering::Relaxed);
             }
         }
     }
 
     /// What the children claim together of `limit`, which is `Min` or `Low`.
     pub(super) fn children_claim(&self, limit: Limit) -> u64 {
-        let claim = &self.claims[usize::from(limit == Limit::Low)];
-        let sum = claim.children.load(Ordering::Relaxed);
+        let claimed = &self.claims.children[usize::from(limit == Limit::Low)];
+        let sum = claimed.load(Ordering::Relaxed);
         // Below zero for a moment: see `add_claims`. Read as a huge sum, it would protect nobody.
         if sum > u64::MAX / 2 { 0 } else { sum }
     }
