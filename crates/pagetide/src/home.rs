@@ -42,6 +42,11 @@ impl Home {
         })
     }
 
+    /// What it keeps.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// A share of the memory for something that is made on this CPU.
     pub(crate) fn shard(&self) -> Arc<Shard> {
         Arc::clone(self.shards.of(cpu::current()))

@@ -32,8 +32,8 @@
 //!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
 //! background, on several nodes one more for each further one (none with
-//! [`Builder::without_thread`]); reads are done by the thread that needs them, writes by the
-//! thread that needs them written.
+//! [`Builder::without_thread`]), another one writes back once a file is written; reads are done by
+//! the thread that needs them.
 
 mod alloc_wait;
 mod arena;
@@ -43,6 +43,7 @@ mod claims;
 mod cpu;
 mod error;
 mod file;
+mod flusher;
 mod global;
 mod group;
 mod home;

@@ -22,9 +22,10 @@ impl Platform for Shared {
     }
 
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
-        // Where none are needed now, they are left to whoever writes in the background.
         if nr_pages > 0 {
             self.write_offered(writes);
+        } else {
+            self.tell_flusher();
         }
     }
 

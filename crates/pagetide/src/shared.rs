@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::cpu;
 use crate::file::Open;
+use crate::flusher::Flusher;
 use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) throttle_max: Duration,
     pub(crate) reclaim: Wanted,
     worker: OnceLock<Worker>,
+    /// Started with the first file that is written.
+    pub(crate) flusher: OnceLock<Option<Flusher>>,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
     unbound: Option<std::io::Error>,
@@ -107,6 +110,7 @@ impl Shared {
             throttle_max: timing.throttle_max,
             reclaim: Wanted::default(),
             worker: OnceLock::new(),
+            flusher: OnceLock::new(),
             topology,
             unbound,
         }
@@ -126,6 +130,11 @@ impl Shared {
         let first = self.worker.set(worker);
         assert!(first.is_ok(), "one worker is started");
         Ok(())
+    }
+
+    /// Whether there is a thread that ticks.
+    pub(crate) fn has_worker(&self) -> bool {
+        self.worker.get().is_some()
     }
 
     /// Makes the thread that ticks look again at when it is due.

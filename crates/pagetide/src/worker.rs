@@ -24,8 +24,9 @@ pub(crate) struct Worker {
     process: u32,
 }
 
+/// How a thread in the background is woken and stopped.
 #[derive(Debug, Default)]
-struct Stop {
+pub(crate) struct Stop {
     state: Mutex<State>,
     wakes: Condvar,
 }
@@ -44,8 +45,18 @@ impl Stop {
         self.wakes.notify_all();
     }
 
+    /// Wakes the thread.
+    pub(crate) fn nudge(&self) {
+        self.change(|state| state.is_nudged = true);
+    }
+
+    /// Stops the thread.
+    pub(crate) fn end(&self) {
+        self.change(|state| state.is_over = true);
+    }
+
     /// Sleeps for `due`, or until nudged; whether to go on.
-    fn wait(&self, due: Option<Duration>) -> bool {
+    pub(crate) fn wait(&self, due: Option<Duration>) -> bool {
         let state = locked(&self.state);
         let is_idle = |state: &mut State| !state.is_over && !state.is_nudged;
         let mut state = match due {
@@ -98,7 +109,7 @@ impl Worker {
     /// Makes the worker of a node look whether it is wanted.
     pub(crate) fn nudge_node(&self, node: usize) {
         if let Some((stop, _)) = self.threads.get(node) {
-            stop.change(|state| state.is_nudged = true);
+            stop.nudge();
         }
     }
 }
@@ -109,7 +120,7 @@ impl Drop for Worker {
             return;
         }
         for (stop, _) in &self.threads {
-            stop.change(|state| state.is_over = true);
+            stop.end();
         }
         // Nobody has the memory any more, so none of them does anything but end. It may be one of
         // them that had it last.
@@ -198,7 +209,7 @@ pub(crate) fn isolated_cpus() -> Vec<u32> {
 /// Keeps the calling thread off isolated CPUs, where there are others.
 ///
 /// It would disturb them itself, and as long as it may run there, no memory goes back to the OS.
-fn keep_off(isolated: &[u32]) {
+pub(crate) fn keep_off(isolated: &[u32]) {
     if isolated.is_empty() {
         return;
     }

@@ -57,7 +57,7 @@ pub(crate) struct Landings {
 }
 
 impl Landings {
-    fn count(&self) {
+    pub(crate) fn count(&self) {
         *locked(&self.nr_landed) += 1;
         self.lands.notify_all();
     }

@@ -269,6 +269,22 @@ impl Memory {
         mapping.map_or(WriteErrors::default(), |mapping| mapping.errors())
     }
 
+    /// Keeps the number of an open mapping from naming another one, until
+    /// [`Memory::release_mapping`]; false where it was closed.
+    #[must_use]
+    pub fn hold_mapping(&self, mapping: u32) -> bool {
+        self.mappings.hold(mapping).is_some()
+    }
+
+    /// Ends what [`Memory::hold_mapping`] began.
+    ///
+    /// # Panics
+    /// Where nobody holds it.
+    pub fn release_mapping(&self, mapping: u32) {
+        let held = self.mappings.get(mapping).expect("it is held");
+        self.mappings.end_write(held);
+    }
+
     /// Whether a mapping is open, or a write of its pages under way.
     #[must_use]
     pub fn has_mapping(&self, mapping: u32) -> bool {

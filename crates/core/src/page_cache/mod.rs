@@ -81,8 +81,9 @@ impl Mapping {
         self.id.store(id, Ordering::Relaxed);
         self.order.store(u32::from(order.get()), Ordering::Relaxed);
         self.page_type.store(page_type as u32, Ordering::Relaxed);
-        self.writes.store(0, Ordering::Relaxed);
         self.errors.store(0, Ordering::Relaxed);
+        // Release pairs with the AcqRel in `begin_write`: who holds it sees which mapping it is.
+        self.writes.store(0, Ordering::Release);
     }
 
     /// The order of all its pages.
@@ -204,6 +205,19 @@ impl Mappings {
         if mapping.writes.fetch_or(CLOSED, Ordering::AcqRel) == 0 {
             self.table.remove(id);
         }
+    }
+
+    /// Holds the mapping of `id` as a write of its pages does, until [`Mappings::end_write`]: its
+    /// number names no other meanwhile. `None` where it was closed.
+    #[must_use]
+    pub fn hold(&self, id: u32) -> Option<&Mapping> {
+        let mapping = self.get(id).filter(|mapping| mapping.begin_write())?;
+        // The record may be another mapping's since it was looked up.
+        if mapping.id.load(Ordering::Relaxed) != id {
+            self.end_write(mapping);
+            return None;
+        }
+        Some(mapping)
     }
 
     /// Ends what [`Mapping::begin_write`] began.

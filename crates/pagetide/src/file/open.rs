@@ -92,6 +92,9 @@ impl Clone for File {
 
 impl File {
     fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
+        if may_write {
+            open.shared.shared().start_flusher();
+        }
         let errors = open.shared.core.write_errors(open.mapping);
         File {
             open,

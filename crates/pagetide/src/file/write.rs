@@ -2,10 +2,10 @@
 
 use super::{File, Fill};
 use crate::backing::Backing;
+use crate::flusher::Dirtiness;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
 use crate::{Error, cpu};
-use pagetide_core::group::Gauge;
 use pagetide_core::memory::{Effects, Io, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::{Frame, PageKey};
@@ -17,9 +17,6 @@ use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
 const PIN_PATIENCE: Duration = Duration::from_secs(1);
-/// Of 100 pages that a group may have, how many may be dirty before its writers write some back.
-/// Source: the kernel's `vm.dirty_ratio`.
-const DIRTY_PERCENT: u64 = 20;
 /// Pages that a writer writes back at a time.
 const BATCH: u64 = 64;
 
@@ -238,17 +235,10 @@ impl File {
     /// fast as the store and no faster.
     fn balance(&self) {
         let shared = &self.open.shared;
-        let groups = shared.core.groups();
-        let id = self.group.id();
-        let max = groups.path(id).map(|(_, group)| group.max()).min();
-        let allowed = max.unwrap_or(0).saturating_mul(DIRTY_PERCENT) / 100;
-        let is_over = || {
-            groups.get(id).is_some_and(|group| {
-                group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback) > allowed
-            })
-        };
-        if !is_over() {
-            return;
+        match shared.dirtiness(self.group.id()) {
+            Dirtiness::Fine => return,
+            Dirtiness::Background => return shared.tell_flusher(),
+            Dirtiness::Hard => {}
         }
         let some = Which {
             nr_pages: BATCH,

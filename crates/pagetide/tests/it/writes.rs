@@ -281,3 +281,49 @@ fn readers_see_whole_pages_while_others_write_evict_and_sync() {
         assert_eq!(check(page), first / NR_PAGES, "page {page} was not written");
     }
 }
+
+#[test]
+fn pages_are_written_in_the_background_where_much_of_the_group_is_dirty() {
+    let disk = Disk::default();
+    let memory = memory(8);
+    let group = memory
+        .root()
+        .child("small")
+        .unwrap()
+        .max(ByteSize::kib(400))
+        .unwrap();
+    let file = memory
+        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .unwrap();
+    // Of 100 pages: 11 are above the background limit, and below the hard one.
+    file.write_at(&[1; 10 * PAGE], 0).unwrap();
+    assert_eq!(disk.state().nr_writes, 0);
+    file.write_at(&[1; PAGE], 10 * PAGE as u64).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while disk.state().nr_writes == 0 {
+        assert!(Instant::now() < end, "nobody writes");
+        std::thread::yield_now();
+    }
+    drop(file);
+    assert_eq!(disk.state().bytes, vec![1; 11 * PAGE]);
+}
+
+#[test]
+fn without_a_thread_writers_write_above_the_hard_limit() {
+    let disk = Disk::default();
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let group = memory
+        .root()
+        .child("small")
+        .unwrap()
+        .max(ByteSize::kib(400))
+        .unwrap();
+    let file = memory
+        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .unwrap();
+    file.write_at(&[1; 20 * PAGE], 0).unwrap();
+    assert_eq!(disk.state().nr_writes, 0);
+    file.write_at(&[1; PAGE], 20 * PAGE as u64).unwrap();
+    assert_eq!(disk.state().bytes.len(), 21 * PAGE);
+}

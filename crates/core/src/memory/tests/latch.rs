@@ -87,6 +87,18 @@ fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
 }
 
 #[test]
+fn a_mapping_that_is_held_keeps_its_number_when_it_is_closed() {
+    let (memory, _, file) = memory(2, Policy::Fifo);
+    assert!(memory.hold_mapping(file));
+    memory.close_mapping(CPU, file, &mut |_| ());
+    assert!(memory.has_mapping(file) && !memory.hold_mapping(file));
+    let other = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    assert_ne!(key(file, 0), key(other, 0));
+    memory.release_mapping(file);
+    assert!(!memory.has_mapping(file) && !memory.hold_mapping(file));
+}
+
+#[test]
 fn the_only_pin_becomes_the_latch() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);
