@@ -74,6 +74,8 @@ pub(crate) struct Backing {
     poison: AtomicU32,
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
+    /// The store has bytes beyond the end of the file, because it could not be cut.
+    is_too_long: AtomicBool,
     /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
     syncing: Mutex<()>,
     /// The folder of a file that was created, until its entry is durable.
@@ -109,6 +111,7 @@ impl Backing {
             dirty: Mutex::default(),
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
+            is_too_long: AtomicBool::new(false),
             syncing: Mutex::default(),
             new_in: Mutex::default(),
             resize: RwLock::default(),
@@ -134,6 +137,36 @@ impl Backing {
     /// Makes the file at least this long.
     pub(crate) fn grow(&self, len: u64) {
         self.len.fetch_max(len, Ordering::AcqRel);
+    }
+
+    /// Makes the file this short; whoever calls this has its length for itself.
+    pub(crate) fn cut(&self, len: u64) {
+        self.len.store(len, Ordering::Release);
+        self.stored.fetch_min(len, Ordering::AcqRel);
+        self.is_too_long.store(true, Ordering::Release);
+    }
+
+    /// Cuts the store to the length of the file, if that has to be done yet.
+    ///
+    /// # Errors
+    /// [`Error::WritebackFailed`].
+    pub(crate) fn cut_store(&self) -> Result<(), Error> {
+        if !self.is_too_long.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let cut = self
+            .source
+            .written()
+            .set_len(self.stored.load(Ordering::Acquire));
+        cut.map_err(|error| self.failed_with(&error))?;
+        self.is_too_long.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the file as short as the store; whoever calls this has its length for itself.
+    pub(crate) fn cut_to_stored(&self) {
+        let stored = self.stored.load(Ordering::Acquire);
+        self.len.fetch_min(stored, Ordering::AcqRel);
     }
 
     /// Bytes of a page that lie before `len`.
@@ -203,6 +236,15 @@ impl Backing {
         }
     }
 
+    /// Forgets pages from `first` on that were dropped.
+    pub(crate) fn settle_from(&self, shared: &Shared, first: u64) {
+        let mut next = first;
+        while let Some(page) = self.next_dirty(next..=u64::MAX, u32::MAX) {
+            self.settle(shared, page);
+            next = page + 1;
+        }
+    }
+
     /// The first page in `pages` that may be dirty, since `before` at the latest.
     pub(crate) fn next_dirty(&self, pages: RangeInclusive<u64>, before: u32) -> Option<u64> {
         let dirty = locked(&self.dirty);
@@ -244,6 +286,7 @@ impl Backing {
     pub(crate) fn make_durable(&self) -> Result<(), Error> {
         let _one_at_a_time = locked(&self.syncing);
         self.check_poison()?;
+        self.cut_store()?;
         if let Err(error) = self.source.written().sync() {
             self.poison(code_of(&error));
         }
@@ -259,6 +302,11 @@ impl Backing {
     /// The file was created in `folder`: its entry has to be made durable, too.
     pub(crate) fn is_new_in(&self, folder: fs::File) {
         *locked(&self.new_in) = Some(folder);
+    }
+
+    /// The error of a store.
+    pub(crate) fn failed_with(&self, error: &io::Error) -> Error {
+        self.failed(code_of(error))
     }
 
     /// The error of a write that failed with a code.

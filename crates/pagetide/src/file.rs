@@ -1,6 +1,7 @@
 //! Files read and written through cached pages.
 
 mod open;
+mod resize;
 mod write;
 
 pub(crate) use open::Open;

@@ -29,6 +29,7 @@ pub struct OpenOptions {
     write: bool,
     create: bool,
     create_new: bool,
+    truncate: bool,
     order: Order,
 }
 
@@ -45,6 +46,7 @@ impl OpenOptions {
             write: false,
             create: false,
             create_new: false,
+            truncate: false,
             order: Order::new(0),
         }
     }
@@ -67,6 +69,12 @@ impl OpenOptions {
         self
     }
 
+    /// Cuts the file to no bytes, for all who have it open; needs [`OpenOptions::write`].
+    pub fn truncate(mut self, truncate: bool) -> OpenOptions {
+        self.truncate = truncate;
+        self
+    }
+
     /// With pages of this order. A file that some handle writes is open in one size only.
     pub fn order(mut self, order: Order) -> OpenOptions {
         self.order = order;
@@ -79,7 +87,7 @@ impl OpenOptions {
     /// the name becomes durable with the first [`File::sync`].
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NoMetadata`].
+    /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates.
     pub fn open(
         &self,
         memory: &Memory,
@@ -97,6 +105,9 @@ impl OpenOptions {
         let file = File::open_direct(memory.home(), file, name, self.order, group)?;
         if let Some(folder) = folder {
             file.is_new_in(folder);
+        }
+        if self.truncate {
+            file.set_len(0)?;
         }
         Ok(file)
     }

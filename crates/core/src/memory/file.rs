@@ -3,8 +3,24 @@
 use super::{Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
+use crate::page_cache;
 use crate::sync::NoMetadata;
-use crate::units::{Cpu, Frame, Order, PageType};
+use crate::units::{Cpu, Frame, Order, PageKey, PageType};
+
+/// What became of a page that is to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// It is not in its file any more.
+    Gone,
+    /// It is being read, written or changed: wait until the frame's version is no longer this,
+    /// then ask again.
+    Wait {
+        /// The frame that holds it.
+        frame: Frame,
+        /// Its version.
+        version: u32,
+    },
+}
 
 impl Memory {
     /// Makes a mapping of a file with pages of `order`; its id names it until
@@ -46,37 +62,93 @@ impl Memory {
         let Some(mapping) = self.mappings.get(id) else {
             return;
         };
+        let number = id & PageKey::MAX_MAPPING;
         while let Some(frame) = mapping.any() {
             let mut effects = Effects::new();
-            self.truncate(cpu, frame, &mut effects);
+            let seen = self.frames.word(frame);
+            let key = self.frames.key(frame);
+            // It may have been evicted meanwhile, and hold another file's page.
+            let key = key.filter(|key| key.mapping() == number);
+            if !key.is_some_and(|key| self.truncate(cpu, (frame, key, seen), &mut effects)) {
+                core::hint::spin_loop();
+            }
             run(&mut effects);
         }
         self.mappings.close(id);
     }
 
-    /// Takes one page out of its file: `Live` to `Detached`, with a pin that keeps the frame until
-    /// its entry and its places on lists are gone. A page that is just being evicted is left to
-    /// that eviction.
-    fn truncate(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
-        let detached = self.frames.update(frame, |word: Word| {
-            let pinned = word.pinned().filter(|_| word.state() == State::Live);
-            let detached = pinned.map(|word| word.with_state(State::Detached).next_version());
-            detached.map(|word| word.without(flag::DIRTY))
-        });
-        let Ok(before) = detached else {
-            core::hint::spin_loop();
+    /// Drops a page of a file that is not changed or written just now, dirty or not; pinned ones
+    /// stay readable and go with their last pin.
+    pub fn discard_page(&self, cpu: Cpu, key: PageKey, effects: &mut Effects) -> Discard {
+        while let Some(frame) = self.resident(key) {
+            let seen = self.frames.word(frame);
+            let version = seen.version();
+            if self.frames.key(frame) != Some(key) {
+                continue;
+            }
+            if seen.state() == State::Reading || seen.has(flag::WRITEBACK) {
+                return Discard::Wait { frame, version };
+            }
+            if seen.has(flag::LATCH) {
+                if let Some(version) = page_cache::await_latch(&self.frames, frame) {
+                    return Discard::Wait { frame, version };
+                }
+            } else if self.truncate(cpu, (frame, key, seen), effects) {
+                return Discard::Gone;
+            }
+        }
+        Discard::Gone
+    }
+
+    /// Tells `visit` the numbers of all pages of a mapping that are resident, and perhaps of some
+    /// that came or went meanwhile; a page that moves at the same time may be left out. Holds the
+    /// mapping's lock for 64 pages at a time.
+    pub fn resident_pages(&self, id: u32, visit: &mut dyn FnMut(u64)) {
+        let Some(mapping) = self.mappings.get(id) else {
             return;
         };
-        let key = self.frames.key(frame).expect("a live frame holds a page");
+        let mut left = mapping.nr_pages();
+        while left > 0 {
+            let mut some = [None; 64];
+            let nr_frames = mapping.rotate(&self.frames, &mut some, left);
+            for frame in some.into_iter().flatten() {
+                let key = self.frames.key(frame);
+                let key = key.filter(|key| key.mapping() == id & PageKey::MAX_MAPPING);
+                key.into_iter().for_each(|key| visit(key.page()));
+            }
+            if nr_frames == 0 {
+                break;
+            }
+            left -= nr_frames;
+        }
+    }
+
+    /// Takes one page out of its file, if its frame's word is still `seen`: `Live` to `Detached`,
+    /// with a pin that keeps the frame until its entry and its places on lists are gone. A page
+    /// that is just being evicted is left to that eviction.
+    fn truncate(
+        &self,
+        cpu: Cpu,
+        (frame, key, seen): (Frame, PageKey, Word),
+        effects: &mut Effects,
+    ) -> bool {
+        let pinned = seen.pinned().filter(|_| seen.state() == State::Live);
+        let Some(pinned) = pinned else { return false };
+        let detached = pinned.with_state(State::Detached).next_version();
+        let detached = detached.without(flag::DIRTY);
+        if self.frames.replace(frame, seen, detached).is_err() {
+            return false;
+        }
         self.forget(key, frame);
         self.mapping_of(key)
             .unlist(&self.frames, [frame].into_iter());
-        if before.has(flag::DIRTY) {
+        if seen.has(flag::DIRTY) {
             self.count(frame, Gauge::FileDirty, Group::sub_gauge);
         }
         let lruvec = self.lruvec_at(frame);
         let lruvec = lruvec.expect("a live page's group has a lruvec");
         lruvec.lock().remove(&self.frames, frame);
         self.unpin(cpu, frame, effects);
+        true
     }
 }

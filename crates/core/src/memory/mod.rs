@@ -28,6 +28,7 @@ pub use alloc::Idle;
 pub use balance::Balance;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
+pub use file::Discard;
 pub use here::{Here, Platform};
 pub use lru_gen::LruGen;
 pub use pins::Pinned;

@@ -207,7 +207,7 @@ impl Memory {
 
     /// The frame that holds a page, or in which it is being read. A frame on its way out may still
     /// have an entry of its page before the one of the new frame: only the lock tells them apart.
-    fn resident(&self, key: PageKey) -> Option<Frame> {
+    pub(super) fn resident(&self, key: PageKey) -> Option<Frame> {
         let frame = self.index.find(&self.frames, key)?;
         match self.frames.word(frame).state() {
             State::Live | State::Reading => Some(frame),

@@ -119,6 +119,23 @@ impl Mapping {
         self.resident.lock().head()
     }
 
+    /// Moves up to `nr_frames` resident frames from the end of the list to its head, as many as
+    /// `found` has room for; returns how many. Whoever does so for as many as there are meets all
+    /// that were listed before.
+    pub fn rotate(&self, frames: &FrameTable, found: &mut [Option<Frame>], nr_frames: u32) -> u32 {
+        let mut resident = self.resident.lock();
+        let mut nr_found = 0;
+        for place in found.iter_mut().take(nr_frames as usize) {
+            let Some(frame) = resident.pop_tail(frames) else {
+                break;
+            };
+            resident.push_head(frames, frame);
+            *place = Some(frame);
+            nr_found += 1;
+        }
+        nr_found
+    }
+
     /// Lists a frame that came in.
     pub fn list(&self, frames: &FrameTable, frame: Frame) {
         self.resident.lock().push_head(frames, frame);

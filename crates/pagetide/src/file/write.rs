@@ -116,13 +116,15 @@ impl File {
         Ok(done)
     }
 
-    fn check_writable(&self) -> Result<(), Error> {
+    pub(super) fn check_writable(&self) -> Result<(), Error> {
         let backing = &*self.open.backing;
         if !self.may_write {
             let file = backing.name.to_string();
             return Err(Error::ReadOnly { file });
         }
         backing.check_poison()?;
+        // Behind a shorter end would be old bytes.
+        backing.cut_store()?;
         if backing.is_failing.load(Ordering::Relaxed) {
             // Whoever writes on gives the store another chance; the others' files are not asked.
             let some = Which {

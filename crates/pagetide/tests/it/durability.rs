@@ -27,20 +27,29 @@ fn open(memory: &Memory, group: &Group, disk: &Disk, order: u8) -> File {
 /// What each byte may be after a crash; the last one is what it is now.
 struct Model {
     bytes: Vec<Vec<u8>>,
+    /// Where the file ends now; what a crash leaves may be longer.
+    len: usize,
 }
 
 impl Model {
     fn of(image: &[u8]) -> Model {
         let bytes = image.iter().map(|&byte| vec![byte]).collect();
-        Model { bytes }
+        let len = image.len();
+        Model { bytes, len }
     }
 
     fn write(&mut self, at: usize, bytes: &[u8]) {
-        let len = self.bytes.len().max(at + bytes.len());
-        self.bytes.resize(len, vec![0]);
+        self.len = self.len.max(at + bytes.len());
+        self.bytes.resize(self.len.max(self.bytes.len()), vec![0]);
         for (model, &byte) in self.bytes[at..].iter_mut().zip(bytes) {
             model.push(byte);
         }
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.bytes.resize(len.max(self.bytes.len()), vec![0]);
+        self.bytes[len..].iter_mut().for_each(|byte| byte.push(0));
+        self.len = len;
     }
 
     fn synced(&mut self) {
@@ -50,7 +59,8 @@ impl Model {
     }
 
     fn now(&self) -> Vec<u8> {
-        self.bytes.iter().map(|byte| byte[byte.len() - 1]).collect()
+        let bytes = self.bytes[..self.len].iter();
+        bytes.map(|byte| byte[byte.len() - 1]).collect()
     }
 
     fn check_crash(&self, image: &[u8]) {
@@ -62,7 +72,7 @@ impl Model {
 
     /// Returns how often a read failed.
     fn check_now(&self, file: &File) -> u64 {
-        let mut bytes = vec![0; self.bytes.len() + 1];
+        let mut bytes = vec![0; self.len + 1];
         // A disk that fails three times may do so here.
         let mut read = file.read_at(&mut bytes, 0);
         let mut nr_errors = 0;
@@ -71,7 +81,7 @@ impl Model {
             read = file.read_at(&mut bytes, 0);
         }
         let nr_read = read.unwrap();
-        assert_eq!(nr_read, self.bytes.len());
+        assert_eq!(nr_read, self.len);
         assert!(
             bytes[..nr_read] == self.now()[..],
             "the file is not what was written"
@@ -86,6 +96,7 @@ enum Op {
     Read { at: usize, len: usize },
     Flush { at: usize, len: usize },
     Sync,
+    SetLen(usize),
     Reopen,
 }
 
@@ -101,6 +112,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => place.clone().prop_map(|(at, len)| Op::Read { at, len }),
         1 => place.prop_map(|(at, len)| Op::Flush { at, len }),
         1 => Just(Op::Sync),
+        1 => (0..NR_PAGES * PAGE).prop_map(Op::SetLen),
         1 => Just(Op::Reopen),
     ]
 }
@@ -151,15 +163,19 @@ fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
                 file.sync().unwrap();
                 model.synced();
             }
+            Op::SetLen(len) => {
+                file.set_len(len as u64).unwrap();
+                model.set_len(len);
+            }
             Op::Reopen => {
                 drop(file);
                 file = open(&memory, &group, &disk, order);
                 model.check_now(&file);
             }
         }
-        assert_eq!(file.len(), model.bytes.len() as u64);
+        assert_eq!(file.len(), model.len as u64);
         assert!(
-            disk.state().bytes.len() <= model.bytes.len(),
+            disk.state().bytes.len() <= model.len,
             "the store grew too long"
         );
         for _ in 0..2 {

@@ -1,6 +1,6 @@
 //! Writes: bytes, ends of files, files of the system, limits, threads.
 
-use crate::disk::Disk;
+use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, Error, Memory, OpenOptions, Order};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -326,4 +326,157 @@ fn without_a_thread_writers_write_above_the_hard_limit() {
     assert_eq!(disk.state().nr_writes, 0);
     file.write_at(&[1; PAGE], 20 * PAGE as u64).unwrap();
     assert_eq!(disk.state().bytes.len(), 21 * PAGE);
+}
+
+#[test]
+fn a_file_is_cut_and_grows_with_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, vec![1; 20_000]).unwrap();
+    let memory = memory(8);
+    let file = memory.open_rw(&path, &memory.root()).unwrap();
+    let mut bytes = vec![0; 50_000];
+    file.write_at(&[2; 9000], 8000).unwrap();
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 20_000);
+    let (kept, gone) = (file.pin(2).unwrap(), file.pin(4).unwrap());
+    for (len, expected) in [
+        (9500_u64, 9500),
+        (9000, 9000),
+        (30_000, 30_000),
+        (8192, 8192),
+    ] {
+        file.set_len(len).unwrap();
+        assert_eq!((file.len(), fs::metadata(&path).unwrap().len()), (len, len));
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), expected);
+        let is_as_written = |(at, &byte): (usize, &u8)| {
+            byte == match at {
+                0..8000 => 1,
+                8000..9000 => 2,
+                9000..9500 if len == 9500 => 2,
+                _ => 0,
+            }
+        };
+        assert!(
+            bytes[..expected].iter().enumerate().all(is_as_written),
+            "{len} bytes"
+        );
+    }
+    assert!(kept.iter().all(|&byte| byte == 2) && gone[616..].iter().all(|&byte| byte == 1));
+    assert!(matches!(file.pin(2), Err(Error::PastEnd { .. })));
+    file.write_at(b"x", 20_000).unwrap();
+    file.sync().unwrap();
+    let on_disk = fs::read(&path).unwrap();
+    assert_eq!(on_disk.len(), 20_001);
+    assert!(on_disk[8192..20_000].iter().all(|&byte| byte == 0));
+    let options = OpenOptions::new().write(true).truncate(true);
+    let again = options.open(&memory, &path, &memory.root()).unwrap();
+    assert!(again.is_empty() && file.is_empty());
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    drop((kept, gone));
+    drop((file, again));
+    assert_eq!(memory.stats().resident_pages, 0);
+}
+
+#[test]
+fn a_store_that_cannot_be_cut_shows_no_old_bytes() {
+    let disk = Disk::of(vec![7; 4 * PAGE]);
+    let memory = memory(8);
+    let store = Box::new(disk.clone());
+    let file = memory
+        .open_store(store, "disk", Order::new(0), &memory.root())
+        .unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 3, Fault::Error(EIO)));
+    assert!(matches!(
+        file.set_len(100),
+        Err(Error::WritebackFailed { .. })
+    ));
+    assert_eq!(file.len(), 100);
+    assert!(
+        file.write_at(b"x", 5000).is_err(),
+        "there are old bytes before"
+    );
+    assert!(file.sync().is_err());
+    file.write_at(b"x", 5000).unwrap();
+    let mut bytes = vec![1; 5001];
+    file.sync().unwrap();
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 5001);
+    assert!(bytes[..100].iter().all(|&byte| byte == 7));
+    assert!(bytes[100..5000].iter().all(|&byte| byte == 0));
+    assert!(disk.state().durable == bytes);
+}
+
+#[test]
+fn dirty_pages_that_nobody_needs_are_dropped() {
+    let disk = Disk::of(vec![7; 4 * PAGE]);
+    let memory = memory(8);
+    let store = Box::new(disk.clone());
+    let file = memory
+        .open_store(store, "disk", Order::new(0), &memory.root())
+        .unwrap();
+    file.write_at(&[1; 100], PAGE as u64).unwrap();
+    file.flush_range(..).unwrap();
+    disk.state().is_full = true;
+    file.write_at(&[2; 3 * PAGE], PAGE as u64).unwrap();
+    file.write_at(&[2; PAGE], 9 * PAGE as u64).unwrap();
+    assert!(file.sync().is_err() && file.write_at(b"x", 0).is_err());
+    assert_eq!(file.discard_dirty().unwrap(), 4);
+    assert_eq!(file.len(), 4 * PAGE as u64);
+    file.sync().unwrap();
+    let mut bytes = vec![0; 5 * PAGE];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 4 * PAGE);
+    assert!(bytes[..4 * PAGE] == disk.state().durable);
+    assert!(bytes[PAGE..PAGE + 100].iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn a_file_shrinks_and_grows_under_readers_and_writers() {
+    const MOST: u64 = 40;
+    let disk = Disk::default();
+    let memory = memory(8);
+    let group = memory
+        .root()
+        .child("small")
+        .unwrap()
+        .max(ByteSize::kib(80))
+        .unwrap();
+    let file = &memory
+        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .unwrap();
+    let is_over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..2_u8 {
+            scope.spawn(move || {
+                for page in (0..MOST)
+                    .cycle()
+                    .take_while(|_| !is_over.load(Ordering::Relaxed))
+                {
+                    file.write_at(&[seed + 1; PAGE], page * PAGE as u64)
+                        .unwrap();
+                }
+            });
+            scope.spawn(move || {
+                let mut bytes = vec![0; PAGE];
+                for page in (0..MOST)
+                    .cycle()
+                    .take_while(|_| !is_over.load(Ordering::Relaxed))
+                {
+                    let nr_read = file.read_at(&mut bytes, page * PAGE as u64).unwrap();
+                    let is_whole = bytes[..nr_read].iter().all(|&byte| byte == bytes[0]);
+                    assert!(is_whole, "page {page} is torn");
+                }
+            });
+        }
+        for round in 0..400_u64 {
+            file.set_len(round * 7 % MOST * PAGE as u64).unwrap();
+            if round % 5 == 0 {
+                file.sync().unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    file.sync().unwrap();
+    let mut bytes = vec![0; usize::try_from(MOST + 1).unwrap() * PAGE];
+    let nr_read = file.read_at(&mut bytes, 0).unwrap();
+    assert!(bytes[..nr_read] == disk.state().durable);
 }

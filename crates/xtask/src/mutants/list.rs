@@ -156,8 +156,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that leaves its file stays counted as dirty",
         file: "memory/file.rs",
-        find: "if before.has(flag::DIRTY) {",
-        replace: "if before.has(flag::DIRTY | flag::LATCH) {",
+        find: "if seen.has(flag::DIRTY) {",
+        replace: "if seen.has(flag::DIRTY | flag::LATCH) {",
         tests: Tests::Plain("write"),
     },
     Mutant {

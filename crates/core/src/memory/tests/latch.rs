@@ -177,3 +177,44 @@ fn a_page_that_is_filled_instead_of_read_is_dirty_when_it_is_live() {
     };
     memory.complete_write(CPU, write, Ok(()), &mut effects);
 }
+
+#[test]
+fn pages_are_found_and_dropped_by_their_numbers() {
+    let (memory, group, file) = memory(200, Policy::Fifo);
+    (0..150).for_each(|page| assert!(touch(&memory, group, key(file, page * 3))));
+    let numbers = || {
+        let mut numbers = Vec::new();
+        memory.resident_pages(file, &mut |page| numbers.push(page));
+        numbers.sort_unstable();
+        numbers
+    };
+    let all: Vec<u64> = (0..150).map(|page| page * 3).collect();
+    assert_eq!(numbers(), all);
+    assert_eq!(numbers(), all, "again");
+    let discard = |page| memory.discard_page(CPU, key(file, page), &mut Effects::new());
+    assert_eq!(discard(1), Discard::Gone, "never there");
+    let (frame, _) = have(&memory, group, key(file, 3), Ok(())).unwrap();
+    memory.set_dirty(frame);
+    let write = memory.begin_write(frame).unwrap();
+    assert!(
+        matches!(discard(3), Discard::Wait { .. }),
+        "it is being written"
+    );
+    memory.complete_write(CPU, write, Err(5), &mut Effects::new());
+    assert_eq!(discard(3), Discard::Gone);
+    assert_eq!(memory.frames().word(frame).state(), State::Detached);
+    assert_eq!(memory.stat(group).file_dirty, 0);
+    unpin(&memory, frame);
+    let Latched::Held(frame) = latch(&memory, key(file, 6)) else {
+        panic!("nobody has it pinned");
+    };
+    assert!(
+        matches!(discard(6), Discard::Wait { .. }),
+        "it is being changed"
+    );
+    assert!(unlatch(&memory, frame, true));
+    assert_eq!(discard(6), Discard::Gone);
+    assert_eq!(numbers().len(), 148);
+    assert_eq!(memory.stats().nr_used, 148);
+    memory.check();
+}
