@@ -9,7 +9,7 @@ use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
 use crate::page_cache::{self, WriteErrors};
-use crate::reclaim::{Batch, Unwritten};
+use crate::reclaim::{Batch, Token, Unwritten};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// A write that core asked for. Whoever runs it gives it back to [`Memory::complete_write`].
@@ -19,6 +19,19 @@ pub struct Write {
     frame: Frame,
     key: PageKey,
     order: Order,
+    cold: Option<Cold>,
+}
+
+/// A page that reclaim met at the cold end and does not wait for: it goes when it is written, if
+/// nobody used it meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Cold {
+    /// The groups that pages are wanted of.
+    subtree: u32,
+    /// What its shadow entry will say.
+    token: Token,
+    /// Its accesses when the write began.
+    refs: u8,
 }
 
 impl Write {
@@ -71,6 +84,8 @@ pub struct Writes<'a> {
     subtree: u32,
     unwritten: &'a Unwritten,
     nr_taken: usize,
+    /// Pages that go when their writes end.
+    nr_cold: u32,
 }
 
 impl Writes<'_> {
@@ -106,8 +121,25 @@ impl Iterator for Writes<'_> {
     fn next(&mut self) -> Option<Write> {
         let (memory, nr_taken) = (self.memory, &mut self.nr_taken);
         let left = self.unwritten.dirty().skip(*nr_taken);
-        left.inspect(|_| *nr_taken += 1)
-            .find_map(|frame| memory.begin_write(frame))
+        let mut left = left.inspect(|_| *nr_taken += 1);
+        let mut write = left.find_map(|(frame, token)| {
+            let subtree = self.subtree;
+            // Before the write begins: whoever uses the page from here on keeps it.
+            let refs = memory.frames.word(frame).refs();
+            let cold = Cold {
+                subtree,
+                token,
+                refs,
+            };
+            Some((memory.begin_write(frame)?, cold))
+        });
+        if let Some((write, cold)) = &mut write
+            && self.nr_cold > 0
+        {
+            self.nr_cold -= 1;
+            write.cold = Some(*cold);
+        }
+        write.map(|(write, _)| write)
     }
 }
 
@@ -234,11 +266,17 @@ impl Memory {
         self.count(frame, Gauge::FileWriteback, Group::add_gauge);
         self.count(frame, Gauge::FileDirty, Group::sub_gauge);
         let order = self.frames.block(frame).0;
-        Some(Write { frame, key, order })
+        Some(Write {
+            frame,
+            key,
+            order,
+            cold: None,
+        })
     }
 
     /// Ends a write. One that failed, with a code of the runtime's, leaves its page dirty and is
-    /// counted on the mapping: [`Memory::write_errors`].
+    /// counted on the mapping: [`Memory::write_errors`]. One that reclaim asked for and did not
+    /// wait for evicts its page, if nobody used that meanwhile.
     pub fn complete_write(
         &self,
         cpu: Cpu,
@@ -246,7 +284,9 @@ impl Memory {
         result: Result<(), u32>,
         effects: &mut Effects,
     ) {
-        let Write { frame, key, .. } = write;
+        let Write {
+            frame, key, cold, ..
+        } = write;
         let mapping = self.mapping_of(key);
         if let Err(code) = result {
             mapping.count_error(code);
@@ -256,8 +296,11 @@ impl Memory {
         self.count(frame, Gauge::FileWriteback, Group::sub_gauge);
         let before = page_cache::end_write(&self.frames, frame);
         effects.push(Effect::Wake(frame));
+        let is_unused = |cold: &Cold| before.refs() == cold.refs && !before.has(flag::YOUNG);
         if before.state() == State::Detached {
             self.reap(cpu, frame);
+        } else if let Some(cold) = cold.filter(is_unused) {
+            self.evict_frame(cpu, Reach::of(cold.subtree), (frame, cold.token));
         }
         self.mappings.end_write(mapping);
     }
@@ -312,17 +355,26 @@ impl Memory {
                 is_unwritten: false,
             };
         }
+        let limit = self.groups.get(reach.subtree).map_or(0, Group::max);
+        let want = self.policy(reach.subtree).batch(limit).max(nr_pages);
+        // Where pages went, the cold ones that did not follow when they are written. Else what is
+        // written goes below, and counts.
+        let (nr_needed, nr_cold) = if nr_freed > 0 {
+            (0, want)
+        } else {
+            (nr_pages, 0)
+        };
         let mut writes = Writes {
             memory: self,
             cpu: here.cpu,
             subtree: reach.subtree,
             unwritten: &unwritten,
             nr_taken: 0,
+            nr_cold,
         };
-        let nr_needed = if nr_freed > 0 { 0 } else { nr_pages };
         here.platform.write_back(&mut writes, nr_needed);
         let nr_freed = match nr_freed {
-            0 => self.evict_written(here.cpu, reach, (&unwritten, nr_pages)),
+            0 => self.evict_written(here.cpu, reach, (&unwritten, want)),
             freed => freed,
         };
         let nr_freed = match nr_freed {
@@ -336,36 +388,37 @@ impl Memory {
         }
     }
 
-    /// Evicts pages that were dirty at the cold end and have been written since: reclaim put them
-    /// back at the other end of their lists.
+    /// Evicts up to `nr_pages` pages that were dirty at the cold end and have been written since:
+    /// reclaim put them back at the other end of their lists.
     fn evict_written(
         &self,
         cpu: Cpu,
         reach: Reach,
         (unwritten, nr_pages): (&Unwritten, u32),
     ) -> u32 {
-        let subtree = reach.subtree;
-        let limit = self.groups.get(subtree).map_or(0, Group::max);
-        let want = self.policy(subtree).batch(limit).max(nr_pages);
         let mut freed = 0;
-        for frame in unwritten.dirty() {
-            let word = self.frames.word(frame);
-            let group = self.frames.group(frame);
-            let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
-            let may_go = is_there && word.is_evictable() && !word.has(flag::ISOLATED);
-            if freed >= want {
+        for page in unwritten.dirty() {
+            if freed >= nr_pages {
                 break;
             }
-            if may_go && self.groups.is_in(group, subtree) && self.spare(group, subtree, true) > 0 {
-                let evicted = self.evict_frame(cpu, (group, frame));
-                self.count_reclaimed(reach.by, evicted);
-                freed += evicted;
-            }
+            freed += self.evict_frame(cpu, reach, page);
         }
         freed
     }
 
-    fn evict_frame(&self, cpu: Cpu, (group, frame): (u32, Frame)) -> u32 {
+    /// Evicts the page of a frame, if it is in reach, may go and nobody uses it.
+    fn evict_frame(&self, cpu: Cpu, reach: Reach, (frame, token): (Frame, Token)) -> u32 {
+        let word = self.frames.word(frame);
+        let group = self.frames.group(frame);
+        let may_go = word.is_evictable() && !word.has(flag::ISOLATED);
+        let is_meant = || {
+            let subtree = reach.subtree;
+            let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
+            is_there && self.groups.is_in(group, subtree) && self.spare(group, subtree, true) > 0
+        };
+        if !may_go || !is_meant() {
+            return 0;
+        }
         let lruvec = self.lruvec_at(frame);
         let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
             return 0;
@@ -374,6 +427,9 @@ impl Memory {
         let mut lists = lruvec.lock();
         lists.isolate_frame(&self.frames, (group, frame), &mut batch);
         drop(lists);
-        self.evict(cpu, lruvec, &batch, None)
+        batch.set_token(token);
+        let evicted = self.evict(cpu, lruvec, &batch, None);
+        self.count_reclaimed(reach.by, evicted);
+        evicted
     }
 }

@@ -117,15 +117,30 @@ impl Batch {
     }
 
     /// Notes a page that its policy would take if it were written.
-    pub(super) fn note(&mut self, frame: Frame, word: Word) {
+    pub(super) fn note(&mut self, frame: Frame, word: Word, token: Token) {
         if let Some(unwritten) = &mut self.unwritten {
-            unwritten.note(frame, word);
+            unwritten.note(frame, word, token);
         }
     }
 
     /// The victims, to say more of them.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Victim> {
         self.victims.iter_mut().flatten()
+    }
+
+    /// Says what the shadow entry of the last victim will say.
+    pub fn set_token(&mut self, token: Token) {
+        let last = self.len.checked_sub(1);
+        if let Some(Some(victim)) = last.map(|last| &mut self.victims[index(last)]) {
+            victim.token = token;
+        }
+    }
+
+    /// Whether it holds as many as are wanted, those included that go once they are written: of
+    /// others it holds one at least.
+    pub(super) fn is_enough(&self, nr_pages: u32) -> bool {
+        let nr_noted = self.unwritten.as_ref().map_or(0, Unwritten::nr_dirty);
+        self.len >= nr_pages || self.len > 0 && self.len + nr_noted >= nr_pages
     }
 
     /// The victims in the order in which they were taken.

@@ -50,7 +50,7 @@ impl Rules for Fifo {
                     token: Token::new(0),
                 });
             } else {
-                batch.note(frame, word);
+                batch.note(frame, word, Token::new(0));
                 self.pages.push_head(frames, frame);
             }
         }

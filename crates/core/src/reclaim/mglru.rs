@@ -67,7 +67,7 @@ impl<'a> Hold<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.batch.len() >= self.control.nr_pages
+        self.batch.is_enough(self.control.nr_pages)
     }
 }
 
@@ -352,7 +352,8 @@ impl Mglru {
                 let page = self.form.use_of(word);
                 let is_kept = word.has(flag::YOUNG) || page.is_saturated();
                 if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
-                    hold.batch.note(frame, word);
+                    hold.batch
+                        .note(frame, word, self.token(frames, frame, word));
                 }
                 continue;
             }
@@ -469,7 +470,7 @@ impl Rules for Mglru {
         let enough = control.nr_pages.min(ENOUGH);
         for priority in (0..=DEF_PRIORITY).rev() {
             self.reclaim_at(priority, &mut hold);
-            if hold.batch.len() >= enough || hold.is_over() {
+            if hold.batch.is_enough(enough) || hold.is_over() {
                 break;
             }
         }

@@ -178,7 +178,7 @@ impl Rules for TwoList {
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let want = control.nr_pages;
         let (mut nr_scanned, mut nr_busy) = (0, 0);
-        while batch.len() < want && nr_scanned < MAX_SCAN {
+        while !batch.is_enough(want) && nr_scanned < MAX_SCAN {
             if self.is_inactive_low() || nr_busy > MAX_BUSY {
                 nr_scanned += 1;
                 self.demote(frames);
@@ -190,7 +190,7 @@ impl Rules for TwoList {
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
-                batch.note(frame, word);
+                batch.note(frame, word, Self::token_at(self.nonresident_age));
             }
             if let Some(to) = Self::kept(word) {
                 self.nonresident_age += u64::from(to.0 == ACTIVE);

@@ -1,6 +1,6 @@
 //! Pages that would be evicted but for their unwritten bytes.
 
-use super::MAX_BATCH;
+use super::{MAX_BATCH, Token};
 use crate::frame::Word;
 use crate::units::{Frame, index};
 
@@ -10,7 +10,7 @@ use crate::units::{Frame, index};
 /// A hint: any of the frames may hold something else when they are looked at.
 #[derive(Clone, Debug)]
 pub struct Unwritten {
-    dirty: [Frame; MAX_BATCH as usize],
+    dirty: [(Frame, Token); MAX_BATCH as usize],
     nr_dirty: u32,
     nr_writeback: u32,
 }
@@ -18,7 +18,7 @@ pub struct Unwritten {
 impl Default for Unwritten {
     fn default() -> Self {
         Unwritten {
-            dirty: [Frame::FIRST; MAX_BATCH as usize],
+            dirty: [(Frame::FIRST, Token::new(0)); MAX_BATCH as usize],
             nr_dirty: 0,
             nr_writeback: 0,
         }
@@ -26,9 +26,16 @@ impl Default for Unwritten {
 }
 
 impl Unwritten {
-    /// Frames of dirty pages, coldest first. A page may be there twice.
-    pub fn dirty(&self) -> impl Iterator<Item = Frame> + '_ {
+    /// Frames of dirty pages, coldest first, and what their shadow entries would have said. A page
+    /// may be there twice.
+    pub fn dirty(&self) -> impl Iterator<Item = (Frame, Token)> + '_ {
         self.dirty[..index(self.nr_dirty)].iter().copied()
+    }
+
+    /// Dirty pages that were noted.
+    #[must_use]
+    pub fn nr_dirty(&self) -> u32 {
+        self.nr_dirty
     }
 
     /// Times that a page was met that is being written.
@@ -49,14 +56,14 @@ impl Unwritten {
         self.nr_dirty == MAX_BATCH
     }
 
-    pub(super) fn note(&mut self, frame: Frame, word: Word) {
+    pub(super) fn note(&mut self, frame: Frame, word: Word, token: Token) {
         if !word.as_written().is_evictable() {
             return;
         }
         if !word.may_be_written() {
             self.nr_writeback = self.nr_writeback.saturating_add(1);
         } else if !self.is_full() {
-            self.dirty[index(self.nr_dirty)] = frame;
+            self.dirty[index(self.nr_dirty)] = (frame, token);
             self.nr_dirty += 1;
         }
     }

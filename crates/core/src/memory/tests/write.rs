@@ -253,6 +253,62 @@ fn dirty_pages_are_written_and_evicted_where_nothing_else_is_left() {
     }
 }
 
+/// Takes the writes that nobody waits for, and ends none.
+#[derive(Debug, Default)]
+struct Slow(RefCell<Vec<Write>>);
+
+impl Platform for Slow {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
+        assert_eq!(nr_pages, 0, "a clean page went");
+        self.0.borrow_mut().extend(writes);
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn a_cold_page_goes_when_its_write_ends_if_nobody_used_it_and_it_went_well() {
+    for &policy in Policy::ALL {
+        for (is_used, result) in [(false, Ok(())), (true, Ok(())), (false, Err(5))] {
+            let (memory, group, file) = memory(40, policy);
+            for page in 0..40 {
+                let (frame, _) = have(&memory, group, key(file, page), Ok(())).unwrap();
+                // The last one is clean: it goes, and nobody waits.
+                if page < 39 {
+                    memory.set_dirty(frame);
+                }
+                memory.unpin(CPU, frame, &mut Effects::new());
+            }
+            let slow = Slow::default();
+            let mut op = PageIn::new(key(file, 40), group, Access::Copy);
+            let step = op.step(&memory, Here::new(CPU, &slow), &mut Effects::new());
+            assert!(matches!(step, Ok(Step::Wait { .. })), "{step:?}");
+            let mut writes = slow.0.take();
+            let (coldest, nr_used) = (writes.remove(0), memory.stats().nr_used);
+            let page = coldest.key();
+            if is_used {
+                assert!(!touch(&memory, group, page));
+            }
+            end(&memory, coldest, result);
+            let stays = is_used || result.is_err();
+            let nr_left = nr_used - u32::from(!stays);
+            assert_eq!(memory.stats().nr_used, nr_left, "{policy}");
+            assert_eq!(!touch(&memory, group, page), stays, "{policy}");
+            for write in writes {
+                end(&memory, write, Ok(()));
+            }
+        }
+    }
+}
+
 #[test]
 fn writes_that_fail_for_good_are_a_clear_error() {
     for &policy in Policy::ALL {
@@ -300,10 +356,9 @@ fn full_of_dirty_pages() -> (Memory, u32, Vec<Frame>) {
 
 #[test]
 fn a_store_that_allocates_can_write_when_all_else_is_dirty() {
-    let (memory, file, _) = full_of_dirty_pages();
-    let root = memory.groups().root();
-    let nr_reserved = memory.config().write_reserve_pages;
-    for nr_blocks in [1, index(nr_reserved)] {
+    for nr_blocks in [1, index(crate::memory::WRITE_RESERVE_PAGES)] {
+        let (memory, file, _) = full_of_dirty_pages();
+        let root = memory.groups().root();
         let writer = Writer {
             nr_blocks,
             ..Writer::default()
