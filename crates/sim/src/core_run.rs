@@ -3,10 +3,13 @@
 use crate::policy::{Counts, PROGRESS_STEP};
 use crate::trace::Trace;
 use pagetide_core::group::Limit;
-use pagetide_core::memory::{BuildError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
+use pagetide_core::memory::{
+    BuildError, Config, Effect, Effects, Here, Memory, PageError, PageIn, Platform, Step, Writes,
+};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::reclaim::{Policy, Refaults};
 use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
+use std::cell::Cell;
 
 /// The one virtual CPU.
 const CPU: Cpu = Cpu::new(0);
@@ -47,13 +50,42 @@ pub struct Costs {
     pub pgsteal: u64,
     /// Times that it took pages off a list.
     pub nr_batches: u64,
+    /// Pages that were written before they went.
+    pub nr_writes: u64,
 }
 
-/// Files, or anon regions, in groups of the real core under one limit, read page by page, reads
-/// taking no time.
+/// Where changed pages are written, which takes no time.
+#[derive(Debug, Default)]
+struct Device {
+    nr_writes: Cell<u64>,
+}
+
+impl Platform for Device {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, _nr_pages: u32) {
+        while let Some(write) = writes.next() {
+            let memory = writes.memory();
+            memory.complete_write(CPU, write, Ok(()), &mut Effects::new());
+            self.nr_writes.set(self.nr_writes.get() + 1);
+        }
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+/// Files, or anon regions, in groups of the real core under one limit, read and changed page by
+/// page, reads and writes taking no time.
 #[derive(Debug)]
 pub struct CoreCache {
     memory: Memory,
+    device: Device,
     /// The group that the limit is on.
     top: u32,
     /// Those who read: a group and a mapping each.
@@ -132,6 +164,16 @@ impl CoreCache {
         Ok(cache)
     }
 
+    /// One group of an anon region.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub fn of_anon(policy: Policy, frames: u32) -> Result<CoreCache, RunError> {
+        let mut cache = CoreCache::empty(Config::for_resident(frames, 1, policy), frames)?;
+        cache.add_reader(cache.top, PageType::Anon)?;
+        Ok(cache)
+    }
+
     fn empty(config: Config, frames: u32) -> Result<CoreCache, RunError> {
         let memory = Memory::try_new(config);
         let memory = memory.map_err(|error| RunError::Build { frames, error })?;
@@ -140,6 +182,7 @@ impl CoreCache {
             .map_err(|_| RunError::NoMetadata)?;
         let cache = CoreCache {
             memory,
+            device: Device::default(),
             top,
             readers: Vec::new(),
             counts: Counts::default(),
@@ -203,13 +246,26 @@ impl CoreCache {
     /// # Panics
     /// Where there is no such reader.
     pub fn read_as(&mut self, reader: usize, page: u32) -> Result<bool, RunError> {
+        self.request((reader, page), false)
+    }
+
+    /// Reads a page and changes it, so that it is written before it goes; whether it was a miss.
+    ///
+    /// # Errors
+    /// [`RunError::Page`].
+    pub fn change(&mut self, page: u32) -> Result<bool, RunError> {
+        self.request((0, page), true)
+    }
+
+    fn request(&mut self, (reader, page): (usize, u32), changes: bool) -> Result<bool, RunError> {
         let (group, mapping) = self.readers[reader];
         let key = Mappings::key(mapping, u64::from(page)).expect("32 bits fit a key");
         let at = usize::try_from(page).expect("a page's number fits memory");
         let table = self.memory.frames();
         let watched = self.frames.get(at).copied().flatten();
         let watched = watched.map(|frame| (frame, table.word(frame).refs()));
-        let (frame, missed) = self.have(key, group).map_err(|error| RunError::Page {
+        let had = self.have(key, group, changes);
+        let (frame, missed) = had.map_err(|error| RunError::Page {
             request: self.counts.requests,
             error,
         })?;
@@ -223,18 +279,25 @@ impl CoreCache {
         Ok(missed)
     }
 
-    /// Has a page and lets it go: its frame, and whether it was read.
-    fn have(&self, key: PageKey, group: u32) -> Result<(Frame, bool), PageError> {
+    /// Has a page, changes it or not, and lets it go: its frame, and whether it was read.
+    fn have(&self, key: PageKey, group: u32, changes: bool) -> Result<(Frame, bool), PageError> {
         let memory = &self.memory;
         let mut effects = Effects::new();
+        let let_go = |frame, effects: &mut Effects| {
+            if changes {
+                memory.set_dirty(frame);
+            }
+            memory.unpin(CPU, frame, effects);
+        };
         if let Found::Pinned(frame) = memory.pin(CPU, key, Access::Copy, &mut effects) {
-            memory.unpin(CPU, frame, &mut effects);
+            let_go(frame, &mut effects);
             return Ok((frame, false));
         }
         let mut op = PageIn::new(key, group, Access::Copy);
+        let here = Here::new(CPU, &self.device);
         loop {
-            if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects)? {
-                memory.unpin(CPU, frame, &mut effects);
+            if let Step::Done(frame) = op.step(memory, here, &mut effects)? {
+                let_go(frame, &mut effects);
                 return Ok((frame, true));
             }
             while let Some(effect) = effects.pop() {
@@ -270,6 +333,7 @@ impl CoreCache {
             pgscan: stats.pgscan,
             pgsteal: stats.pgsteal,
             nr_batches: stats.nr_batches,
+            nr_writes: self.device.nr_writes.get(),
         }
     }
 }

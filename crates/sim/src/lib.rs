@@ -6,17 +6,22 @@
 //!   has.
 //! - [`disk`] is a disk for core's reads and writes, which end in any order, or fail.
 //! - [`hog`] is the memory hog of the zonelist cache on such a machine.
+//! - [`key_value`] is a store in memory that does not fit: what is swapped in and out.
 //! - [`machine`] runs core's zones on many virtual CPUs, with a queue before each zone's lock.
 //! - [`pcp`] has loads for such machines, to compare tuners with.
 //! - [`policy`] has policies over page numbers, for comparison only.
+//! - [`requests`] makes requests by a distribution.
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
 
 mod core_run;
 pub mod disk;
 pub mod hog;
+pub mod key_value;
 pub mod machine;
 pub mod pcp;
 pub mod policy;
+mod random;
+pub mod requests;
 pub mod sizes;
 pub mod stack_distance;
 pub mod trace;

@@ -14,6 +14,7 @@ mod two_q;
 mod w_tinylfu;
 
 pub use fifo::Fifo;
+pub(crate) use lru::Lru;
 
 use crate::trace::Trace;
 

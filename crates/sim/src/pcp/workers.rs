@@ -1,6 +1,7 @@
 //! Programs on virtual CPUs.
 
 use crate::machine::{Next, Turn, Worker};
+use crate::random::Random;
 use pagetide_core::units::{Frame, Order};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,24 +9,6 @@ use std::rc::Rc;
 
 /// Frames that one worker hands to another.
 pub type Lane = RefCell<VecDeque<Frame>>;
-
-/// Pseudo-random numbers that outlive versions. Source: xorshift64*, Marsaglia and Vigna.
-#[derive(Clone, Copy, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: usize) -> Random {
-        Random((seed as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let mixed = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
-        usize::try_from(mixed).expect("31 bits") % bound
-    }
-}
 
 /// Allocates pages, touches each, frees all in the order of their allocation, repeats.
 #[derive(Debug)]

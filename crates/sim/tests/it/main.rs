@@ -4,6 +4,7 @@
 
 mod expected;
 mod field;
+mod key_value;
 mod mixes;
 mod policies;
 mod scans;
