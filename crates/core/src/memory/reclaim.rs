@@ -4,7 +4,7 @@ use super::{AllocError, Here, Memory};
 
 use crate::group::{Event, Group, Protection};
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl};
-use crate::reclaim::{Unwritten, choose};
+use crate::reclaim::{Class, Unwritten, choose};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, NodeMask};
 
@@ -195,10 +195,22 @@ impl Memory {
             failed[at] = Some(giver.lruvec);
         }
         // None of those who were chosen has a page to give: whoever else has one is asked.
-        let mut freed = self
-            .givers(reach, &failed)
-            .map(|giver| self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten));
-        freed.find(|&freed| freed > 0).unwrap_or(0)
+        for giver in self.givers(reach, &failed) {
+            let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
+            if freed > 0 {
+                self.remember(reach.subtree, giver.group);
+                return freed;
+            }
+        }
+        0
+    }
+
+    /// Has a later choice look at a group that gave where none of those that it looked at did.
+    fn remember(&self, subtree: u32, group: u32) {
+        if let Some(group) = self.groups.get(group) {
+            let class = Class::Probation as usize;
+            self.groups.set_giver(subtree, class, group.lruvec());
+        }
     }
 
     /// Evicts a batch of one group's pages, beyond what is left to it.
@@ -326,7 +338,9 @@ impl Memory {
         }
         let any = candidates.by_size(|_| true, turn).or_else(|| {
             // None on the walk: one of the others.
-            candidates.iter().next().map(|(_, lruvec)| lruvec)
+            let others = candidates.iter().map(|(_, lruvec)| lruvec);
+            // Those of frames at random come last.
+            others.last()
         })?;
         if !any.has_classes() {
             return Some(Giver::new(any, None, reach));
