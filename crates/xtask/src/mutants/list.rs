@@ -168,13 +168,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Plain("write"),
     },
     Mutant {
-        name: "one of the two youngest generations is evicted",
-        file: "reclaim/mglru.rs",
-        find: "if self.generations.nr_gens(page_type) <= MIN_NR_GENS {",
-        replace: "if false && self.generations.nr_gens(page_type) <= MIN_NR_GENS {",
-        tests: Tests::Plain("mglru"),
-    },
-    Mutant {
         name: "a page that aging promoted is evicted from its old list",
         file: "reclaim/mglru.rs",
         find: "if seq != self.generations.min_seq(page_type) {",
