@@ -1,10 +1,10 @@
 //! Whose pages go: the choice among groups, what is left to each, and one batch of reclaim.
 
 use super::{AllocError, Here, Memory};
-
 use crate::group::{Event, Group, Protection};
-use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl};
-use crate::reclaim::{Class, Unwritten, choose};
+use crate::reclaim::{
+    Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
+};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, NodeMask};
 
@@ -19,7 +19,6 @@ const NR_SAMPLED: u64 = 4;
 const MAX_CANDIDATES: usize = 32;
 /// Choices before reclaim asks every group.
 const MAX_CHOICES: usize = 3;
-
 /// Batches to a limit, at most, where another lruvec becomes the better one meanwhile: exact under
 /// small limits, and under large ones not a lock for each page.
 const PER_LIMIT: u64 = 512;
