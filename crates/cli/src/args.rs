@@ -56,6 +56,12 @@ pub(crate) enum BenchName {
     Drain(DrainArgs),
     /// Where a charge stock could have a cliff, against the straight path.
     PingPong(StockArgs),
+    /// Read a file of four times the limit at random: policies side by side, counted and timed.
+    RandomRead(RandomReadArgs),
+    /// Gets and sets of a store of which half fits in memory: policies side by side, swaps counted.
+    KeyValue(KeyValueArgs),
+    /// Where the instructions of an eviction go, alone and beside many groups, by callgrind.
+    ReclaimCost(ReclaimCostArgs),
     /// Costs that simulated machines charge, measured here: JSON for `costs.json` (seconds).
     Costs,
 }
@@ -148,6 +154,64 @@ pub(crate) struct MemoryHogArgs {
     /// Simulate again with each cost halved and doubled.
     #[arg(long)]
     pub(crate) sensitivity: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RandomReadArgs {
+    /// Pages that may be resident.
+    #[arg(long, value_name = "N", default_value = "16384",
+          value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    pub(crate) frames: u32,
+    /// Reads that are counted, after two for each page of the file.
+    #[arg(long, value_name = "N", default_value = "500000",
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) requests: u32,
+    /// Times that each policy is timed, in turn and in both orders; 0 for none.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) runs: u32,
+    /// Folder for the data file (unlinked at once) [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct KeyValueArgs {
+    /// Pages of all values, of which half may be resident.
+    #[arg(long, value_name = "N", default_value = "65536",
+          value_parser = clap::value_parser!(u32).range(256..=16_777_216))]
+    pub(crate) pages: u32,
+    /// Requests that are counted, after half as many.
+    #[arg(long, value_name = "N", default_value = "2000000",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub(crate) requests: u32,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReclaimCostArgs {
+    /// Groups that are idle, beside two that are not, in the runs with many.
+    #[arg(long, value_name = "N", default_value = "10000",
+          value_parser = clap::value_parser!(u32).range(0..=30_000))]
+    pub(crate) groups: u32,
+    /// Pages of all groups together: with too few the batches of the allocator are smaller.
+    #[arg(long, value_name = "N", default_value = "280000",
+          value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
+    pub(crate) pages: u32,
+    /// Policy: default, fifo, gated-2q, mglru, mglru-next, mglru-seed, two-list.
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) policy: String,
+    /// Evict so many pages at a time, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) count: Option<u32>,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,6 +1,7 @@
 //! `pagetide bench`: what the mechanisms do, counted and timed, variants in one run.
 
 mod build;
+mod call_cost;
 mod charge;
 mod charge_parts;
 mod costs;
@@ -8,9 +9,12 @@ mod counted;
 mod drain;
 mod evacuate;
 mod hog;
+mod key_value;
 mod page_fault;
 mod ping_pong;
+mod random_read;
 mod real;
+mod reclaim_cost;
 mod reserve;
 mod stocks;
 mod stream;
@@ -33,6 +37,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::PingPong(args) => ping_pong::run(args),
         BenchName::Reserve(args) => reserve::run(args),
         BenchName::Evacuate(args) => evacuate::run(args),
+        BenchName::RandomRead(args) => random_read::run(args),
+        BenchName::KeyValue(args) => key_value::run(args),
+        BenchName::ReclaimCost(args) => reclaim_cost::run(args),
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod bench;
+mod eviction;
 mod reserve;
 
 use serde_json::Value;

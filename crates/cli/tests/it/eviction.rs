@@ -1,0 +1,85 @@
+//! The benches of eviction, run small: what they count, not what they time.
+
+use super::{failure, json};
+use pagetide_sim::CorePolicy;
+use serde_json::Value;
+use std::process::Command;
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap()
+}
+
+#[test]
+fn random_read_counts_and_times_every_policy() {
+    let size = ["--frames", "512", "--requests", "20000", "--runs", "1"];
+    let rows = json(&[&["bench", "random-read", "--json"], &size[..]].concat());
+    let (timed, counted): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.get("iops").is_some());
+    let nr_policies = CorePolicy::ALL.len();
+    let sizes = (counted.len(), timed.len());
+    assert_eq!(sizes, (3 * (nr_policies + 3), 3 * nr_policies));
+    for of_one in counted.chunks(nr_policies + 3) {
+        let hits = |policy: &str| {
+            let row = of_one.iter().find(|row| row["policy"] == policy).unwrap();
+            number(row, "hit_ratio")
+        };
+        let others = ["lru", "fifo", "s3-fifo", "gated-2q", "mglru", "two-list"];
+        assert!(others.iter().all(|name| hits(name) <= hits("belady")));
+        match of_one[0]["pages"].as_str().unwrap() {
+            // A quarter of the pages are there, whoever chooses them.
+            "uniform" => assert!(others.iter().all(|name| (hits(name) - 0.25).abs() < 0.02)),
+            _ => assert!(hits("gated-2q") > hits("lru") && hits("lru") > hits("fifo")),
+        }
+    }
+    for row in timed {
+        let same = |other: &&&Value| {
+            (&other["pages"], &other["policy"]) == (&row["pages"], &row["policy"])
+        };
+        let counted = counted.iter().find(same).unwrap();
+        assert_eq!(row["hit_ratio"], counted["hit_ratio"], "{row}");
+        assert!(number(row, "ns_p50") <= number(row, "ns_p99"), "{row}");
+    }
+}
+
+#[test]
+fn key_value_swaps_no_more_than_lru_under_the_default_policy() {
+    let size = ["--pages", "16384", "--requests", "200000"];
+    let rows = json(&[&["bench", "key-value", "--json"], &size[..]].concat());
+    assert_eq!(rows.len(), 2 * (CorePolicy::ALL.len() + 1));
+    let is_default = |row: &&Value| row["policy"] == "gated-2q";
+    for row in rows.iter().filter(is_default) {
+        assert!(number(row, "swap_ins") > 10_000.0, "{row}");
+        assert!(number(row, "swap_ins_to_lru") <= 1.01, "{row}");
+    }
+}
+
+#[test]
+fn reclaim_costs_the_same_beside_many_groups() {
+    let (code, message) = failure(&["bench", "reclaim-cost", "--policy", "best"]);
+    assert_eq!(code, 2, "{message}");
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: there is no valgrind");
+        return;
+    }
+    let size = ["--pages", "20000", "--groups", "1000"];
+    let rows = json(&[&["bench", "reclaim-cost", "--json"], &size[..]].concat());
+    let shape = |row: &Value| (number(row, "batch"), number(row, "groups"));
+    let shapes: Vec<_> = rows.iter().map(shape).collect();
+    assert_eq!(
+        shapes,
+        [(1.0, 2.0), (1.0, 1002.0), (64.0, 2.0), (64.0, 1002.0)]
+    );
+    for pair in rows.chunks(2) {
+        let [alone, beside] = [0, 1].map(|at| number(&pair[at], "instructions"));
+        assert!(beside <= 1.3 * alone, "{alone} alone, {beside} beside");
+    }
+    for row in &rows {
+        let steps = row["steps"].as_array().unwrap();
+        let costs: Vec<f64> = steps.iter().map(|step| step[1].as_f64().unwrap()).collect();
+        let sum: f64 = costs.iter().sum();
+        assert!(
+            (sum / number(row, "instructions") - 1.0).abs() < 0.01,
+            "{row}"
+        );
+        assert!(costs.iter().all(|&cost| cost > 0.0), "{row}");
+    }
+}
