@@ -25,6 +25,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "counting interruptions takes two CPUs, a kernel that counts them, and no sanitizer",
     ),
     (
+        "callgrind",
+        "instructions are counted where valgrind and binutils are there; other tests count locks",
+    ),
+    (
         "strace",
         "system calls are counted by strace where there is one and it may trace",
     ),

@@ -56,9 +56,11 @@ fn key_value_swaps_no_more_than_lru_under_the_default_policy() {
 fn reclaim_costs_the_same_beside_many_groups() {
     let (code, message) = failure(&["bench", "reclaim-cost", "--policy", "best"]);
     assert_eq!(code, 2, "{message}");
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: there is no valgrind");
-        return;
+    for program in ["valgrind", "addr2line"] {
+        if Command::new(program).arg("--version").output().is_err() {
+            println!("skipped: callgrind: there is no {program}");
+            return;
+        }
     }
     let size = ["--pages", "20000", "--groups", "1000"];
     let rows = json(&[&["bench", "reclaim-cost", "--json"], &size[..]].concat());
