@@ -22,6 +22,9 @@ pub(crate) enum Error {
     /// The place of a mutant is no longer in the tree, or is there twice.
     #[error("the place of the mutant \"{name}\" is not there exactly once")]
     StaleMutant { name: &'static str },
+    /// No known fault has this text in its name or file.
+    #[error("no mutant has `{filter}` in its name or file")]
+    NoMutant { filter: String },
     /// Tests pass with faults that they ought to catch.
     #[error("{0} mutants survived")]
     Survivors(usize),

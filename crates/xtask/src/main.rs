@@ -27,7 +27,7 @@ struct Args {
 }
 
 /// What `cargo xtask` can be asked to do.
-#[derive(Subcommand, Clone, Copy)]
+#[derive(Subcommand, Clone)]
 enum Verb {
     /// Install what the checks need (rustfmt, clippy) and say what was found
     Setup,
@@ -38,7 +38,10 @@ enum Verb {
     /// All expected miss ratios on all recorded traces (needs the folder of shared traces)
     Traces,
     /// Put known faults into a copy of the tree: the tests have to catch each of them
-    Mutants,
+    Mutants {
+        /// Only those whose name or file has this text in it
+        filter: Option<String>,
+    },
     /// The project's own rules: order of rooms, unsafe list, file shape, docs
     Tidy,
 }
@@ -51,7 +54,7 @@ fn main() -> ExitCode {
         Verb::Quick => verbs::quick(&workspace),
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
-        Verb::Mutants => mutants::run(&workspace),
+        Verb::Mutants { filter } => mutants::run(&workspace, filter.as_deref()),
         Verb::Tidy => tidy::run(&workspace),
     };
     match outcome {

@@ -34,17 +34,31 @@ enum Tests {
     Stress,
 }
 
-/// Runs every mutant; fails where one survives.
-pub(crate) fn run(workspace: &Workspace) -> Result<(), Error> {
+impl Mutant {
+    /// Whether its name or its file has this text in it.
+    fn is_named(&self, text: &str) -> bool {
+        self.name.contains(text) || self.file.contains(text)
+    }
+}
+
+/// Runs every mutant, or those that a filter names; fails where one survives.
+pub(crate) fn run(workspace: &Workspace, filter: Option<&str>) -> Result<(), Error> {
+    let is_meant = |mutant: &&Mutant| filter.is_none_or(|text| mutant.is_named(text));
+    let meant: Vec<&Mutant> = MUTANTS.iter().filter(is_meant).collect();
+    if meant.is_empty() {
+        return Err(Error::NoMutant {
+            filter: filter.unwrap_or_default().to_owned(),
+        });
+    }
     let copy = Copy::make(workspace)?;
     let mut nr_survivors = 0;
-    for mutant in MUTANTS {
+    for mutant in &meant {
         let is_caught = copy.is_caught(workspace, mutant)?;
         let verdict = if is_caught { "caught  " } else { "SURVIVED" };
         println!("{verdict}  {}  ({})", mutant.name, mutant.file);
         nr_survivors += usize::from(!is_caught);
     }
-    println!("{} mutants, {nr_survivors} survived", MUTANTS.len());
+    println!("{} mutants, {nr_survivors} survived", meant.len());
     if nr_survivors > 0 {
         return Err(Error::Survivors(nr_survivors));
     }
@@ -142,6 +156,19 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_names_faults_and_files() {
+        let named = |text| {
+            MUTANTS
+                .iter()
+                .filter(|mutant| mutant.is_named(text))
+                .count()
+        };
+        assert_eq!(named("a latch lets pins in"), 1);
+        assert!(named("memory/evacuate.rs") > 1 && named("") == MUTANTS.len());
+        assert_eq!(named("no such fault"), 0);
+    }
 
     #[test]
     fn every_mutant_has_its_place_in_the_tree() {

@@ -2,9 +2,10 @@
 
 use super::region::{shared_by_two, usage};
 use super::*;
-use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Request, Topology};
+use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Pieces, Request, Topology};
 use crate::group::Limit;
-use crate::memory::evacuate::Evacuated;
+use crate::memory::evacuate::{Evacuated, UnderWay};
+use std::cell::{Cell, RefCell};
 
 const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
     Some(order) => order,
@@ -135,6 +136,36 @@ fn what_cannot_move_is_put_among_its_like_first() {
     assert!(evicted <= 8, "{evicted}");
 }
 
+/// Others who have a pageblock in hand, and give it back while somebody looks for a frame for a
+/// longer time than anybody would look who does not know of them.
+#[derive(Debug)]
+struct Others<'a> {
+    memory: &'a Memory,
+    in_hand: RefCell<Option<(Pieces, UnderWay<'a>)>>,
+    nr_asked: Cell<u32>,
+}
+
+impl Platform for Others<'_> {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        self.nr_asked.set(self.nr_asked.get() + 1);
+        if self.nr_asked.get() > 2 * MAX_RETRIES
+            && let Some((pieces, under_way)) = self.in_hand.take()
+        {
+            self.memory
+                .zones()
+                .put_pieces(self.memory.frames(), &pieces);
+            drop(under_way);
+        }
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
 #[test]
 fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     let (memory, group, file) = memory(2048, Policy::Fifo);
@@ -155,18 +186,13 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     while let Ok(frame) = memory.zones().alloc(memory.frames(), CPU, &single) {
         spare.push(frame);
     }
-    let is_short = std::sync::Barrier::new(2);
-    let taken = std::thread::scope(|scope| {
-        let asks = scope.spawn(|| {
-            is_short.wait();
-            memory.alloc_buf(Cpu::new(1).into(), group, Order::ZERO)
-        });
-        is_short.wait();
-        (0..20).for_each(|_| std::thread::yield_now());
-        memory.zones().put_pieces(memory.frames(), &pieces);
-        drop(under_way);
-        asks.join().unwrap()
-    });
+    let others = Others {
+        memory: &memory,
+        in_hand: RefCell::new(Some((pieces, under_way))),
+        nr_asked: Cell::new(0),
+    };
+    let here = Here::new(CPU, &others);
+    let taken = memory.alloc_buf(here, group, Order::ZERO);
     assert!(taken.is_ok(), "{taken:?}");
     for frame in spare {
         let zones = memory.zones();
