@@ -48,6 +48,7 @@ pub struct Builder {
     size: Size,
     policy: Policy,
     swappiness: Option<u8>,
+    min_ttl: Duration,
     topology: Option<Topology>,
     tuner: Tuner,
     movable_percent: u8,
@@ -124,6 +125,22 @@ impl Builder {
     /// As long as nothing is swapped out, it changes nothing.
     pub fn swappiness(mut self, swappiness: u8) -> Builder {
         self.swappiness = Some(swappiness.min(MAX_SWAPPINESS));
+        self
+    }
+
+    /// How long pages stay once they came in, where the budget is met: a request that would have to
+    /// evict younger ones is refused with [`Error::Thrashing`], so that what others use does not
+    /// come and go. Zero by default: nobody is refused for that. A second is a good start.
+    ///
+    /// A group's pages are as old as its coldest ones: a scan beside pages that stay is not
+    /// refused. The clock is set by [`Memory::tick`], about once a second where a thread does it,
+    /// so nothing is old enough in the first such time. Limits of groups evict whatever is there,
+    /// as do blocks above 4 KiB, reservations and what is asked for ([`Memory::reclaim`], a lowered
+    /// budget). [`Policy::Fifo`] and [`Policy::TwoList`] do not know how old pages are.
+    ///
+    /// Source: the kernel's `lru_gen/min_ttl_ms`, which has a process killed then.
+    pub fn min_ttl(mut self, min_ttl: Duration) -> Builder {
+        self.min_ttl = min_ttl;
         self
     }
 
@@ -229,6 +246,7 @@ impl Builder {
         let (pages, arena_pages) = (pages?, arena_pages?);
         let mut config = Config::on(topology.core().clone(), pages, self.policy.to_core());
         config.swappiness = self.swappiness.unwrap_or(config.swappiness);
+        config.min_ttl_ns = u64::try_from(self.min_ttl.as_nanos()).unwrap_or(u64::MAX);
         config.alloc.tuner = self.tuner.to_core();
         config.alloc.movable_percent = self.movable_percent;
         config.alloc.node_reclaim = self.node_reclaim;
@@ -313,6 +331,7 @@ impl Memory {
             size: Size::Default(DEFAULT_FRACTION),
             policy: Policy::default(),
             swappiness: None,
+            min_ttl: Duration::ZERO,
             topology: None,
             tuner: Tuner::default(),
             movable_percent: 0,

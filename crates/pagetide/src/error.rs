@@ -3,6 +3,7 @@
 use crate::Policy;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// An error of pagetide. Nothing is lost and nothing stays charged by a failed call.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,18 @@ pub enum Error {
         usage_pages: u64,
         /// Its limit in pages.
         max_pages: u64,
+    },
+    /// The budget is used up, and all that could be evicted came in less than
+    /// [`Builder::min_ttl`](crate::Builder::min_ttl) ago.
+    #[error(
+        "no page for group {group}: the budget is used up, and all pages that could go came in \
+         less than {min_ttl:?} ago"
+    )]
+    Thrashing {
+        /// The group that asked.
+        group: String,
+        /// How long pages stay.
+        min_ttl: Duration,
     },
     /// No block of this order, though enough memory is free or can be reclaimed: in each aligned
     /// one that the group may have is a page that is pinned or protected, or working memory.

@@ -338,7 +338,11 @@ impl MemoryWait {
             let refused = match self.turn(waker) {
                 Some(ahead) => ahead,
                 None => match attempt() {
-                    Err(AllocError::OverLimit { group }) if self.may_wait() => group,
+                    Err(AllocError::OverLimit { group } | AllocError::Thrashing { group })
+                        if self.may_wait() =>
+                    {
+                        group
+                    }
                     done => {
                         self.leave();
                         return Poll::Ready(done.map_err(|error| self.error(error)));

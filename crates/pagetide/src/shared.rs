@@ -258,6 +258,13 @@ impl Shared {
                     max_pages: record.map_or(0, |group| group.max()),
                 }
             }
+            AllocError::Thrashing { group: level } => {
+                self.core.groups().count_event(level, Event::Oom);
+                Error::Thrashing {
+                    group: self.name_of(group),
+                    min_ttl: Duration::from_nanos(self.core.config().min_ttl_ns),
+                }
+            }
             AllocError::NoBlock { .. } => Error::NoBlock {
                 order: order.get(),
                 group: self.name_of(group),

@@ -189,7 +189,7 @@ impl Memory {
                 (true, Order::ZERO) => {
                     // Anybody's pages, but where the frame has to be.
                     let allowed = request.mems.and(request.policy.allowed());
-                    let reach = Reach::of(self.groups.root()).on(allowed);
+                    let reach = self.budget_reach().on(allowed);
                     self.reclaim_round(here, group, reach, 1).nr_freed
                 }
                 (true, _) => match self.evacuate_for(here, group, request, from) {
@@ -238,6 +238,9 @@ impl Memory {
         self.groups.uncharge(cpu, group, order.nr_pages());
         match over {
             Some((group, _)) => AllocError::OverLimit { group },
+            None if order == Order::ZERO && self.is_thrashing() => AllocError::Thrashing {
+                group: self.groups.root(),
+            },
             None => AllocError::NoBlock { order },
         }
     }
@@ -336,8 +339,12 @@ impl Memory {
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
             let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
             if is_hopeless || !here.may_reclaim {
+                let is_young = over == self.groups.root() && retries > MAX_RETRIES;
                 return Err(match is_unwritten {
                     true => AllocError::Unwritten { group: over },
+                    false if is_young && self.is_thrashing() => {
+                        AllocError::Thrashing { group: over }
+                    }
                     false => AllocError::OverLimit { group: over },
                 });
             }
@@ -345,7 +352,11 @@ impl Memory {
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied {
-                let round = self.reclaim_round(here, group, Reach::of(over), nr_pages);
+                let reach = match over == self.groups.root() {
+                    true => self.budget_reach(),
+                    false => Reach::of(over),
+                };
+                let round = self.reclaim_round(here, group, reach, nr_pages);
                 is_unwritten = round.is_unwritten;
                 retries += u32::from(round.nr_freed == 0);
             }

@@ -4,7 +4,7 @@
 //! fetched back before a page is evicted, and a boost is not evicted for: blocks are emptied when
 //! somebody asks for one.
 
-use super::reclaim::{Reach, Reclaimer};
+use super::reclaim::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::alloc::Request;
 use crate::group::Count;
@@ -165,7 +165,7 @@ impl Memory {
 
     /// Evicts batches of pages on a node until `nr_pages` went, or none can go.
     fn evict_on(&self, here: Here<'_>, node: Node, nr_pages: u32) -> u32 {
-        let root = Reach::of(self.groups.root()).by(Reclaimer::Background);
+        let root = self.budget_reach().by(Reclaimer::Background);
         let reach = root.on(NodeMask::of(node));
         let mut nr_freed = 0;
         while nr_freed < nr_pages {

@@ -78,6 +78,12 @@ pub struct Config {
     /// What bringing back a page of a file costs, 0 to 200; an anon page costs 200 less it.
     /// Default: 60, as the kernel's `vm.swappiness`.
     pub swappiness: u8,
+    /// Pages that were queued less than so long ago stay where the budget is met, rather than
+    /// that all of them come and go: in ns, by the coarse clock. Default: 0, none stay.
+    ///
+    /// The oldest generation of a lruvec stands for its pages; a policy without generations shows
+    /// its coldest page, one that knows neither (`fifo`, `two-list`) keeps none.
+    pub min_ttl_ns: u64,
     /// The allocator room, with the topology.
     pub alloc: AllocConfig,
     /// How charges are held ahead on a CPU. Default: [`StockKind::Atomic`].
@@ -103,6 +109,7 @@ impl Config {
             shadow_frames: budget_pages,
             policy,
             swappiness: SWAPPINESS,
+            min_ttl_ns: 0,
             alloc: AllocConfig::new(topology),
             stocks: StockKind::default(),
             write_reserve_pages: WRITE_RESERVE_PAGES,
@@ -202,6 +209,12 @@ pub enum AllocError {
     /// written: their writes fail, or nobody runs them.
     Unwritten {
         /// The group whose limit it is.
+        group: u32,
+    },
+    /// The budget, which is `group`'s `max`, is met, and all pages that could be evicted are
+    /// younger than [`Config::min_ttl_ns`].
+    Thrashing {
+        /// The root.
         group: u32,
     },
     /// No free block of this order, though enough frames are free: in each aligned one that the

@@ -47,6 +47,8 @@ pub(super) struct Reach {
     pub(super) by: Reclaimer,
     /// Whether groups keep what their `low` protects.
     pub(super) is_low_kept: bool,
+    /// Whether they keep pages younger than [`super::Config::min_ttl_ns`].
+    is_young_kept: bool,
 }
 
 impl Reach {
@@ -57,6 +59,15 @@ impl Reach {
             nodes: NodeMask::ALL,
             by: Reclaimer::Direct,
             is_low_kept: true,
+            is_young_kept: false,
+        }
+    }
+
+    /// The same, where groups keep what came lately.
+    pub(super) const fn keeping_young(self) -> Reach {
+        Reach {
+            is_young_kept: true,
+            ..self
         }
     }
 
@@ -221,6 +232,9 @@ impl Memory {
         unwritten: &mut Option<Unwritten>,
     ) -> u32 {
         let subtree = reach.subtree;
+        if reach.is_young_kept && self.is_young(giver.lruvec) {
+            return 0;
+        }
         let limit = self.groups.get(subtree).map_or(0, Group::max);
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
         let spare = self.spare(giver.group, subtree, giver.is_low_kept);
@@ -247,6 +261,39 @@ impl Memory {
             }
         }
         freed
+    }
+
+    /// What may be taken where the budget is met, before somebody needs it or for a request.
+    ///
+    /// Source: the kernel's `min_ttl_ms`, which it keeps where all of memory runs out and not at
+    /// the limits of groups. Changed: there a process is killed, here the request is refused.
+    pub(super) fn budget_reach(&self) -> Reach {
+        Reach::of(self.groups.root()).keeping_young()
+    }
+
+    /// Whether a lruvec's oldest pages were queued less than `min_ttl` ago. Takes its lock, where
+    /// that is set.
+    fn is_young(&self, lruvec: &LruvecRecord) -> bool {
+        let min_ttl_ns = self.config.min_ttl_ns;
+        if min_ttl_ns == 0 {
+            return false;
+        }
+        let root = self.groups.get(self.groups.root());
+        let swappiness = root.map_or(0, Group::swappiness);
+        let oldest_ns = lruvec.lock().oldest_ns(&self.frames, swappiness);
+        oldest_ns.is_some_and(|ns| self.zones.now().saturating_sub(ns) < min_ttl_ns)
+    }
+
+    /// Whether pages would go for the budget, were they older. O(groups) where `min_ttl` is set.
+    pub(super) fn is_thrashing(&self) -> bool {
+        let reach = Reach {
+            is_low_kept: false,
+            ..self.budget_reach()
+        };
+        self.config.min_ttl_ns > 0
+            && self
+                .givers(reach, &Failed::default())
+                .any(|giver| self.is_young(giver.lruvec))
     }
 
     /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to

@@ -4,7 +4,7 @@
 //! memory has watermarks. Here the budget is what runs out, and every 64th miss would evict a
 //! batch first. Limits of other groups stay exact: they are their owners' own.
 
-use super::reclaim::{Reach, Reclaimer};
+use super::reclaim::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::reclaim::MAX_BATCH;
 use crate::sync::{AtomicU32, Ordering};
@@ -100,7 +100,7 @@ impl Memory {
         if self.room.active.load(Ordering::Relaxed) == 0 {
             self.background.count_run();
         }
-        let reach = Reach::of(self.groups.root()).by(Reclaimer::Background);
+        let reach = self.budget_reach().by(Reclaimer::Background);
         let (budget, mut nr_freed) = (nr_pages.min(MAX_STEP), 0);
         while nr_freed < budget {
             match self.reclaim_all(here, reach, MAX_BATCH).nr_freed {

@@ -7,6 +7,7 @@ mod gated_2q;
 mod latch;
 mod limits;
 mod longterm;
+mod min_ttl;
 mod region;
 mod reserve;
 mod stat;

@@ -172,6 +172,11 @@ impl Generations {
         true
     }
 
+    /// Says when the first page came in: no generation is older.
+    pub(super) fn begin(&mut self, ns: u64) {
+        self.births = [ns; NR_GENS];
+    }
+
     /// Opens a generation. There are less than [`MAX_NR_GENS`] of each type.
     pub(super) fn open(&mut self, ns: u64) {
         self.max_seq += 1;

@@ -434,8 +434,11 @@ impl Rules for Mglru {
         frames: &FrameTable,
         frame: Frame,
         refault: Option<Token>,
-        _moment: Moment,
+        moment: Moment,
     ) -> Listing {
+        if self.generations.nr_pages() == 0 {
+            self.generations.begin(moment.ns);
+        }
         let (page_type, form) = (frames.page_type(frame), self.form);
         let word = frames.word(frame);
         let is_pinned = word.has(flag::YOUNG);

@@ -134,6 +134,7 @@ impl World {
             AllocError::OverLimit { group } => (group, nr_pages),
             // A piece of a table.
             AllocError::NoMetadata => (self.memory.groups().root(), 16),
+            AllocError::Thrashing { .. } => panic!("pages of any age may go"),
             _ => return assert!(!self.on_their_way.is_empty(), "{error:?}"),
         };
         let (groups, own) = (self.memory.groups(), self.own());

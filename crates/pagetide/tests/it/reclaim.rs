@@ -4,6 +4,7 @@ use crate::child;
 use crate::data::numbered_file;
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Policy, Topology};
 use std::fs;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -69,6 +70,32 @@ fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
     assert_eq!((cached(&below), cached(&web)), (0, 1000 * 4096));
     memory.reclaim(ByteSize(1000 * 4096)).unwrap();
     assert_eq!(cached(&memory.root()), 4096);
+}
+
+#[test]
+fn what_came_lately_stays_where_the_budget_is_met() {
+    let data = numbered_file(6000);
+    let hour = Duration::from_secs(3600);
+    let memory = builder().budget(ByteSize::mib(16)).min_ttl(hour);
+    let memory = memory.build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let file = memory.open(data.path(), &web).unwrap();
+    let refused = (0..6000).find_map(|page| {
+        let read = file.read_at(&mut [0; 4096], page * 4096);
+        read.err().map(|error| (page, error.to_string()))
+    });
+    let (page, text) = refused.expect("more pages than the budget has");
+    assert_eq!(
+        text,
+        "no page for group web: the budget is used up, and all pages that could go came in less \
+         than 3600s ago"
+    );
+    // What is there is read as before, and what is asked for goes.
+    read(&file, 0..page);
+    assert_eq!(memory.stats().pgsteal, 0);
+    assert_eq!(memory.root().events().oom, 1);
+    memory.reclaim(ByteSize::mib(1)).unwrap();
+    read(&file, page..page + 1);
 }
 
 #[test]

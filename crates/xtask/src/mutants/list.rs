@@ -513,8 +513,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a request that may use one node evicts anywhere",
         file: "memory/alloc.rs",
-        find: "let reach = Reach::of(self.groups.root()).on(allowed);",
-        replace: "let reach = Reach::of(self.groups.root()); let _ = allowed;",
+        find: "let reach = self.budget_reach().on(allowed);",
+        replace: "let reach = self.budget_reach(); let _ = allowed;",
         tests: Tests::Plain("balance"),
     },
     Mutant {
@@ -538,5 +538,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "self.pins() == nr_own && !is_busy",
         replace: "self.pins() == nr_own && !(is_busy && self.has(flag::LATCH))",
         tests: Tests::Plain("memory::"),
+    },
+    Mutant {
+        name: "what came lately is evicted for the budget",
+        file: "memory/reclaim.rs",
+        find: "if reach.is_young_kept && self.is_young(giver.lruvec) {",
+        replace: "if false && self.is_young(giver.lruvec) {",
+        tests: Tests::Plain("min_ttl"),
+    },
+    Mutant {
+        name: "a group's first page is as old as the memory",
+        file: "reclaim/mglru.rs",
+        find: "self.generations.begin(moment.ns);",
+        replace: "",
+        tests: Tests::Plain("min_ttl"),
     },
 ];
