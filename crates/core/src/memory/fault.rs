@@ -185,7 +185,11 @@ impl PageIn {
         }
         mapping.list(&memory.frames, frame);
         if let Some(group) = memory.groups.get(self.group) {
-            group.begin_read(mapping.page_type(), order.nr_pages());
+            // What nobody waits for is no fault of theirs.
+            match self.access {
+                Access::Prefetch => group.begin_copy(mapping.page_type(), order.nr_pages()),
+                _ => group.begin_read(mapping.page_type(), order.nr_pages()),
+            }
         }
         memory.look_ahead(here);
         effects.push(Effect::Read(Io {
@@ -197,6 +201,14 @@ impl PageIn {
         }));
         self.may_move = false;
         Ok(Some(frame))
+    }
+
+    /// Whether it waits for a read or a copy, which end by themselves. Otherwise, after
+    /// [`Step::Wait`], it holds nothing and waits for whoever changes the page, or wants to: who
+    /// has a pin on the same page would wait for ever.
+    #[must_use]
+    pub fn is_reading(&self) -> bool {
+        self.waits_for.is_some()
     }
 
     /// Gives the operation up. A read that is under way goes on without it.
@@ -257,6 +269,23 @@ impl Memory {
         page_cache::pin(&self.index, &self.frames, key, access, |frame| {
             self.unpin(cpu, frame, effects);
         })
+    }
+
+    /// Pins a page once more for the holder of a pin on it, also while others wait to change it;
+    /// false where [`crate::frame::MAX_PINS`] pins are held. One read-modify-write.
+    #[must_use]
+    pub fn pin_again(&self, frame: Frame) -> bool {
+        let again = |word: Word| {
+            assert!(word.pins() > 0, "{frame:?} is not pinned");
+            word.pinned()
+        };
+        self.frames.update(frame, again).is_ok()
+    }
+
+    /// Whether a page is resident or being read. A look without pin or lock: it may go at once.
+    #[must_use]
+    pub fn is_resident(&self, key: PageKey) -> bool {
+        self.resident(key).is_some()
     }
 
     /// Drops a pin. One read-modify-write; the last one frees a frame that lost its page.

@@ -8,6 +8,7 @@ mod latch;
 mod limits;
 mod longterm;
 mod min_ttl;
+mod prefetch;
 mod region;
 mod reserve;
 mod stat;

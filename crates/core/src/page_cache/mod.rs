@@ -19,6 +19,8 @@ pub enum Access {
     Copy,
     /// Bytes are looked at in place: sets the young bit.
     Pin,
+    /// Nobody looks at them yet: neither counted nor young, as a page of the kernel's readahead.
+    Prefetch,
 }
 
 /// What a look-up found.
@@ -258,6 +260,7 @@ fn used(word: Word, access: Access) -> Option<Word> {
     Some(match access {
         Access::Copy => pinned.with_refs(word.refs().saturating_add(1)),
         Access::Pin => pinned.with(flag::YOUNG),
+        Access::Prefetch => pinned,
     })
 }
 

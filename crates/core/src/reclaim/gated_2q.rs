@@ -24,6 +24,9 @@ use crate::units::{Frame, PageType};
 /// The count of a page that was not read since it was queued: three reads are told apart, and the
 /// word is not changed by further ones.
 const NO_REFS: u8 = crate::frame::MAX_REFS - 3;
+/// The count of a page that came in before anybody looked at it: its first read brings it to where
+/// a page is that came in to be read.
+const UNREAD: u8 = NO_REFS - 1;
 /// Reads in probation that protect a page.
 const REFS_TO_PROTECT: u8 = 2;
 /// The generation of pages older than all stamps that distances are read from.
@@ -153,10 +156,14 @@ impl Gated2q {
     /// is evicted.
     fn kept(word: Word) -> Option<(Class, u8)> {
         let refs = word.refs().saturating_sub(NO_REFS);
-        // Held, or looked at in place, which is not counted: as if read often.
-        let is_in_use = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT | flag::YOUNG);
+        let is_held = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT);
+        let is_young = word.has(flag::YOUNG);
         match class_of(word) {
-            _ if is_in_use => Some((Class::Protected, 0)),
+            _ if is_held => Some((Class::Protected, 0)),
+            // The first look since it came in, which does not count for others either.
+            Class::Probation if is_young && word.refs() == UNREAD => Some((Class::Probation, 0)),
+            // Looked at in place, which is not counted: as if read often.
+            _ if is_young => Some((Class::Protected, 0)),
             Class::Probation if refs >= REFS_TO_PROTECT => Some((Class::Protected, 0)),
             Class::Protected if refs > 0 => Some((Class::Protected, refs - 1)),
             // Not clean.
@@ -360,6 +367,8 @@ impl Rules for Gated2q {
                 .page_in(nr_frames, nr_resident, moment.page_ins);
         }
         let class = refault.map_or(Class::Probation, |token| self.judge(token, nr_frames));
+        let word = frames.word(frame);
+        let is_unread = word.refs() == 0 && !word.has(flag::YOUNG);
         let nr_resident = self.nr_resident();
         if self.has_reclaimed && self.sample.is_full(nr_resident) {
             let sizes = (nr_resident, self.probation.nr_frames);
@@ -374,6 +383,7 @@ impl Rules for Gated2q {
                 is_activated: refault.is_some() && class == Class::Protected,
                 is_restored: false,
             },
+            refs: Some(if is_unread { UNREAD } else { NO_REFS }),
             ..self.push(frames, frame, class)
         }
     }

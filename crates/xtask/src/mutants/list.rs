@@ -553,4 +553,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Plain("min_ttl"),
     },
+    Mutant {
+        name: "the first look at a prefetched page counts as the second",
+        file: "reclaim/gated_2q.rs",
+        find: "refs: Some(if is_unread { UNREAD } else { NO_REFS }),",
+        replace: "refs: Some(if is_unread { NO_REFS } else { NO_REFS }),",
+        tests: Tests::Plain("prefetch"),
+    },
+    Mutant {
+        name: "a prefetch is a fault",
+        file: "memory/fault.rs",
+        find: "Access::Prefetch => group.begin_copy(",
+        replace: "Access::Prefetch => group.begin_read(",
+        tests: Tests::Plain("prefetch"),
+    },
 ];
