@@ -11,7 +11,6 @@ use std::process::Command;
 
 use crate::error::Error;
 use crate::workspace::{self, Workspace};
-use list::MUTANTS;
 
 /// A fault of one place, and the tests that see it.
 struct Mutant {
@@ -44,7 +43,7 @@ impl Mutant {
 /// Runs every mutant, or those that a filter names; fails where one survives.
 pub(crate) fn run(workspace: &Workspace, filter: Option<&str>) -> Result<(), Error> {
     let is_meant = |mutant: &&Mutant| filter.is_none_or(|text| mutant.is_named(text));
-    let meant: Vec<&Mutant> = MUTANTS.iter().filter(is_meant).collect();
+    let meant: Vec<&Mutant> = list::all().filter(is_meant).collect();
     if meant.is_empty() {
         return Err(Error::NoMutant {
             filter: filter.unwrap_or_default().to_owned(),
@@ -159,21 +158,16 @@ mod tests {
 
     #[test]
     fn a_filter_names_faults_and_files() {
-        let named = |text| {
-            MUTANTS
-                .iter()
-                .filter(|mutant| mutant.is_named(text))
-                .count()
-        };
+        let named = |text| list::all().filter(|mutant| mutant.is_named(text)).count();
         assert_eq!(named("a latch lets pins in"), 1);
-        assert!(named("memory/evacuate.rs") > 1 && named("") == MUTANTS.len());
+        assert!(named("memory/evacuate.rs") > 1 && named("") == list::all().count());
         assert_eq!(named("no such fault"), 0);
     }
 
     #[test]
     fn every_mutant_has_its_place_in_the_tree() {
         let core = Workspace::find().root().join("crates/core/src");
-        for mutant in MUTANTS {
+        for mutant in list::all() {
             let text = fs::read_to_string(core.join(mutant.file)).expect("a file of core");
             assert_eq!(text.matches(mutant.find).count(), 1, "{}", mutant.name);
         }

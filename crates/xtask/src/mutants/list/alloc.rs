@@ -1,0 +1,84 @@
+//! Faults of the allocator and of what stands below it.
+
+use crate::mutants::{Mutant, Tests};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "free buddies are not merged",
+        file: "alloc/buddy.rs",
+        find: "while order.get() < MAX_ORDER {",
+        replace: "while order.get() > MAX_ORDER {",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "a pageblock is joined to one of another type and keeps its own",
+        file: "alloc/buddy.rs",
+        find: "if other != kind {",
+        replace: "if false {",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "a flush gives everything back in one hold",
+        file: "alloc/zone/flush.rs",
+        find: "let want = (nr_pages - freed).min(self.config.sizes.batch);",
+        replace: "let want = nr_pages - freed;",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "zones that were passed over are not tried in the end",
+        file: "alloc/scan.rs",
+        find: "if scan.is_second_pass || !scan.has_skipped {",
+        replace: "if true {",
+        tests: Tests::Plain("zones"),
+    },
+    Mutant {
+        name: "the seed never forgets its hints",
+        file: "alloc/zonelist_cache.rs",
+        find: "let is_due = now.saturating_sub(last) > ZAP_INTERVAL;",
+        replace: "let is_due = false;",
+        tests: Tests::Plain("alloc"),
+    },
+    Mutant {
+        name: "`adaptive` grows by pages that were never given back",
+        file: "alloc/pcp_tune/adaptive.rs",
+        find: "let grown = view.shared.grow(taken.min(self.out));",
+        replace: "let grown = view.shared.grow(taken); self.out += grown;",
+        tests: Tests::Plain("pcp_tune"),
+    },
+    Mutant {
+        name: "`depth` follows the larger of both depths",
+        file: "alloc/pcp_tune/depth.rs",
+        find: "self.avg_alloc_depth.min(self.avg_free_depth)",
+        replace: "self.avg_alloc_depth.max(self.avg_free_depth)",
+        tests: Tests::Plain("pcp_tune"),
+    },
+    Mutant {
+        name: "a pageblock that was cut keeps its group's name",
+        file: "alloc/buddy.rs",
+        find: "frames.set_last_group(first, 0);",
+        replace: "let _ = first;",
+        tests: Tests::Plain("memory"),
+    },
+    Mutant {
+        name: "a pageblock with working memory becomes movable again",
+        file: "alloc/buddy.rs",
+        find: "(Mobility::Movable, _) if nr_fixed > 0 => return false,",
+        replace: "",
+        tests: Tests::Plain("evacuate"),
+    },
+    Mutant {
+        name: "what caches hold is missing on a node",
+        file: "alloc/node.rs",
+        find: "zone.nr_missing(zone.nr_free(), false)",
+        replace: "zone.nr_missing(zone.nr_free_racy(), false)",
+        tests: Tests::Plain("balance"),
+    },
+    Mutant {
+        name: "a try-lock takes what another thread holds",
+        file: "sync.rs",
+        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed)",
+        replace: ".fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| \
+                  (state & POISONED == 0).then_some(HELD))",
+        tests: Tests::Stress,
+    },
+];

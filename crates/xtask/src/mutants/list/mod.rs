@@ -1,0 +1,21 @@
+//! The faults, by room.
+
+mod alloc;
+mod group;
+mod memory;
+mod page_cache;
+mod reclaim;
+
+use super::Mutant;
+
+/// All faults.
+pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
+    let rooms = [
+        alloc::MUTANTS,
+        group::MUTANTS,
+        page_cache::MUTANTS,
+        reclaim::MUTANTS,
+        memory::MUTANTS,
+    ];
+    rooms.into_iter().flatten()
+}
