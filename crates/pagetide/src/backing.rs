@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 pub(crate) const SHORT: u32 = u32::MAX;
 /// The code of an I/O whose store panicked or told no error number.
 pub(crate) const NO_NUMBER: u32 = u32::MAX - 1;
+/// The code of a page that somebody changes for too long.
+pub(crate) const BUSY: u32 = u32::MAX - 2;
 /// No error.
 const NONE: u32 = 0;
 
@@ -76,6 +78,7 @@ pub(crate) struct Backing {
     pub(crate) is_failing: AtomicBool,
     /// The store has bytes beyond the end of the file, because it could not be cut.
     is_too_long: AtomicBool,
+    cutting: Mutex<()>,
     /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
     syncing: Mutex<()>,
     /// The folder of a file that was created, until its entry is durable.
@@ -112,6 +115,7 @@ impl Backing {
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
             is_too_long: AtomicBool::new(false),
+            cutting: Mutex::default(),
             syncing: Mutex::default(),
             new_in: Mutex::default(),
             resize: RwLock::default(),
@@ -146,6 +150,11 @@ impl Backing {
         self.is_too_long.store(true, Ordering::Release);
     }
 
+    /// Whether who writes first has to give the store another chance.
+    pub(crate) fn is_obstructed(&self) -> bool {
+        self.is_too_long.load(Ordering::Acquire) || self.is_failing.load(Ordering::Relaxed)
+    }
+
     /// Cuts the store to the length of the file, if that has to be done yet.
     ///
     /// # Errors
@@ -154,11 +163,16 @@ impl Backing {
         if !self.is_too_long.load(Ordering::Acquire) {
             return Ok(());
         }
-        let cut = self
-            .source
-            .written()
-            .set_len(self.stored.load(Ordering::Acquire));
+        let _one_at_a_time = locked(&self.cutting);
+        if !self.is_too_long.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Nobody makes the file longer before this is done. The store may be shorter, too, where
+        // only what was behind the new end had been written.
+        let len = self.len();
+        let cut = self.source.written().set_len(len);
         cut.map_err(|error| self.failed_with(&error))?;
+        self.has_stored(len);
         self.is_too_long.store(false, Ordering::Release);
         Ok(())
     }

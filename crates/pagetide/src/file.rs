@@ -2,17 +2,20 @@
 
 mod open;
 mod resize;
+mod view;
 mod write;
 
 pub(crate) use open::Open;
+pub use view::UpgradeError;
 pub use write::CloseError;
 
-use crate::backing::{NO_NUMBER, SHORT};
+use crate::backing::{BUSY, NO_NUMBER, SHORT};
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::stall::Stall;
+use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
@@ -144,8 +147,9 @@ impl File {
     /// thread, or awaited where another reads it.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`]; `buf`
-    /// may hold part of the bytes.
+    /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`];
+    /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
+    /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let mut done = 0;
@@ -330,11 +334,25 @@ impl File {
                 }
                 Step::Wait { frame, version } if reads == 0 => {
                     let _stall = self.stall_on(frame);
-                    shared.wait(frame, version);
+                    self.wait_for(frame, version)?;
                 }
                 Step::Wait { .. } => {}
             }
         }
+    }
+
+    /// Waits until a frame's version is no longer `version`: for a read, which ends, or for as long
+    /// as whoever changes the page may take.
+    fn wait_for(&self, frame: Frame, version: u32) -> Result<(), PageError> {
+        let shared = &self.open.shared;
+        let word = shared.core.frames().word(frame);
+        if !word.has_any(flag::LATCH | flag::INTENT) {
+            shared.wait(frame, version);
+            return Ok(());
+        }
+        let deadline = Instant::now() + LATCH_PATIENCE;
+        let is_over = shared.wait_until(frame, version, deadline);
+        is_over.then_some(()).ok_or(PageError::Io(BUSY))
     }
 
     /// Reads or copies a page as core asked for, and completes it.
@@ -377,6 +395,7 @@ impl File {
         match error {
             PageError::Alloc(error) => open.shared.alloc_error(error, group.id(), open.order),
             PageError::TooManyPins => Error::TooManyPins { file, page },
+            PageError::Io(BUSY) => Error::PageBusy { file, page },
             PageError::Io(SHORT) => {
                 let source = io::Error::new(
                     io::ErrorKind::UnexpectedEof,

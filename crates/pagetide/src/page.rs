@@ -3,6 +3,7 @@
 
 use crate::arena::Arena;
 use crate::cpu;
+use crate::file::Open;
 use crate::home::{Home, Shard};
 use crate::pin_accounts::Account;
 use crate::shared::Shared;
@@ -131,17 +132,21 @@ impl<'a> Pin<'a> {
     #[inline]
     pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
-        // Counted only where somebody may be slowed down: it takes a tenth of a pin's time.
-        let is_counted = pin.shared.core.groups().has_high();
-        if is_counted {
-            throttle::hold();
-        }
         Page {
             shared: pin.shared.shard(),
-            block: Block::new(pin.frame, pin.order, is_counted),
+            block: Block::hold(pin.shared, pin.frame, pin.order),
             len,
             account,
         }
+    }
+
+    /// Makes the pin the latch of its page, if it is the only one and the page is not being
+    /// written.
+    pub(crate) fn into_latch(self) -> Option<Frame> {
+        self.shared.core.upgrade(self.frame).then(|| {
+            let pin = std::mem::ManuallyDrop::new(self);
+            pin.frame
+        })
     }
 }
 
@@ -182,8 +187,8 @@ impl Deref for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        if self.block.is_counted() {
-            throttle::let_go();
+        if !self.block.is_plain() && !self.block.let_go() {
+            return;
         }
         self.shared.unpin(self.block.frame());
         if let Some(account) = &self.account {
@@ -202,6 +207,179 @@ impl fmt::Debug for Page {
     }
 }
 
+impl Page {
+    /// The frame that it holds, if it is one of this memory.
+    pub(crate) fn frame_in(&self, home: &Home) -> Option<Frame> {
+        let is_ours = std::ptr::eq::<Shared>(&**self.shared, &**home);
+        is_ours.then(|| self.block.frame())
+    }
+
+    /// Makes it a view that writes, whose latch the caller took from its pin.
+    pub(crate) fn into_mut(mut self, open: Arc<Open>, page: u64) -> PageMut {
+        PageMut {
+            open,
+            block: std::mem::replace(&mut self.block, Block::GONE),
+            page,
+            len: self.len,
+            is_dirty: false,
+            is_new: false,
+            account: self.account.take(),
+        }
+    }
+}
+
+/// A page of a file, for its holder alone: its bytes can be read and changed in place.
+///
+/// Nobody else reads, writes or pins the page while it lives, and it is not written to the store:
+/// keep it short, others wait for at most a second. When it is dropped, others see the new bytes,
+/// and the page is dirty if its bytes were borrowed to be changed. Only then they reach the
+/// store: in the background, when memory is needed, and by [`File::sync`](crate::File::sync).
+///
+/// It counts as a pin does, and keeps its file open.
+pub struct PageMut {
+    open: Arc<Open>,
+    block: Block,
+    page: u64,
+    len: usize,
+    is_dirty: bool,
+    /// The file ends behind it when it is dropped, if it ended before.
+    is_new: bool,
+    /// The pin budgets that it counts in, if any.
+    account: Option<Arc<Account>>,
+}
+
+impl PageMut {
+    /// Takes over a latch that core gave on a frame of page number `page`, which was noted as one
+    /// that gets dirty.
+    pub(crate) fn new(
+        open: Arc<Open>,
+        (page, frame): (u64, Frame),
+        len: usize,
+        account: Option<Arc<Account>>,
+    ) -> PageMut {
+        let block = Block::hold(open.home(), frame, open.backing().order);
+        PageMut {
+            open,
+            block,
+            page,
+            len,
+            is_dirty: false,
+            is_new: false,
+            account,
+        }
+    }
+
+    /// Makes its bytes zeros, and the file as long as its end when it is dropped.
+    pub(crate) fn make_new(&mut self) {
+        self.len = self.block.order().bytes();
+        self.is_new = true;
+        self.fill(0);
+    }
+
+    /// The number of the page in its file.
+    #[must_use]
+    pub fn page(&self) -> u64 {
+        self.page
+    }
+
+    /// Lets others see the new bytes, and keeps the page pinned: nobody changes it in between.
+    #[must_use = "a page that is dropped is not pinned any more"]
+    pub fn downgrade(mut self) -> Page {
+        let block = std::mem::replace(&mut self.block, Block::GONE);
+        let mut effects = Effects::new();
+        self.grow();
+        let shared = self.open.home();
+        shared
+            .core
+            .downgrade(block.frame(), self.is_dirty, &mut effects);
+        shared.wake_all(&mut effects);
+        self.settle();
+        Page {
+            shared: shared.shard(),
+            block,
+            len: self.len,
+            account: self.account.take(),
+        }
+    }
+
+    /// Before others see it.
+    fn grow(&self) {
+        if self.is_new {
+            let backing = self.open.backing();
+            backing.grow((self.page + 1) * backing.order.bytes() as u64);
+        }
+    }
+
+    /// After others see it: nothing is to be written where nothing was changed.
+    fn settle(&self) {
+        if !self.is_dirty {
+            self.open.backing().settle(self.open.home(), self.page);
+        }
+    }
+}
+
+impl Deref for PageMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self
+            .open
+            .home()
+            .arena
+            .block(self.block.frame(), self.block.order());
+        // SAFETY:
+        // 1. The block lies in the arena (`block` checks it), which `open` keeps; `len` is at most
+        //    its length (`File::pin_mut` bounds it).
+        // 2. This value has the frame's latch until it drops: core gives no pin and no second
+        //    latch, and begins no write. Nobody changes the bytes but through `deref_mut`.
+        // 3. Anonymous memory is initialised.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for PageMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.is_dirty = true;
+        let start = self
+            .open
+            .home()
+            .arena
+            .block(self.block.frame(), self.block.order());
+        // SAFETY: as in `deref`; the exclusive borrow of the only owner makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for PageMut {
+    fn drop(&mut self) {
+        if !self.block.is_plain() && !self.block.let_go() {
+            return;
+        }
+        let mut effects = Effects::new();
+        self.grow();
+        let (shared, frame) = (self.open.home(), self.block.frame());
+        let core = &shared.core;
+        core.unlatch(cpu::current(), frame, self.is_dirty, &mut effects);
+        shared.wake_all(&mut effects);
+        shared.came_back(frame);
+        self.settle();
+        if let Some(account) = &self.account {
+            let nr_pages = u64::from(self.block.order().nr_pages());
+            shared.pins.give_back(account, nr_pages);
+        }
+    }
+}
+
+impl fmt::Debug for PageMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageMut")
+            .field("page", &self.page)
+            .field("len", &self.len)
+            .field("is_dirty", &self.is_dirty)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
 /// until dropped.
 pub struct Buf {
@@ -216,6 +394,8 @@ struct Block(u64);
 
 impl Block {
     const COUNTED: u64 = 1 << 7;
+    /// Of a value whose block another one took over.
+    const GONE: Block = Block(1 << 6);
     const ORDER: u8 = 0xF;
 
     fn new(frame: Frame, order: Order, is_counted: bool) -> Block {
@@ -223,9 +403,31 @@ impl Block {
         Block(u64::from(frame.number()) << 8 | mark | u64::from(order.get()))
     }
 
-    /// Whether its thread counts it as held.
-    fn is_counted(self) -> bool {
-        self.0 & Block::COUNTED != 0
+    /// A block that its thread holds: counted only where somebody may be slowed down, as it takes
+    /// a tenth of a pin's time.
+    #[inline]
+    fn hold(shared: &Shared, frame: Frame, order: Order) -> Block {
+        let is_counted = shared.core.groups().has_high();
+        if is_counted {
+            throttle::hold();
+        }
+        Block::new(frame, order, is_counted)
+    }
+
+    /// Whether there is nothing but to give it back.
+    #[inline]
+    fn is_plain(self) -> bool {
+        self.0 & (Block::COUNTED | Block::GONE.0) == 0
+    }
+
+    /// Its thread holds it no more; false where there is none.
+    #[cold]
+    fn let_go(self) -> bool {
+        let is_here = self.0 & Block::GONE.0 == 0;
+        if is_here {
+            throttle::let_go();
+        }
+        is_here
     }
 
     fn frame(self) -> Frame {

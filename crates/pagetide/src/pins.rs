@@ -5,7 +5,7 @@ use crate::home::Home;
 use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
-use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, park};
+use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -257,6 +257,30 @@ impl PinPermit {
     pub fn pin_longterm(&self, file: &File, page: u64) -> Result<Page, Error> {
         let counted = self.count(file)?;
         file.pin_longterm_counted(&self.group, page, Some(counted))
+    }
+
+    /// A view that writes as [`File::pin_mut`] gives one, under the permit as [`PinPermit::pin`].
+    ///
+    /// # Errors
+    /// [`Error::PermitSpent`]; as [`File::pin_mut`], but for [`Error::PinLimit`].
+    ///
+    /// # Panics
+    /// As [`PinPermit::pin`].
+    pub fn pin_mut(&self, file: &File, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count(file)?;
+        file.pin_mut_counted(&self.group, page, Some(counted))
+    }
+
+    /// A view that writes as [`File::pin_new`] gives one, under the permit as [`PinPermit::pin`].
+    ///
+    /// # Errors
+    /// [`Error::PermitSpent`]; as [`File::pin_new`], but for [`Error::PinLimit`].
+    ///
+    /// # Panics
+    /// As [`PinPermit::pin`].
+    pub fn pin_new(&self, file: &File, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count(file)?;
+        file.pin_new_counted(&self.group, page, Some(counted))
     }
 
     /// Takes the pages of one of the file's from the permit.

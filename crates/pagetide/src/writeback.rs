@@ -17,8 +17,8 @@ const MAX_RUN: usize = 64;
 const MAX_FAILURES: u32 = 16;
 /// How long reclaim waits for a write of somebody else's before it looks again.
 const LANDING: Duration = Duration::from_secs(1);
-/// How long somebody who writes pages waits for whoever is changing one.
-const LATCH_PATIENCE: Duration = Duration::from_secs(1);
+/// How long somebody who reads or writes pages waits for whoever is changing one.
+pub(crate) const LATCH_PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
     static IS_WRITING: Cell<bool> = const { Cell::new(false) };

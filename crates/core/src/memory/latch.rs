@@ -34,16 +34,28 @@ impl Memory {
     /// Gives a latch back, of a page that is dirty now where `is_dirty`. A page that left its file
     /// meanwhile stays clean, and goes.
     pub fn unlatch(&self, cpu: Cpu, frame: Frame, is_dirty: bool, effects: &mut Effects) {
-        // Only truncation changes the flag while the latch is held: then it must stay off.
-        if is_dirty && !self.frames.word(frame).has(flag::DIRTY) {
-            self.set_dirty(frame);
-        }
+        self.set_dirty_latched(frame, is_dirty);
         let before = page_cache::unlatch(&self.frames, frame);
         if before.has(flag::WAIT) {
             effects.push(Effect::Wake(frame));
         }
         if before.state() == State::Detached {
             self.reap(cpu, frame);
+        }
+    }
+
+    /// Makes a latch the caller's pin, as [`Memory::unlatch`] and a pin that nobody gets between.
+    pub fn downgrade(&self, frame: Frame, is_dirty: bool, effects: &mut Effects) {
+        self.set_dirty_latched(frame, is_dirty);
+        if page_cache::downgrade(&self.frames, frame).has(flag::WAIT) {
+            effects.push(Effect::Wake(frame));
+        }
+    }
+
+    fn set_dirty_latched(&self, frame: Frame, is_dirty: bool) {
+        // Only truncation changes the flag while the latch is held: then it must stay off.
+        if is_dirty && !self.frames.word(frame).has(flag::DIRTY) {
+            self.set_dirty(frame);
         }
     }
 
@@ -66,6 +78,17 @@ impl Memory {
     #[must_use]
     pub fn is_in_writeback(&self, frame: Frame) -> bool {
         self.frames.word(frame).has(flag::WRITEBACK)
+    }
+
+    /// The frame of a page whose bytes somebody changes, and the version to wait for.
+    #[must_use]
+    pub fn await_unlatched(&self, key: PageKey) -> Option<(Frame, u32)> {
+        let frame = self.resident(key)?;
+        if !self.frames.word(frame).has(flag::LATCH) || self.frames.key(frame) != Some(key) {
+            return None;
+        }
+        let version = page_cache::await_latch(&self.frames, frame)?;
+        Some((frame, version))
     }
 
     /// Whether somebody changes the bytes of the page in a frame.

@@ -76,15 +76,22 @@ pub fn upgrade(frames: &FrameTable, frame: Frame) -> bool {
     frames.update(frame, upgrade).is_ok()
 }
 
+/// The word of a page whose latch ends, with its pin.
+fn opened(word: Word) -> Word {
+    assert!(word.has(flag::LATCH), "the page is not latched: {word:?}");
+    word.without(flag::LATCH | flag::WAIT).next_version()
+}
+
 /// Gives a latch and its pin back; returns the word before: the caller wakes those who wait, and
 /// reaps a page that left its file.
 pub fn unlatch(frames: &FrameTable, frame: Frame) -> Word {
-    let unlatched = |word: Word| {
-        assert!(word.has(flag::LATCH), "{frame:?} is not latched");
-        let open = word.without(flag::LATCH | flag::WAIT).next_version();
-        Some(open.unpinned())
-    };
-    let before = frames.update(frame, unlatched);
+    let before = frames.update(frame, |word| Some(opened(word).unpinned()));
+    before.expect("an update without a condition")
+}
+
+/// Gives a latch back and keeps its pin; returns the word before: the caller wakes those who wait.
+pub fn downgrade(frames: &FrameTable, frame: Frame) -> Word {
+    let before = frames.update(frame, |word| Some(opened(word)));
     before.expect("an update without a condition")
 }
 

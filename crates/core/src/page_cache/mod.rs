@@ -5,7 +5,7 @@ mod latch;
 mod write;
 
 pub use index::{Index, Locked};
-pub use latch::{Latched, await_latch, latch, unlatch, upgrade, withdraw};
+pub use latch::{Latched, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, State, Word, flag};

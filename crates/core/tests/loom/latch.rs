@@ -95,3 +95,43 @@ fn of_a_latch_and_a_write_one_waits_for_the_other() {
         writer.join().expect("the writer does not panic");
     });
 }
+
+#[test]
+fn a_latch_that_becomes_a_pin_shows_all_bytes_and_lets_no_second_latch_in() {
+    loom::model(|| {
+        let shared = Arc::new((one_page(), [AtomicU64::new(1), AtomicU64::new(1)]));
+        let writer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let ((index, frames), bytes) = (&*shared.0, &shared.1);
+                if latch(index, frames) != Latched::Held(FRAME) {
+                    return page_cache::withdraw(frames, FRAME);
+                }
+                bytes.iter().for_each(|b| b.store(2, Ordering::Relaxed));
+                page_cache::downgrade(frames, FRAME);
+                // The pin is there: what it sees nobody changes.
+                let seen = bytes.each_ref().map(|b| b.load(Ordering::Relaxed));
+                assert_eq!(seen, [2, 2], "changed under a pin");
+                frames.unpin(FRAME);
+            })
+        };
+        let ((index, frames), bytes) = (&*shared.0, &shared.1);
+        match page_cache::pin(index, frames, key(1), Access::Pin, |_| ()) {
+            Found::Pinned(_) => {
+                let seen = bytes.each_ref().map(|b| b.load(Ordering::Relaxed));
+                assert_eq!(seen[0], seen[1], "seen half changed");
+                if page_cache::upgrade(frames, FRAME) {
+                    bytes.iter().for_each(|b| b.store(3, Ordering::Relaxed));
+                    page_cache::unlatch(frames, FRAME);
+                } else {
+                    frames.unpin(FRAME);
+                }
+            }
+            Found::Latched(_) => {}
+            other => panic!("{other:?}"),
+        }
+        writer.join().expect("the writer does not panic");
+        let word = frames.word(FRAME);
+        assert!(!word.has(flag::LATCH) && word.pins() == 0, "{word:?}");
+    });
+}

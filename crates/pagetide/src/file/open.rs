@@ -54,6 +54,14 @@ impl fmt::Debug for Open {
 }
 
 impl Open {
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.shared
+    }
+
+    pub(crate) fn backing(&self) -> &Arc<Backing> {
+        &self.backing
+    }
+
     fn new(
         shared: &Arc<Home>,
         source: Source,

@@ -3,11 +3,13 @@
 use super::File;
 use crate::backing::Backing;
 use crate::shared::Shared;
-use crate::writeback::Which;
+use crate::writeback::{LATCH_PATIENCE, Which};
 use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
-use std::sync::PoisonError;
+use pagetide_core::units::Frame;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, RwLockWriteGuard};
+use std::time::Instant;
 
 impl File {
     /// Makes the file `len` bytes long: what is beyond is dropped, dirty or not, what is new reads
@@ -19,16 +21,18 @@ impl File {
     /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where the store cannot be made so long, or
     /// the page in which the file is to end cannot be written: the file stays as it was, except
     /// that a shorter one is short for all handles, and the next write or `sync` of it tries to
-    /// cut the store again; [`Error::PastEnd`] beyond the last page that can be numbered.
+    /// cut the store again; [`Error::PastEnd`] beyond the last page that can be numbered;
+    /// [`Error::PageBusy`] where somebody changes a page behind the new end for more than a second.
     pub fn set_len(&self, len: u64) -> Result<(), Error> {
-        self.check_writable()?;
+        self.check_may_write()?;
         let backing = &*self.open.backing;
         let last = len.saturating_sub(1) / self.open.order.bytes() as u64;
         if len > i64::MAX as u64 || backing.key(last).is_none() {
             return Err(self.past_end(last));
         }
-        let alone = backing.resize.write();
-        let _alone = alone.unwrap_or_else(PoisonError::into_inner);
+        let first = len / self.open.order.bytes() as u64;
+        let _alone = self.alone(first)?;
+        self.check_writable()?;
         if len < backing.len() {
             return self.cut(len);
         }
@@ -38,6 +42,25 @@ impl File {
         backing.grow(len);
         backing.has_stored(len);
         Ok(())
+    }
+
+    /// The file for this call alone, as soon as nobody changes a page from `first` on.
+    fn alone(&self, first: u64) -> Result<RwLockWriteGuard<'_, ()>, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let deadline = Instant::now() + LATCH_PATIENCE;
+        loop {
+            let alone = backing.resize.write();
+            let alone = alone.unwrap_or_else(PoisonError::into_inner);
+            let Some((page, frame, version)) = latched_from(shared, backing, first) else {
+                return Ok(alone);
+            };
+            // Whoever changes it may need the lock to go on.
+            drop(alone);
+            if !shared.wait_until(frame, version, deadline) {
+                let file = backing.name.to_string();
+                return Err(Error::PageBusy { file, page });
+            }
+        }
     }
 
     fn cut(&self, len: u64) -> Result<(), Error> {
@@ -72,15 +95,12 @@ impl File {
     /// store fails for good and nobody needs the bytes.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`].
+    /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page for more than a
+    /// second: nothing is dropped then.
     pub fn discard_dirty(&self) -> Result<u64, Error> {
         let (shared, backing) = (&**self.open.shared, &*self.open.backing);
-        if !self.may_write {
-            let file = backing.name.to_string();
-            return Err(Error::ReadOnly { file });
-        }
-        let alone = backing.resize.write();
-        let _alone = alone.unwrap_or_else(PoisonError::into_inner);
+        self.check_handle()?;
+        let _alone = self.alone(0)?;
         let (mut next, mut nr_dropped) = (0, 0);
         while let Some(page) = backing.next_dirty(next..=u64::MAX, u32::MAX) {
             let is_dirty = backing
@@ -98,6 +118,20 @@ impl File {
         self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
         Ok(nr_dropped)
     }
+}
+
+/// A page from `first` on that somebody changes, its frame, and the version to wait for. Each is
+/// noted as one that gets dirty.
+fn latched_from(shared: &Shared, backing: &Backing, first: u64) -> Option<(u64, Frame, u32)> {
+    let mut next = first;
+    while let Some(page) = backing.next_dirty(next..=u64::MAX, u32::MAX) {
+        let key = backing.key(page);
+        if let Some((frame, version)) = key.and_then(|key| shared.core.await_unlatched(key)) {
+            return Some((page, frame, version));
+        }
+        next = page + 1;
+    }
+    None
 }
 
 /// Drops a page, when nobody reads, writes or changes it any more.

@@ -5,14 +5,14 @@ use crate::backing::Backing;
 use crate::flusher::Dirtiness;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
-use crate::{Error, cpu};
+use crate::{Error, Group, cpu};
 use pagetide_core::memory::{Effects, Io, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
@@ -60,12 +60,24 @@ pub(super) struct Part<'a> {
     /// Where they begin in the page.
     skip: usize,
     bytes: &'a [u8],
+    /// Nothing else of the page is kept: the rest gets zeros.
+    is_all: bool,
 }
 
 impl Part<'_> {
+    /// Zeros only.
+    pub(super) fn zeros(page: u64) -> Part<'static> {
+        Part {
+            page,
+            skip: 0,
+            bytes: &[],
+            is_all: true,
+        }
+    }
+
     /// Whether nothing of the first `nr_bytes` bytes of the page is left by them.
     fn covers(&self, nr_bytes: usize) -> bool {
-        nr_bytes == 0 || self.skip == 0 && self.bytes.len() >= nr_bytes
+        nr_bytes == 0 || self.is_all || self.skip == 0 && self.bytes.len() >= nr_bytes
     }
 
     fn copy_to(&self, page: &mut [u8]) {
@@ -95,10 +107,7 @@ impl File {
     /// [`Error::PastEnd`] beyond the last page that can be numbered; as [`File::read_at`]. Pages
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
-        self.check_writable()?;
-        let backing = &*self.open.backing;
-        let resize = backing.resize.read();
-        let _resize = resize.unwrap_or_else(PoisonError::into_inner);
+        let _shared = self.begin_change()?;
         let page_bytes = self.open.order.bytes() as u64;
         let mut done = 0;
         while done < buf.len() {
@@ -109,6 +118,7 @@ impl File {
                 page: at / page_bytes,
                 skip,
                 bytes: &buf[done..][..room.min(buf.len() - done)],
+                is_all: false,
             };
             self.write_part(part)?;
             done += part.bytes.len();
@@ -116,13 +126,33 @@ impl File {
         Ok(done)
     }
 
+    /// Keeps the file from getting shorter under somebody who is about to change its bytes.
+    pub(super) fn begin_change(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        let resize = self.open.backing.resize.read();
+        let resize = resize.unwrap_or_else(PoisonError::into_inner);
+        self.check_writable()?;
+        Ok(resize)
+    }
+
+    /// Whether the handle may write and the file takes writes, as far as that is known.
+    pub(super) fn check_may_write(&self) -> Result<(), Error> {
+        self.check_handle()?;
+        self.open.backing.check_poison()
+    }
+
+    pub(super) fn check_handle(&self) -> Result<(), Error> {
+        if self.may_write {
+            return Ok(());
+        }
+        let file = self.open.backing.name.to_string();
+        Err(Error::ReadOnly { file })
+    }
+
+    /// [`File::check_may_write`], and another try where the store failed to take something. With
+    /// the lock of the file's length: what is found holds until the change is made.
     pub(super) fn check_writable(&self) -> Result<(), Error> {
         let backing = &*self.open.backing;
-        if !self.may_write {
-            let file = backing.name.to_string();
-            return Err(Error::ReadOnly { file });
-        }
-        backing.check_poison()?;
+        self.check_may_write()?;
         // Behind a shorter end would be old bytes.
         backing.cut_store()?;
         if backing.is_failing.load(Ordering::Relaxed) {
@@ -136,14 +166,19 @@ impl File {
         Ok(())
     }
 
+    /// The key of a page that may be written: where its end can be numbered, too.
+    pub(super) fn key_to_write(&self, page: u64) -> Result<PageKey, Error> {
+        let backing = &*self.open.backing;
+        let end = page.checked_add(1);
+        let end = end.and_then(|end| end.checked_mul(backing.order.bytes() as u64));
+        let key = backing.key(page);
+        let key = key.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64));
+        key.ok_or_else(|| self.past_end(page))
+    }
+
     fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let key = backing.key(part.page);
-        // A page at the end of what can be numbered would have its end beyond.
-        let end = part.page.checked_add(1);
-        let end = end.and_then(|end| end.checked_mul(backing.order.bytes() as u64));
-        let key = key.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64));
-        let key = key.ok_or_else(|| self.past_end(part.page))?;
+        let key = self.key_to_write(part.page)?;
         let mut deadline = None;
         let was_dirty = loop {
             let mut effects = Effects::new();
@@ -166,7 +201,7 @@ impl File {
                     self.await_pins((frame, version), part.page, &mut deadline)?;
                 }
                 Latched::Miss => {
-                    if self.bring_in_changed(key, part)? {
+                    if self.bring_in_changed(&self.group, part)? {
                         break false;
                     }
                 }
@@ -180,10 +215,10 @@ impl File {
 
     /// Brings a page in and changes it on the way; false where others brought it in meanwhile.
     #[cold]
-    fn bring_in_changed(&self, key: PageKey, part: Part<'_>) -> Result<bool, Error> {
+    pub(super) fn bring_in_changed(&self, group: &Group, part: Part<'_>) -> Result<bool, Error> {
         let fill = Fill::changed(part);
-        let make = |key| PageIn::new(key, self.group.id(), Access::Copy);
-        self.bring_in(&self.group, key.page(), make, &fill)?;
+        let make = |key| PageIn::new(key, group.id(), Access::Copy);
+        self.bring_in(group, part.page, make, &fill)?;
         Ok(fill.is_done())
     }
 
@@ -207,7 +242,7 @@ impl File {
 
     /// Waits until nobody else holds a page, or as long as a writer may.
     #[cold]
-    fn await_pins(
+    pub(super) fn await_pins(
         &self,
         (frame, version): (Frame, u32),
         page: u64,
@@ -235,7 +270,7 @@ impl File {
 
     /// Writes some of this file back where much of the group is dirty, so that its writers are as
     /// fast as the store and no faster.
-    fn balance(&self) {
+    pub(super) fn balance(&self) {
         let shared = &self.open.shared;
         match shared.dirtiness(self.group.id()) {
             Dirtiness::Fine => return,

@@ -70,6 +70,14 @@ impl Model {
         }
     }
 
+    fn check_written(&self, disk: &Disk, at: usize, len: usize) {
+        let on_disk = disk.state().bytes.clone();
+        for (at, model) in self.bytes.iter().enumerate().skip(at).take(len) {
+            let found = on_disk.get(at).copied().unwrap_or(0);
+            assert_eq!(found, model[model.len() - 1], "byte {at} was not written");
+        }
+    }
+
     /// Returns how often a read failed.
     fn check_now(&self, file: &File) -> u64 {
         let mut bytes = vec![0; self.len + 1];
@@ -92,11 +100,32 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { at: usize, len: usize, byte: u8 },
-    Read { at: usize, len: usize },
-    Flush { at: usize, len: usize },
+    Write {
+        at: usize,
+        len: usize,
+        byte: u8,
+    },
+    Read {
+        at: usize,
+        len: usize,
+    },
+    Flush {
+        at: usize,
+        len: usize,
+    },
     Sync,
     SetLen(usize),
+    /// By a view, as much of it as the file has.
+    View {
+        at: usize,
+        len: usize,
+        byte: u8,
+    },
+    /// A page of one byte's value.
+    New {
+        page: usize,
+        byte: u8,
+    },
     Reopen,
 }
 
@@ -110,9 +139,11 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (place.clone(), any::<u8>()).prop_map(|((at, len), byte)| Op::Write { at, len, byte }),
         3 => place.clone().prop_map(|(at, len)| Op::Read { at, len }),
-        1 => place.prop_map(|(at, len)| Op::Flush { at, len }),
         1 => Just(Op::Sync),
         1 => (0..NR_PAGES * PAGE).prop_map(Op::SetLen),
+        3 => (place.clone(), any::<u8>()).prop_map(|((at, len), byte)| Op::View { at, len, byte }),
+        1 => (0..NR_PAGES / 2, any::<u8>()).prop_map(|(page, byte)| Op::New { page, byte }),
+        1 => place.prop_map(|(at, len)| Op::Flush { at, len }),
         1 => Just(Op::Reopen),
     ]
 }
@@ -121,6 +152,18 @@ fn op() -> impl Strategy<Value = Op> {
 fn pattern(at: usize, len: usize, byte: u8) -> Vec<u8> {
     let bytes = (at..at + len).map(|at| byte.wrapping_add((at / 97 % 251).to_le_bytes()[0]));
     bytes.collect()
+}
+
+fn write_by_views(file: &File, at: usize, bytes: &[u8]) {
+    let page_bytes = file.page_bytes();
+    let mut done = 0;
+    while done < bytes.len() {
+        let (page, skip) = ((at + done) / page_bytes, (at + done) % page_bytes);
+        let mut view = file.pin_mut(page as u64).unwrap();
+        let part = (view.len() - skip).min(bytes.len() - done);
+        view[skip..][..part].copy_from_slice(&bytes[done..][..part]);
+        done += part;
+    }
 }
 
 fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
@@ -153,11 +196,7 @@ fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
             }
             Op::Flush { at, len } => {
                 file.flush_range(at as u64..(at + len) as u64).unwrap();
-                let on_disk = disk.state().bytes.clone();
-                for (at, model) in model.bytes.iter().enumerate().skip(at).take(len) {
-                    let found = on_disk.get(at).copied().unwrap_or(0);
-                    assert_eq!(found, model[model.len() - 1], "byte {at} was not written");
-                }
+                model.check_written(&disk, at, len);
             }
             Op::Sync => {
                 file.sync().unwrap();
@@ -166,6 +205,19 @@ fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
             Op::SetLen(len) => {
                 file.set_len(len as u64).unwrap();
                 model.set_len(len);
+            }
+            Op::View { at, len, byte } => {
+                let end = (at + len).min(model.len).max(at);
+                let bytes = pattern(at, end - at, byte);
+                if !bytes.is_empty() {
+                    write_by_views(&file, at, &bytes);
+                    model.write(at, &bytes);
+                }
+            }
+            Op::New { page, byte } => {
+                file.pin_new(page as u64).unwrap().fill(byte);
+                let page_bytes = file.page_bytes();
+                model.write(page * page_bytes, &vec![byte; page_bytes]);
             }
             Op::Reopen => {
                 drop(file);

@@ -21,5 +21,6 @@ mod promise;
 mod reclaim;
 mod reserve;
 mod sizing;
+mod views;
 mod waits;
 mod writes;

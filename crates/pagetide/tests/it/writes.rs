@@ -378,6 +378,20 @@ fn a_file_is_cut_and_grows_with_zeros() {
 }
 
 #[test]
+fn a_file_that_is_cut_where_its_store_has_nothing_yet_is_as_long_as_said() {
+    let disk = Disk::default();
+    let memory = memory(8);
+    let store = Box::new(disk.clone());
+    let file = memory
+        .open_store(store, "disk", Order::new(0), &memory.root())
+        .unwrap();
+    file.write_at(b"x", 2 * PAGE as u64).unwrap();
+    file.set_len(100).unwrap();
+    file.close().unwrap();
+    assert_eq!(disk.state().bytes, [0; 100]);
+}
+
+#[test]
 fn a_store_that_cannot_be_cut_shows_no_old_bytes() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = memory(8);

@@ -99,6 +99,30 @@ fn a_mapping_that_is_held_keeps_its_number_when_it_is_closed() {
 }
 
 #[test]
+fn a_latch_becomes_a_pin_that_nobody_gets_between() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
+    assert!(memory.await_unlatched(page).is_none());
+    assert!(memory.upgrade(frame));
+    let (found, version) = memory.await_unlatched(page).unwrap();
+    assert_eq!(found, frame);
+    let mut effects = Effects::new();
+    memory.downgrade(frame, true, &mut effects);
+    assert!(matches!(effects.pop(), Some(Effect::Wake(_))));
+    let word = memory.frames().word(frame);
+    assert_ne!(word.version(), version);
+    assert!(word.pins() == 1 && word.has(flag::DIRTY), "{word:?}");
+    assert!(memory.await_unlatched(page).is_none());
+    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    unpin(&memory, frame);
+    assert!(matches!(latch(&memory, page), Latched::Busy { .. }));
+    assert!(unpin(&memory, frame), "who wants the latch is woken");
+    assert_eq!(memory.stat(group).file_dirty, PAGE_BYTES as u64);
+    memory.check();
+}
+
+#[test]
 fn the_only_pin_becomes_the_latch() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);

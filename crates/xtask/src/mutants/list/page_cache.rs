@@ -116,4 +116,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self.pins() == nr_own && !(is_busy && self.has(flag::LATCH))",
         tests: Tests::Plain("memory::"),
     },
+    Mutant {
+        name: "a latch that becomes a pin keeps no pin",
+        file: "page_cache/latch.rs",
+        find: "Some(opened(word)));",
+        replace: "Some(opened(word).unpinned()));",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a pin becomes the latch beside other pins",
+        file: "page_cache/latch.rs",
+        find: "word.may_be_latched(1)",
+        replace: "word.may_be_latched(word.pins())",
+        tests: Tests::Loom,
+    },
 ];

@@ -1,0 +1,244 @@
+//! Views that write: pages for their holder alone.
+
+use super::File;
+use super::write::Part;
+use crate::page::{Page, PageMut, Pin};
+use crate::pins::Counted;
+use crate::{Error, Group, cpu};
+use pagetide_core::memory::Effects;
+use pagetide_core::page_cache::{Access, Found, Latched};
+use pagetide_core::units::{Frame, PageKey};
+use std::fmt;
+use std::sync::Arc;
+
+/// A pinned page that did not become a view that writes, and why.
+#[derive(Debug)]
+pub struct UpgradeError {
+    page: Page,
+    source: Box<Error>,
+}
+
+impl UpgradeError {
+    /// The page, pinned as before.
+    #[must_use]
+    pub fn into_page(self) -> Page {
+        self.page
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.source
+    }
+}
+
+impl fmt::Display for UpgradeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a pinned page cannot be changed")
+    }
+}
+
+impl std::error::Error for UpgradeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// What a page is to be when it is latched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// What the file has there.
+    Stored,
+    /// Zeros, whatever the file has there.
+    New,
+}
+
+impl File {
+    /// A view of page number `page` for this caller alone, to read it and change it in place:
+    /// shorter than a page only at the file's end, which it does not move.
+    ///
+    /// Waits up to a second for pins on the page to drop, for whoever else changes it, and for a
+    /// write of it to end. A page that is not cached is read first. Where much of the group is
+    /// dirty, writes some of it back, as [`File::write_at`] does. What the caller has pinned
+    /// itself it has to drop first, or hand to [`File::upgrade`].
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::PastEnd`]; [`Error::PageBusy`] where the page stays pinned,
+    /// also by the caller; [`Error::WritebackFailed`] as [`File::write_at`]; as [`File::pin`].
+    pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count_view()?;
+        self.pin_mut_counted(&self.group, page, counted)
+    }
+
+    /// [`File::pin_mut`] for `group`, as which it is counted already where it is.
+    pub(crate) fn pin_mut_counted(
+        &self,
+        group: &Group,
+        page: u64,
+        counted: Option<Counted<'_>>,
+    ) -> Result<PageMut, Error> {
+        let _shared = self.begin_change()?;
+        self.balance();
+        let len = self.len_of(page);
+        if len == 0 {
+            return Err(self.past_end(page));
+        }
+        let frame = self.latched(group, page, Content::Stored)?;
+        Ok(self.view((page, frame), len, counted))
+    }
+
+    /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
+    /// from the store. At the end of the file or beyond, the file ends with the page as soon as it
+    /// is dropped; what lies between reads as zeros.
+    ///
+    /// # Errors
+    /// As [`File::pin_mut`], but [`Error::PastEnd`] beyond the last page that can be numbered only.
+    /// Where it is [`Error::PageBusy`], a page that was not cached may read as zeros since.
+    pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count_view()?;
+        self.pin_new_counted(&self.group, page, counted)
+    }
+
+    /// [`File::pin_new`] for `group`, as which it is counted already where it is.
+    pub(crate) fn pin_new_counted(
+        &self,
+        group: &Group,
+        page: u64,
+        counted: Option<Counted<'_>>,
+    ) -> Result<PageMut, Error> {
+        let _shared = self.begin_change()?;
+        self.balance();
+        let frame = self.latched(group, page, Content::New)?;
+        let mut view = self.view((page, frame), 0, counted);
+        view.make_new();
+        Ok(view)
+    }
+
+    /// [`File::pin_mut`] of a page that is cached and that nobody else holds; `None` where it
+    /// would have to wait, read or write.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::PastEnd`], [`Error::PinLimit`]; [`Error::WritebackFailed`]
+    /// where the file takes no more writes.
+    pub fn try_pin_mut(&self, page: u64) -> Result<Option<PageMut>, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        self.check_may_write()?;
+        if self.len_of(page) == 0 {
+            return Err(self.past_end(page));
+        }
+        let counted = self.count_view()?;
+        let key = self.key_to_write(page)?;
+        let Ok(_resize) = backing.resize.try_read() else {
+            return Ok(None);
+        };
+        // Once more: with the lock it stays so.
+        let len = self.len_of(page);
+        if len == 0 || backing.is_obstructed() {
+            return Ok(None);
+        }
+        let mut effects = Effects::new();
+        let found = shared
+            .core
+            .pin(cpu::current(), key, Access::Pin, &mut effects);
+        shared.wake_all(&mut effects);
+        let frame = match found {
+            Found::Pinned(frame) => frame,
+            Found::Reading(frame) => {
+                shared.unpin(frame);
+                return Ok(None);
+            }
+            Found::Latched(_) | Found::Miss | Found::TooManyPins => return Ok(None),
+        };
+        let pin = Pin::new(shared, frame, self.open.order);
+        let latch = pin.into_latch();
+        Ok(latch.map(|frame| self.view((page, frame), len, counted)))
+    }
+
+    /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is
+    /// not being written: at once, nobody changes it in between.
+    ///
+    /// # Errors
+    /// [`UpgradeError`], with the page: [`Error::ReadOnly`], [`Error::PageBusy`], also where the
+    /// page is not one of this file any more; [`Error::WritebackFailed`] where the file takes no
+    /// more writes.
+    pub fn upgrade(&self, page: Page) -> Result<PageMut, UpgradeError> {
+        let backing = &*self.open.backing;
+        let refused = |page, source| UpgradeError {
+            page,
+            source: Box::new(source),
+        };
+        if let Err(source) = self.check_may_write() {
+            return Err(refused(page, source));
+        }
+        let core = &self.open.shared.core;
+        let frame = page.frame_in(&self.open.shared);
+        let key = frame.and_then(|frame| core.frames().key(frame));
+        let key = key.filter(|key| key.mapping() == backing.number());
+        let busy = || Error::PageBusy {
+            file: backing.name.to_string(),
+            page: key.map_or(0, PageKey::page),
+        };
+        let (Some(frame), Some(key)) = (frame, key) else {
+            return Err(refused(page, busy()));
+        };
+        let Ok(_resize) = backing.resize.try_read() else {
+            return Err(refused(page, busy()));
+        };
+        if backing.is_obstructed() || !core.upgrade(frame) {
+            return Err(refused(page, busy()));
+        }
+        backing.note_dirty(key.page(), self.open.shared.second());
+        Ok(page.into_mut(Arc::clone(&self.open), key.page()))
+    }
+
+    /// Counts a view against the pin budget, where one is.
+    fn count_view(&self) -> Result<Option<Counted<'_>>, Error> {
+        let has_budget = self.group.has_pin_budget();
+        let nr_pages = self.open.order.nr_pages();
+        has_budget
+            .then(|| self.group.count_pin(nr_pages))
+            .transpose()
+    }
+
+    /// Notes a page that the caller has latched, and makes it a view.
+    fn view(
+        &self,
+        (page, frame): (u64, Frame),
+        len: usize,
+        counted: Option<Counted<'_>>,
+    ) -> PageMut {
+        // Before anybody can see its bytes, and so that it is found by who waits for it.
+        self.open
+            .backing
+            .note_dirty(page, self.open.shared.second());
+        let account = counted.map(Counted::into_account);
+        PageMut::new(Arc::clone(&self.open), (page, frame), len, account)
+    }
+
+    /// Takes the latch of a page, which comes in if it has to.
+    fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Frame, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let key = self.key_to_write(page)?;
+        let mut deadline = None;
+        loop {
+            let mut effects = Effects::new();
+            let latched = shared.core.latch(cpu::current(), key, &mut effects);
+            shared.wake_all(&mut effects);
+            match latched {
+                Latched::Held(frame) => return Ok(frame),
+                Latched::Busy { frame, version } => {
+                    self.await_pins((frame, version), page, &mut deadline)?;
+                }
+                Latched::Miss if content == Content::New && backing.stored_of(page) > 0 => {
+                    self.bring_in_changed(group, Part::zeros(page))?;
+                }
+                Latched::Miss => {
+                    let pin = self.pinned(group, page, Access::Pin)?;
+                    if let Some(frame) = pin.into_latch() {
+                        return Ok(frame);
+                    }
+                }
+            }
+        }
+    }
+}
