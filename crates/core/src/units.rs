@@ -28,6 +28,63 @@ pub fn count(len: usize) -> u32 {
     u32::try_from(len).expect("lengths in core are bounded by the number of frames")
 }
 
+/// Two counts that should be one, as an audit found them: a fault of ours, or somebody counted
+/// while others worked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discrepancy {
+    /// What was counted, and what `at` is the number of.
+    pub what: &'static str,
+    /// Which one: a frame, a group, a mapping, a zone; 0 where there is one only.
+    pub at: u32,
+    /// What the books say.
+    pub booked: u64,
+    /// What was counted.
+    pub counted: u64,
+}
+
+impl Discrepancy {
+    /// Compares what the books say with what was counted.
+    ///
+    /// # Errors
+    /// [`Discrepancy`] where they differ.
+    pub fn compare(
+        what: &'static str,
+        at: u32,
+        booked: u64,
+        counted: u64,
+    ) -> Result<(), Discrepancy> {
+        if booked == counted {
+            return Ok(());
+        }
+        Err(Discrepancy {
+            what,
+            at,
+            booked,
+            counted,
+        })
+    }
+
+    /// Compares a fact with what it has to be.
+    ///
+    /// # Errors
+    /// [`Discrepancy`] where it does not hold.
+    pub fn require(what: &'static str, at: u32, holds: bool) -> Result<(), Discrepancy> {
+        Discrepancy::compare(what, at, 1, holds.into())
+    }
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Discrepancy {
+            what,
+            at,
+            booked,
+            counted,
+        } = self;
+        write!(f, "{what}, {at}: {booked} booked, {counted} counted")
+    }
+}
+
 /// A slot of arena memory of [`PAGE_BYTES`]: an index into the frame table.
 ///
 /// Stored as its index plus one, so that `Option<Frame>` takes four bytes.

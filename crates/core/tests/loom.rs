@@ -446,7 +446,7 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
                 let mut batch = Batch::default();
                 let mut lists = new.lock().expect("no panic");
                 lists.isolate_frame(frames, (NEW, FRAME), &mut batch);
-                lists.check(frames);
+                lists.audit(frames).expect("agreement");
                 for victim in batch.iter() {
                     lists.settle(frames, victim, Outcome::Refused);
                 }
@@ -469,7 +469,7 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
         drop(lists);
         wanting.join().expect("nobody takes what is not listed");
         let lists = new.lock().expect("no panic");
-        lists.check(frames);
+        lists.audit(frames).expect("agreement");
         assert_eq!(lists.nr_pages(), 1);
     });
 }
@@ -580,6 +580,6 @@ fn a_remote_drain_loses_and_doubles_no_frame() {
         assert!(again != third || again.is_none());
         let nr_held = u32::from(again.is_some()) + u32::from(third.is_some());
         assert_eq!(zone.nr_free() + nr_held, 2);
-        zone.check(frames);
+        zone.audit(frames).expect("agreement");
     });
 }

@@ -390,7 +390,7 @@ fn zones_lose_and_double_no_frame() {
         let (frames, zones, taken) = &*shared;
         assert!(taken.lock().expect("no panic").is_empty());
         zones.drain(frames);
-        zones.check(frames);
+        zones.audit(frames).expect("agreement");
         assert_eq!(zones.nr_free(), 1024);
         assert_eq!(zones.buddyinfo().to_string(), first);
     });

@@ -306,7 +306,7 @@ fn threads_that_share_caches_lose_and_double_no_frame() {
             world.free(Cpu::new(0), block);
         }
         assert_eq!(zones.drain(frames).not_reached, 0);
-        zones.check(frames);
+        zones.audit(frames).expect("agreement");
         assert_eq!(zones.nr_free(), zones.managed());
         assert_eq!(world.buddyinfo(), first);
         let stats = zones.stats();

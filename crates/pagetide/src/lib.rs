@@ -37,6 +37,7 @@
 
 mod alloc_wait;
 mod arena;
+mod audit;
 mod backing;
 mod builder;
 mod claims;
@@ -76,6 +77,7 @@ mod worker;
 mod working_set;
 mod writeback;
 
+pub use audit::AuditError;
 pub use builder::{Builder, Drained, Memory};
 pub use bytesize::ByteSize;
 pub use error::Error;

@@ -92,7 +92,8 @@ impl Bed {
 
     /// Asserts that no frame was lost, with all of them free.
     pub(super) fn check(&self) {
-        self.zones.check(&self.frames);
+        let found = self.zones.audit(&self.frames);
+        assert!(found.is_ok(), "{found:?}");
         assert_eq!(
             self.zones.nr_free(),
             self.frames.len(),

@@ -2,7 +2,7 @@
 
 use super::pageblock::{self, Mobility, NR_MOBILITIES, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use crate::frame::{FrameTable, List, Place, State};
-use crate::units::{Frame, MAX_ORDER, NR_ORDERS, Order, index};
+use crate::units::{Discrepancy, Frame, MAX_ORDER, NR_ORDERS, Order, index};
 
 /// The free blocks of frames `start..end`. Guarded by its zone's lock.
 #[derive(Debug)]
@@ -410,29 +410,36 @@ impl Buddy {
         None
     }
 
-    /// Asserts the room's invariants 1 and 2. O(frames).
+    /// Counts anew what the room's invariants 1 and 2 say. O(frames).
     ///
-    /// # Panics
-    /// Where one does not hold.
-    pub fn check(&self, frames: &FrameTable) {
+    /// # Errors
+    /// [`Discrepancy`] where one does not hold.
+    pub fn audit(&self, frames: &FrameTable) -> Result<(), Discrepancy> {
         let mut nr_free = 0;
         for (order, lists) in (0..).zip(&self.lists) {
             let order = order_of(order);
             for (kind, list) in Mobility::ALL.into_iter().zip(lists) {
-                assert_eq!(crate::units::count(list.iter(frames).count()), list.len());
+                let listed = list.iter(frames).count() as u64;
+                let at = u32::from(order.get());
+                Discrepancy::compare("blocks of a free list", at, list.len().into(), listed)?;
                 for frame in list.iter(frames) {
-                    assert_eq!(frames.block(frame), (order, Place::Zone), "{frame:?}");
-                    assert_eq!(pageblock::mobility(frames, frame), kind, "{frame:?}");
                     let first = frame.number();
-                    assert_eq!(first % order.nr_pages(), 0, "{frame:?} is not aligned");
+                    let require = |what, holds| Discrepancy::require(what, first, holds);
+                    let is_here = frames.block(frame) == (order, Place::Zone);
+                    require("a frame of a free list", is_here)?;
+                    let is_kind = pageblock::mobility(frames, frame) == kind;
+                    require("the mobility of a free block", is_kind)?;
+                    let is_aligned = first.is_multiple_of(order.nr_pages());
+                    require("the alignment of a free block", is_aligned)?;
                     let buddy = first ^ order.nr_pages();
                     let twin = order.get() < MAX_ORDER && self.is_free(frames, buddy, order);
-                    assert!(!twin, "{frame:?} and its buddy are both free");
+                    require("a free block whose buddy is not free", !twin)?;
                     nr_free += order.nr_pages();
                 }
             }
         }
-        assert_eq!(nr_free, self.nr_free, "the count of free frames");
+        let booked = u64::from(self.nr_free);
+        Discrepancy::compare("free frames of a zone", 0, booked, nr_free.into())
     }
 }
 

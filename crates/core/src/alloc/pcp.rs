@@ -3,7 +3,7 @@
 use super::pageblock::{Mobility, NR_MOBILITIES};
 use super::pcp_tune::Tune;
 use crate::frame::{FrameTable, List, Place};
-use crate::units::{Frame, NR_ORDERS, Order};
+use crate::units::{Discrepancy, Frame, NR_ORDERS, Order};
 
 /// Lists of a cache: order by order, the mobilities of each side by side.
 pub(super) const NR_LISTS: usize = NR_ORDERS * NR_MOBILITIES;
@@ -116,19 +116,21 @@ impl Pcp {
         counts.quiet >= ticks
     }
 
-    /// Asserts invariant 3. O(pages held).
+    /// Counts anew what invariant 3 says. O(pages held).
     ///
-    /// # Panics
-    /// Where it does not hold.
-    pub fn check(&self, frames: &FrameTable) {
+    /// # Errors
+    /// [`Discrepancy`] where it does not hold.
+    pub fn audit(&self, frames: &FrameTable) -> Result<(), Discrepancy> {
         let mut count = 0;
         for (at, list) in self.lists.iter().enumerate() {
             for frame in list.iter(frames) {
                 let (order, place) = frames.block(frame);
-                assert_eq!((order.index(), place), (at / NR_MOBILITIES, Place::Pcp));
+                let is_here = (order.index(), place) == (at / NR_MOBILITIES, Place::Pcp);
+                Discrepancy::require("a frame of a per-CPU page cache", frame.number(), is_here)?;
                 count += order.nr_pages();
             }
         }
-        assert_eq!(count, self.count, "the count of a per-CPU page cache");
+        let booked = u64::from(self.count);
+        Discrepancy::compare("pages of a per-CPU page cache", 0, booked, count.into())
     }
 }

@@ -297,7 +297,7 @@ mod tests {
         for (first, _) in taken {
             zones.put_idle(&frames, (first, order), true);
         }
-        zones.check(&frames);
+        zones.audit(&frames).unwrap();
         assert_eq!(zones.nr_free(), 4 * PAGEBLOCK_PAGES);
     }
 
@@ -324,7 +324,7 @@ mod tests {
         zones.take_whole(&frames, (first, part), Mobility::Movable);
         zones.free(&frames, CPU, first, part);
         zones.put_pieces(&frames, &pieces);
-        zones.check(&frames);
+        zones.audit(&frames).unwrap();
         assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES);
     }
 }

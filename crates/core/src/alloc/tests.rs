@@ -57,7 +57,7 @@ fn a_range_that_is_no_power_of_two_is_all_there() {
     let frames = FrameTable::try_new(3000).unwrap();
     let buddy = Buddy::new(&frames, 5, 3000);
     assert_eq!(buddy.nr_free(), 2995);
-    buddy.check(&frames);
+    buddy.audit(&frames).unwrap();
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn allocate_all_then_free_all_gives_back_the_first_buddyinfo() {
             None if wanted == 0 => break,
             None => {}
         }
-        zone.check(&frames);
+        zone.audit(&frames).unwrap();
     }
     for (frame, order) in taken {
         zone.free(&frames, HERE, frame, order);
     }
-    zone.check(&frames);
+    zone.audit(&frames).unwrap();
     assert_eq!(zone.nr_free(), 2500);
     zone.drain(&frames, 0);
     assert_eq!(zone.buddyinfo(), first);
@@ -164,7 +164,7 @@ fn mobilities_are_kept_in_pageblocks_of_their_own() {
     distinct.sort_unstable();
     distinct.dedup();
     assert_eq!(all.len(), distinct.len(), "{blocks:?}");
-    zone.check(&frames);
+    zone.audit(&frames).unwrap();
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn idle_blocks_are_released_once() {
     let taken = zone.take_idle(&frames, SECOND).unwrap();
     zone.put_released(&frames, SECOND, taken, true);
     assert_eq!(zone.take_idle(&frames, u64::MAX), None);
-    zone.check(&frames);
+    zone.audit(&frames).unwrap();
     assert_eq!(zone.nr_free(), 4096);
 }
 
@@ -264,7 +264,7 @@ fn zones(nr_nodes: u32, change: impl FnOnce(&mut Config)) -> (FrameTable, Zones)
     change(&mut config);
     config.check().unwrap();
     let zones = Zones::try_new(config, &frames).unwrap();
-    zones.check(&frames);
+    zones.audit(&frames).unwrap();
     (frames, zones)
 }
 

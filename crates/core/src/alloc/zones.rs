@@ -9,7 +9,7 @@ use super::zonelist::{self, NR_CLASSES, Zonelist};
 use super::zonelist_cache::{Classed, ZonelistCache};
 use crate::frame::FrameTable;
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots};
-use crate::units::{Cpu, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
+use crate::units::{Cpu, Discrepancy, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
 
 /// The zones of an arena.
 #[derive(Debug)]
@@ -379,13 +379,14 @@ impl Zones {
         }
     }
 
-    /// Asserts the room's invariants at rest. O(frames).
+    /// Counts anew what the room's invariants say, at rest. O(frames).
     ///
-    /// # Panics
-    /// Where one does not hold.
-    pub fn check(&self, frames: &FrameTable) {
-        self.iter().for_each(|zone| zone.check(frames));
-        assert_eq!(self.managed(), frames.len(), "every frame lies in a zone");
+    /// # Errors
+    /// [`Discrepancy`] where one does not hold.
+    pub fn audit(&self, frames: &FrameTable) -> Result<(), Discrepancy> {
+        self.iter().try_for_each(|zone| zone.audit(frames))?;
+        let (booked, counted) = (self.managed().into(), frames.len().into());
+        Discrepancy::compare("frames of all zones", 0, booked, counted)
     }
 }
 

@@ -218,7 +218,7 @@ impl Group {
         (before + nr_bytes) / PAGE
     }
 
-    fn parked(&self) -> u32 {
+    pub(crate) fn parked(&self) -> u32 {
         self.parked.load(Ordering::Relaxed)
     }
 

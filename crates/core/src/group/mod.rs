@@ -149,6 +149,16 @@ impl Tree {
             .expect("a group lives while something is charged to it")
     }
 
+    /// Slots of the table of groups that were made so far.
+    pub(crate) fn nr_slots(&self) -> u32 {
+        self.groups.nr_slots()
+    }
+
+    /// The slot of a group: 1 to [`Tree::nr_slots`].
+    pub(crate) fn slot_of(&self, id: u32) -> usize {
+        index(id & Table::<Group>::SLOT_MASK)
+    }
+
     /// All groups with their ids.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Group)> {
         self.groups.iter()

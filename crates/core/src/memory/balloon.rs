@@ -7,7 +7,7 @@ use super::{Here, Memory};
 use crate::alloc::{Mark, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
 use crate::frame::{FrameTable, List, Place, State, Word};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SpinLock, rank};
-use crate::units::{Frame, Order, PAGE_BYTES};
+use crate::units::{Discrepancy, Frame, Order, PAGE_BYTES};
 
 const REGION_PAGES: u64 = PAGEBLOCK_PAGES as u64;
 
@@ -359,8 +359,8 @@ impl Memory {
         true
     }
 
-    /// Asserts that what is out of use adds up, at rest.
-    pub(super) fn check_balloon(&self) {
+    /// Counts anew what is out of use, at rest.
+    pub(super) fn audit_balloon(&self) -> Result<(), Discrepancy> {
         let offline = self.balloon.offline.lock();
         let pages_of = |list: &List, frames: &FrameTable| -> u64 {
             let orders = list.iter(frames).map(|frame| frames.block(frame).0);
@@ -368,6 +368,6 @@ impl Memory {
         };
         let lists = [&offline.pending, &offline.resident, &offline.released];
         let nr_pages: u64 = lists.iter().map(|list| pages_of(list, &self.frames)).sum();
-        assert_eq!(nr_pages, self.balloon.nr_pages(), "pages out of use");
+        Discrepancy::compare("pages out of use", 0, self.balloon.nr_pages(), nr_pages)
     }
 }

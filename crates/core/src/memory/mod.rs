@@ -1,6 +1,7 @@
 #![doc = include_str!("README.md")]
 
 mod alloc;
+mod audit;
 mod balance;
 mod balloon;
 mod effects;
@@ -25,6 +26,7 @@ mod write;
 mod write_reserve;
 
 pub use alloc::Idle;
+pub use audit::AuditError;
 pub use balance::Balance;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
@@ -536,34 +538,6 @@ impl Memory {
                 .saturating_sub(offline),
             zone: self.zones.stats(),
         }
-    }
-
-    /// Asserts the invariants of all rooms and between them, at rest. O(frames).
-    ///
-    /// # Panics
-    /// Where one does not hold.
-    pub fn check(&self) {
-        self.zones.check(&self.frames);
-        self.check_balloon();
-        for (_, group) in self.groups.iter() {
-            for (_, lruvec) in self.lruvecs_of(group) {
-                lruvec.lock().check(&self.frames);
-            }
-        }
-        let root = self.groups.root();
-        self.groups.drain(root);
-        let usage = self.groups.get(root).map_or(0, crate::group::Group::usage);
-        let used = u64::from(self.stats().nr_used);
-        assert!(usage >= used, "{usage} pages charged, {used} frames in use");
-        let reserved = self.reserved_bytes().div_ceil(PAGE_BYTES as u64);
-        let own = u64::from(self.metadata_pages + self.write_reserve.left());
-        let records = usage - used - reserved - own;
-        // A group with reservations is charged for the page that their last bytes are in.
-        let rounded_up = u64::from(self.balloon.nr_reservations());
-        assert!(
-            records <= u64::from(TABLE_PAGES) + rounded_up,
-            "{records} pages charged and not in use"
-        );
     }
 }
 

@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod audit;
 mod evacuate;
 mod gated_2q;
 mod latch;

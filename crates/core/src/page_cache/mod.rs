@@ -208,6 +208,21 @@ impl Mappings {
         self.table.get(id)
     }
 
+    /// All mappings with their ids.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Mapping)> {
+        self.table.iter()
+    }
+
+    /// Slots of the table of mappings that were made so far.
+    pub(crate) fn nr_slots(&self) -> u32 {
+        self.table.nr_slots()
+    }
+
+    /// The slot of a mapping, out of its id or the number in a key: 1 to [`Mappings::nr_slots`].
+    pub(crate) fn slot_of(number: u32) -> u32 {
+        number & Table::<Mapping>::SLOT_MASK
+    }
+
     /// The mapping that a key names: ids differ from it in the upper bits of their stamp only.
     #[must_use]
     pub fn by_key(&self, key: PageKey) -> Option<&Mapping> {

@@ -2,7 +2,7 @@
 
 use super::{Batch, Coldness, Listing, Moment, Refaults, Rules, ScanControl, Token};
 use crate::frame::{FrameTable, Word};
-use crate::units::{Frame, PageType};
+use crate::units::{Discrepancy, Frame, PageType};
 
 /// The rules for the pages of one type.
 pub(super) trait OneType: Rules + Sized {
@@ -111,7 +111,8 @@ impl<R: OneType> Rules for ByType<R> {
         [0, 1].map(|class| file[class].into_iter().chain(anon[class]).min())
     }
 
-    fn check(&self, frames: &FrameTable) {
-        self.types.iter().for_each(|rules| rules.check(frames));
+    fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
+        let [file, anon] = &self.types;
+        Ok(file.audit(frames)? + anon.audit(frames)?)
     }
 }

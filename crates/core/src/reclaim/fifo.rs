@@ -2,7 +2,7 @@
 
 use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, Word};
-use crate::units::{Frame, PageType};
+use crate::units::{Discrepancy, Frame, PageType};
 
 /// Pages that one isolation looks at. It may find none worth evicting among them.
 const MAX_SCAN: u32 = 1024;
@@ -84,9 +84,7 @@ impl Rules for Fifo {
         self.pages.len()
     }
 
-    fn check(&self, frames: &FrameTable) {
-        for frame in self.pages.iter(frames) {
-            assert_eq!(frames.word(frame).generation(), 1, "{frame:?}");
-        }
+    fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
+        super::audit_list(frames, &self.pages, 1)
     }
 }

@@ -19,7 +19,7 @@ use super::{
     Victim,
 };
 use crate::frame::{FrameTable, List, Word, flag};
-use crate::units::{Frame, PageType};
+use crate::units::{Discrepancy, Frame, PageType};
 
 /// The count of a page that was not read since it was queued: three reads are told apart, and the
 /// word is not changed by further ones.
@@ -495,7 +495,8 @@ impl Rules for Gated2q {
         self.probation.len() + self.protected.len()
     }
 
-    fn check(&self, frames: &FrameTable) {
+    fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
+        let mut nr_all = 0;
         for (class, queue) in [
             (Class::Probation, &self.probation),
             (Class::Protected, &self.protected),
@@ -504,19 +505,22 @@ impl Rules for Gated2q {
             let mut youngest = NR_STAMPS.into();
             for frame in queue.stamped.iter_back(frames) {
                 let word = frames.word(frame);
-                assert_eq!(class_of(word), class, "{frame:?}");
-                assert!((1..=NR_STAMPS).contains(&word.generation()), "{frame:?}");
-                assert!(self.age(word) <= youngest, "{frame:?} is out of order");
+                let has_stamp = (1..=NR_STAMPS).contains(&word.generation());
+                let is_here = class_of(word) == class && has_stamp && self.age(word) <= youngest;
+                Discrepancy::require("a frame of a stamped queue", frame.number(), is_here)?;
                 youngest = self.age(word);
                 nr_listed += nr_frames(frames, frame);
             }
             for frame in queue.stale.iter(frames) {
                 let word = frames.word(frame);
-                assert_eq!(class_of(word), class, "{frame:?}");
-                assert_eq!(word.generation(), STALE, "{frame:?}");
+                let is_here = class_of(word) == class && word.generation() == STALE;
+                Discrepancy::require("a frame of a stale queue", frame.number(), is_here)?;
                 nr_listed += nr_frames(frames, frame);
             }
-            assert_eq!(nr_listed, queue.nr_frames, "frames of {class:?}");
+            let (at, booked) = (class as u32, u64::from(queue.nr_frames));
+            Discrepancy::compare("frames of a class", at, booked, nr_listed.into())?;
+            nr_all += nr_listed;
         }
+        Ok(nr_all)
     }
 }

@@ -6,7 +6,7 @@
 
 use super::lru_gen::Generation;
 use crate::frame::{FrameTable, List, Word, flag};
-use crate::units::{Frame, PageType};
+use crate::units::{Discrepancy, Frame, PageType};
 
 pub(super) const MIN_NR_GENS: u64 = 2;
 pub(super) const MAX_NR_GENS: u64 = NR_GENS as u64;
@@ -219,26 +219,28 @@ impl Generations {
         })
     }
 
-    /// Asserts that numbers, lists and counts agree. O(pages).
-    pub(super) fn check(&self, frames: &FrameTable) {
+    /// Counts anew what numbers, lists and counts say; returns the frames of all pages. O(pages).
+    pub(super) fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
         let mut counted = [[0; 2]; NR_GENS];
         for page_type in PageType::ALL {
             let nr_gens = self.nr_gens(page_type);
-            assert!(
-                (MIN_NR_GENS..=MAX_NR_GENS).contains(&nr_gens),
-                "{nr_gens} generations of {page_type:?}"
-            );
+            let is_within = (MIN_NR_GENS..=MAX_NR_GENS).contains(&nr_gens);
+            Discrepancy::require("the number of generations", page_type as u32, is_within)?;
             for list in 0..NR_GENS {
                 for frame in self.lists[list][page_type.index()].iter(frames) {
                     let (word, place) = (frames.word(frame), Place::of(frames.word(frame)));
-                    assert_eq!((place.list, frames.page_type(frame)), (list, page_type));
-                    let seq = self.seq_of(page_type, word);
-                    assert!(seq <= self.max_seq, "{frame:?} is of no generation");
+                    let is_here = (place.list, frames.page_type(frame)) == (list, page_type)
+                        && self.seq_of(page_type, word) <= self.max_seq;
+                    Discrepancy::require("a frame of a generation", frame.number(), is_here)?;
                     counted[place.slot][page_type.index()] += frames.block(frame).0.nr_pages();
                 }
             }
         }
-        assert_eq!(counted, self.nr_frames, "frames by generation");
+        let booked = self.nr_frames.iter().flatten();
+        for ((at, &booked), &counted) in (0..).zip(booked).zip(counted.iter().flatten()) {
+            Discrepancy::compare("frames of a generation", at, booked.into(), counted.into())?;
+        }
+        Ok(counted.iter().flatten().sum())
     }
 }
 

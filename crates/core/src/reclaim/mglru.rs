@@ -16,7 +16,7 @@ use super::lru_gen::Generation;
 use super::mglru_forms::{Form, Newcomer};
 use super::{Batch, Listing, MAX_SWAPPINESS, Moment, Refault, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, Word, flag};
-use crate::units::{Frame, PageType, index};
+use crate::units::{Discrepancy, Frame, PageType, index};
 
 /// The first priority. Source: `DEF_PRIORITY`.
 const DEF_PRIORITY: u32 = 12;
@@ -513,12 +513,14 @@ impl Rules for Mglru {
         self.generations.nr_pages()
     }
 
-    fn check(&self, frames: &FrameTable) {
-        self.generations.check(frames);
+    fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
+        let nr_listed = self.generations.audit(frames)?;
         let [file, anon] = PageType::ALL.map(|of| self.generations.min_seq(of));
-        match self.form {
-            Form::Next => assert!(file.abs_diff(anon) <= MIN_NR_GENS, "{file}, {anon}"),
-            _ => assert!(anon <= file, "anon pages are at {anon}, files at {file}"),
-        }
+        let are_close = match self.form {
+            Form::Next => file.abs_diff(anon) <= MIN_NR_GENS,
+            _ => anon <= file,
+        };
+        Discrepancy::require("the oldest generations of both types", 0, are_close)?;
+        Ok(nr_listed)
     }
 }

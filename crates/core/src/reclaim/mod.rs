@@ -28,8 +28,8 @@ pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};
 pub use shadow::{PER_FRAME, Shadows, Token};
 pub use unwritten::Unwritten;
 
-use crate::frame::{FrameTable, State, Word, flag};
-use crate::units::{Frame, PageType};
+use crate::frame::{FrameTable, List, State, Word, flag};
+use crate::units::{Discrepancy, Frame, PageType};
 use by_type::ByType;
 use mglru::Mglru;
 use mglru_forms::Form;
@@ -133,8 +133,20 @@ trait Rules {
     fn began_ns(&self, _frames: &FrameTable) -> [Option<u64>; 2] {
         [None; 2]
     }
-    /// Asserts the policy's invariants. O(pages).
-    fn check(&self, frames: &FrameTable);
+    /// Counts anew what the policy's invariants say; returns the frames of the listed pages.
+    /// O(pages).
+    fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy>;
+}
+
+/// The frames of the pages on a list, all of one generation.
+fn audit_list(frames: &FrameTable, list: &List, generation: u8) -> Result<u32, Discrepancy> {
+    let mut nr_frames = 0;
+    for frame in list.iter(frames) {
+        let is_here = frames.word(frame).generation() == generation;
+        Discrepancy::require("a frame of a list of pages", frame.number(), is_here)?;
+        nr_frames += frames.block(frame).0.nr_pages();
+    }
+    Ok(nr_frames)
 }
 
 #[derive(Debug)]
@@ -365,11 +377,15 @@ impl Lruvec {
         }
     }
 
-    /// Asserts the room's invariants. O(pages).
+    /// Counts anew what the room's invariants say, while no page is isolated; returns the frames of
+    /// the listed pages. O(pages).
     ///
-    /// # Panics
-    /// Where one does not hold.
-    pub fn check(&self, frames: &FrameTable) {
-        self.shared().check(frames);
+    /// # Errors
+    /// [`Discrepancy`] where one does not hold.
+    pub fn audit(&self, frames: &FrameTable) -> Result<u32, Discrepancy> {
+        let nr_listed = self.shared().audit(frames)?;
+        let booked = self.nr_frames.iter().sum::<u32>();
+        Discrepancy::compare("frames of a lruvec", 0, booked.into(), nr_listed.into())?;
+        Ok(nr_listed)
     }
 }

@@ -63,9 +63,17 @@ impl<T: Default> Table<T> {
     /// Slots are numbered 1 to this.
     pub const MAX_SLOTS: u32 = FIRST_CHUNK * ((1 << NR_CHUNKS) - 1);
 
+    /// The bits of an id that are its slot's number.
+    pub(crate) const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+
+    /// Slots that were made so far.
+    pub(crate) fn nr_slots(&self) -> u32 {
+        self.free.lock().nr_made
+    }
+
     /// Takes a slot and sets its record up by `init`; the id is visible to others afterwards.
     ///
-    /// Where a new chunk is needed, `charge` is asked with its bytes first.
+    /// Where a new chunk is needed, `charge` is asked with its bytes once the allocator has them.
     ///
     /// # Errors
     /// [`NoMetadata`] where `charge` or the allocator refuses, or all slots are taken.
@@ -101,11 +109,15 @@ impl<T: Default> Table<T> {
         let refused = NoMetadata {
             bytes: nr_slots * size_of::<Slot<T>>(),
         };
-        if chunk >= NR_CHUNKS || !charge(refused.bytes) {
+        if chunk >= NR_CHUNKS {
             return Err(refused);
         }
+        // Before the charge, which nobody would take back.
         let mut slots = Vec::new();
         slots.try_reserve_exact(nr_slots).map_err(|_| refused)?;
+        if !charge(refused.bytes) {
+            return Err(refused);
+        }
         slots.extend((0..nr_slots).map(|_| Slot::<T>::default()));
         // Slots are handed out in rising order: each points at its successor.
         let start = free.nr_made + 1;

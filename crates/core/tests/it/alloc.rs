@@ -181,7 +181,7 @@ impl Pair {
                 }
             }
         }
-        self.zone.check(&self.frames);
+        self.zone.audit(&self.frames).expect("agreement");
         assert_eq!(self.zone.nr_free(), self.twin.nr_free());
     }
 }
@@ -230,7 +230,7 @@ proptest! {
             pair.zone.free(&pair.frames, pair.here(1), frame, order);
         }
         pair.zone.drain(&pair.frames, pair.now);
-        pair.zone.check(&pair.frames);
+        pair.zone.audit(&pair.frames).expect("agreement");
         assert_eq!(pair.zone.buddyinfo(), first);
     }
 }

@@ -157,7 +157,7 @@ impl World {
 
     /// What must hold at rest.
     fn check(&self) {
-        self.lists.check(&self.frames);
+        self.lists.audit(&self.frames).expect("agreement");
         let resident = self.resident();
         let generations = self.lists.generations(&self.frames);
         let mut counted = [0; 2];

@@ -1,6 +1,6 @@
 //! Progress: where a page can go, reclaim finds it, whatever the policy and the others are doing.
 
-use pagetide_core::frame::{State, flag};
+use pagetide_core::frame::State;
 use pagetide_core::memory::{Config, Effect, Effects, Memory, PageIn, Step};
 use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
@@ -63,19 +63,16 @@ impl World {
     }
 
     fn mark(&mut self, frame: Frame) {
-        let frames = self.memory.frames();
-        let dirty = frames.update(frame, |word| Some(word.with(flag::DIRTY)));
-        assert!(dirty.is_ok());
+        self.memory.set_dirty(frame);
         self.dirty.push(frame);
     }
 
     /// As a writer that is done: the page is clean.
     fn clean(&self, frame: Frame) {
-        let frames = self.memory.frames();
-        let is_same = |state| matches!(state, State::Live | State::Detached);
-        let _ = frames.update(frame, |word| {
-            is_same(word.state()).then(|| word.without(flag::DIRTY))
-        });
+        if let Some(write) = self.memory.begin_write(frame) {
+            let mut effects = Effects::new();
+            self.memory.complete_write(CPU, write, Ok(()), &mut effects);
+        }
     }
 
     fn nr_evictable(&self) -> u32 {

@@ -353,7 +353,7 @@ impl Pair {
     }
 
     fn check(&self) {
-        self.zones.check(&self.frames);
+        self.zones.audit(&self.frames).expect("agreement");
         assert_eq!(self.zones.nr_free(), self.twin.nr_free());
         let stats = self.zones.stats();
         let used: u32 = self

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
+mod audit;
 mod budget;
 mod child;
 mod data;

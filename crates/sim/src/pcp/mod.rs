@@ -281,7 +281,8 @@ impl Workload {
         });
         let high_max = high_max.max().unwrap_or(0);
         machine.run(&mut Vec::new(), end + 5 * self.second_ns);
-        machine.zones().check(machine.frames());
+        let found = machine.zones().audit(machine.frames());
+        assert!(found.is_ok(), "{found:?}");
         Ok(Outcome {
             whole: warm.plus(&steady),
             warm,

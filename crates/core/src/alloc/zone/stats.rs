@@ -6,7 +6,7 @@ use crate::alloc::pcp_tune::Tuner;
 use crate::alloc::watermark::Watermarks;
 use crate::frame::FrameTable;
 use crate::sync::{AtomicU64, Ordering};
-use crate::units::{Cpu, NR_ORDERS};
+use crate::units::{Cpu, Discrepancy, NR_ORDERS};
 
 /// Counts of one zone, since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,29 +156,28 @@ impl Zone {
         self.shared.sum_high()
     }
 
-    /// Asserts the room's invariants at rest. O(frames).
+    /// Counts anew what the room's invariants say, at rest. O(frames).
     ///
-    /// # Panics
-    /// Where one does not hold.
-    pub fn check(&self, frames: &FrameTable) {
-        self.buddy.lock().check(frames);
+    /// # Errors
+    /// [`Discrepancy`] where one does not hold.
+    pub fn audit(&self, frames: &FrameTable) -> Result<(), Discrepancy> {
+        self.buddy.lock().audit(frames)?;
         let sizes = &self.config.sizes;
+        let is_adaptive = self.config.tuner == Tuner::Adaptive;
         let mut sum_high = self.config.nr_local_cpus * sizes.high_min;
-        for slot in self.pcps.iter() {
+        for (cpu, slot) in self.pcps.iter_by_cpu() {
             let pcp = slot.lock();
-            pcp.check(frames);
+            pcp.audit(frames)?;
             let high = pcp.tune.high();
-            assert!(sizes.high_min <= high, "high {high} of {sizes:?}");
+            let is_within = sizes.high_min <= high && (is_adaptive || high <= sizes.high_max);
+            let what = "the bounds of the `high` of a CPU";
+            Discrepancy::require(what, cpu.number(), is_within)?;
             sum_high += high - sizes.high_min;
         }
-        if self.config.tuner == Tuner::Adaptive {
-            assert_eq!(sum_high, self.sum_high(), "the sum of `high`");
-        } else {
-            assert!(
-                self.pcps
-                    .iter()
-                    .all(|pcp| pcp.lock().tune.high() <= sizes.high_max)
-            );
+        if !is_adaptive {
+            return Ok(());
         }
+        let booked = u64::from(self.sum_high());
+        Discrepancy::compare("the sum of all `high`", 0, booked, sum_high.into())
     }
 }
