@@ -4,6 +4,8 @@
 //! of relaxed ordering; nothing here needs more.
 #![cfg(loom)]
 
+#[path = "loom/counts.rs"]
+mod counts;
 #[path = "loom/latch.rs"]
 mod latch;
 #[path = "loom/moves.rs"]

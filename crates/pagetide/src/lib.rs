@@ -84,7 +84,7 @@ pub use error::Error;
 pub use file::{CloseError, File, UpgradeError};
 pub use group::Group;
 pub use limits::Events;
-pub use lru_gen::{BadGeneration, Generation, LruGen};
+pub use lru_gen::{BadGeneration, Generation, LruGen, Tier};
 pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};
 pub use options::OpenOptions;
 pub use page::{Buf, Page, PageMut};

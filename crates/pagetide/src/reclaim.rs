@@ -98,11 +98,30 @@ impl Group {
     /// # Errors
     /// [`Error::ReclaimedLess`] where less came back. What did is free all the same.
     pub fn reclaim(&self, bytes: ByteSize) -> Result<ByteSize, Error> {
+        self.reclaim_by(bytes, None)
+    }
+
+    /// [`Group::reclaim`] at a `swappiness` of its own, 0 to 200, in the place of the group's: at 0
+    /// no anon pages go while there are pages of files, at 200 those go first; more is 200.
+    /// Source: `swappiness=` of `memory.reclaim`.
+    ///
+    /// # Errors
+    /// [`Error::ReclaimedLess`], as [`Group::reclaim`].
+    pub fn reclaim_with_swappiness(
+        &self,
+        bytes: ByteSize,
+        swappiness: u8,
+    ) -> Result<ByteSize, Error> {
+        self.reclaim_by(bytes, Some(swappiness.min(MAX_SWAPPINESS)))
+    }
+
+    fn reclaim_by(&self, bytes: ByteSize, swappiness: Option<u8>) -> Result<ByteSize, Error> {
         let shared = self.shared();
         let asked = bytes.as_u64().div_ceil(PAGE_BYTES as u64);
+        let subtree = (self.id(), swappiness);
         let freed = shared
             .core
-            .reclaim_proactively(shared.here(), self.id(), asked);
+            .reclaim_proactively(shared.here(), subtree, asked);
         shared.settle();
         shared.group_came_back(self.id());
         if freed < asked {

@@ -32,8 +32,29 @@ pub struct GroupStat {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
-    /// Of these, anon pages.
+    /// Of `pgscan`, in the background.
+    pub pgscan_kswapd: u64,
+    /// Of `pgscan`, for requests.
+    pub pgscan_direct: u64,
+    /// Of `pgscan`, because the program asked for it.
+    pub pgscan_proactive: u64,
+    /// Of `pgscan`, anon pages; the others are pages of files.
+    pub pgscan_anon: u64,
+    /// Of `pgsteal`, in the background.
+    pub pgsteal_kswapd: u64,
+    /// Of `pgsteal`, for requests.
+    pub pgsteal_direct: u64,
+    /// Of `pgsteal`, because the program asked for it.
+    pub pgsteal_proactive: u64,
+    /// Of `pgsteal`, anon pages; the others are pages of files.
     pub pgsteal_anon: u64,
+    /// Pages looked at though the policy had taken them for pages in use; of a multi-gen LRU, pages
+    /// that eviction moved to another generation.
+    pub pgrefill: u64,
+    /// Pages that reclaim took for pages in use from then on. A multi-gen LRU counts none.
+    pub pgactivate: u64,
+    /// Pages that reclaim no longer took for that.
+    pub pgdeactivate: u64,
     /// Evicted pages of files that were asked for again while they were remembered.
     pub workingset_refault_file: u64,
     /// The same of anon pages.
@@ -52,6 +73,8 @@ pub struct GroupStat {
 
 impl fmt::Display for GroupStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Of moments that differ.
+        let of_files = |all: u64, anon: u64| all.saturating_sub(anon);
         let lines = [
             ("anon", self.anon),
             ("file", self.file),
@@ -67,11 +90,19 @@ impl fmt::Display for GroupStat {
             ("workingset_restore_file", self.workingset_restore_file),
             ("pgscan", self.pgscan),
             ("pgsteal", self.pgsteal),
+            ("pgscan_kswapd", self.pgscan_kswapd),
+            ("pgscan_direct", self.pgscan_direct),
+            ("pgscan_proactive", self.pgscan_proactive),
+            ("pgsteal_kswapd", self.pgsteal_kswapd),
+            ("pgsteal_direct", self.pgsteal_direct),
+            ("pgsteal_proactive", self.pgsteal_proactive),
+            ("pgscan_anon", self.pgscan_anon),
+            ("pgscan_file", of_files(self.pgscan, self.pgscan_anon)),
             ("pgsteal_anon", self.pgsteal_anon),
-            (
-                "pgsteal_file",
-                self.pgsteal.saturating_sub(self.pgsteal_anon),
-            ),
+            ("pgsteal_file", of_files(self.pgsteal, self.pgsteal_anon)),
+            ("pgrefill", self.pgrefill),
+            ("pgactivate", self.pgactivate),
+            ("pgdeactivate", self.pgdeactivate),
             ("pgmajfault", self.pgmajfault),
             ("pgforced", self.pgforced),
         ];
@@ -139,7 +170,17 @@ impl Group {
             pgmajfault: core.pgmajfault,
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,
+            pgscan_kswapd: core.pgscan_kswapd,
+            pgscan_direct: core.pgscan_direct,
+            pgscan_proactive: core.pgscan_proactive,
+            pgscan_anon: core.pgscan_anon,
+            pgsteal_kswapd: core.pgsteal_kswapd,
+            pgsteal_direct: core.pgsteal_direct,
+            pgsteal_proactive: core.pgsteal_proactive,
             pgsteal_anon: core.pgsteal_anon,
+            pgrefill: core.pgrefill,
+            pgactivate: core.pgactivate,
+            pgdeactivate: core.pgdeactivate,
             workingset_refault_file: core.workingset_refault_file,
             workingset_refault_anon: core.workingset_refault_anon,
             workingset_activate_file: core.workingset_activate_file,

@@ -6,6 +6,7 @@ mod limits;
 mod placement;
 mod pressure;
 pub mod protect;
+mod reclaim_counts;
 mod record;
 mod stock;
 pub mod throttle;
@@ -15,6 +16,7 @@ pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
 pub use pressure::{PressureLine, PressureStats, Window};
+pub use reclaim_counts::ReclaimCount;
 pub use record::{Count, Event, Events, Gauge, Group, Limit, NO_LIMIT};
 pub use stock::{
     ByteLine, Item, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock, StockKind,
@@ -23,6 +25,7 @@ pub use stock::{
 
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
 use crate::units::{Cpu, index};
+use reclaim_counts::ReclaimCounts;
 use stock::{Counts, Stocks};
 
 /// Pages that a stock slot is filled with, where the root's `max` allows.
@@ -59,6 +62,7 @@ pub enum ChildError {
 #[derive(Debug)]
 pub struct Tree {
     groups: Table<Group>,
+    reclaim_counts: Table<ReclaimCounts>,
     /// Serialises changes of the tree's shape and limits.
     shape: SpinLock<(), { rank::GROUP_TREE }>,
     stocks: Stocks,
@@ -105,6 +109,7 @@ impl Tree {
         let shape = SpinLock::new(());
         let tree = Tree {
             groups,
+            reclaim_counts: Table::new(),
             shape,
             stocks,
             kind,
@@ -237,6 +242,7 @@ impl Tree {
         if let Some(parent) = self.get(group.parent()) {
             self.unlink(group, parent);
             parent.inherit(group);
+            self.inherit_reclaim_counts(parent, group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }
         self.groups.remove(id);

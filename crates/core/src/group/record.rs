@@ -61,12 +61,6 @@ pub struct Events {
 pub enum Count {
     /// Pages that were not resident when asked for. `pgmajfault`.
     Pgmajfault,
-    /// Pages that reclaim looked at.
-    Pgscan,
-    /// Pages that reclaim evicted.
-    Pgsteal,
-    /// Of these, anon pages.
-    PgstealAnon,
     /// Evicted pages of files that were asked for again while their shadow was there.
     WorkingsetRefaultFile,
     /// The same of anon pages.
@@ -83,7 +77,7 @@ pub enum Count {
     Pgforced,
 }
 
-const NR_COUNTS: usize = 11;
+const NR_COUNTS: usize = 8;
 
 /// How many pages of a group are in some state now, by the names of `memory.stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +140,8 @@ pub struct Group {
     pub(super) links: Links,
     /// Id of the group's first lruvec, 0 before its first page.
     lruvec: AtomicU32,
+    /// Id of its record of what reclaim counted, 0 before its first page.
+    pub(super) reclaim_counts: AtomicU32,
     /// How its pages are replaced, in a number of those who do that, and its swappiness: half each.
     policy: AtomicU32,
     /// Of the subtree, and of this very group.
@@ -170,7 +166,8 @@ impl Group {
     pub(super) fn reset(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.parked, &self.peak].into_iter().chain(&self.gauges);
+        let more = [&self.parked, &self.peak, &self.reclaim_counts];
+        let more = more.into_iter().chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }

@@ -7,10 +7,10 @@
 use super::reclaim::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::alloc::Request;
-use crate::group::Count;
-use crate::reclaim::MAX_BATCH;
+use crate::group::ReclaimCount;
+use crate::reclaim::{Looked, MAX_BATCH};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::units::{MAX_NODES, Node, NodeMask};
+use crate::units::{MAX_NODES, Node, NodeMask, PageType};
 
 /// Pages that one step evicts at most, but for the rest of its last batch.
 const MAX_STEP: u32 = 1024;
@@ -92,6 +92,13 @@ impl Background {
         self.runs.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts pages that were evicted, where that was not for a request.
+    pub(super) fn count_evicted(&self, by: Reclaimer, nr_pages: u32) {
+        if let Some(at) = by.counted() {
+            self.evicted[at].fetch_add(nr_pages.into(), Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn stats(&self) -> BackgroundStats {
         let load = |counts: &[AtomicU64; 2]| [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
         BackgroundStats {
@@ -103,6 +110,24 @@ impl Background {
 }
 
 impl Reclaimer {
+    /// What a group counts as its pages looked at.
+    const fn scans(self) -> ReclaimCount {
+        match self {
+            Reclaimer::Direct => ReclaimCount::PgscanDirect,
+            Reclaimer::Background => ReclaimCount::PgscanKswapd,
+            Reclaimer::Proactive => ReclaimCount::PgscanProactive,
+        }
+    }
+
+    /// What a group counts as its pages evicted.
+    pub(super) const fn steals(self) -> ReclaimCount {
+        match self {
+            Reclaimer::Direct => ReclaimCount::PgstealDirect,
+            Reclaimer::Background => ReclaimCount::PgstealKswapd,
+            Reclaimer::Proactive => ReclaimCount::PgstealProactive,
+        }
+    }
+
     /// Where it is counted, beside the sum of all; requests are the rest of that.
     const fn counted(self) -> Option<usize> {
         match self {
@@ -208,22 +233,22 @@ impl Memory {
             .for_each(|node| here.platform.wake_reclaim(node));
     }
 
-    /// Counts pages that were looked at in a group.
-    pub(super) fn count_scanned(&self, by: Reclaimer, group: u32, nr_pages: u32) {
-        let nr_pages = u64::from(nr_pages);
+    /// Counts pages that were looked at in a group, and what became of them.
+    pub(super) fn count_looked(&self, by: Reclaimer, group: u32, looked: Looked) {
+        let nr_pages = looked.nr_scanned.map(u64::from).iter().sum();
         self.stats.scanned.fetch_add(nr_pages, Ordering::Relaxed);
-        if let Some(group) = self.groups.get(group) {
-            group.add_count(Count::Pgscan, nr_pages);
-        }
         if let Some(at) = by.counted() {
             self.background.scanned[at].fetch_add(nr_pages, Ordering::Relaxed);
         }
-    }
-
-    /// Counts pages that were evicted, and are counted as those of their group already.
-    pub(super) fn count_reclaimed(&self, by: Reclaimer, nr_pages: u32) {
-        if let Some(at) = by.counted() {
-            self.background.evicted[at].fetch_add(nr_pages.into(), Ordering::Relaxed);
+        let nr_anon = looked.nr_scanned[PageType::Anon.index()];
+        for (count, more) in [
+            (by.scans(), nr_pages),
+            (ReclaimCount::PgscanAnon, nr_anon.into()),
+            (ReclaimCount::Pgrefill, looked.nr_refilled.into()),
+            (ReclaimCount::Pgactivate, looked.nr_activated.into()),
+            (ReclaimCount::Pgdeactivate, looked.nr_deactivated.into()),
+        ] {
+            self.groups.add_reclaim_count(group, count, more);
         }
     }
 }

@@ -1,18 +1,20 @@
 //! Eviction of what was isolated: detach, settle, free, uncharge.
 
 use super::Memory;
+use super::reclaim::Reclaimer;
 use crate::alloc::Pieces;
-use crate::group::Count;
+use crate::group::ReclaimCount;
 use crate::page_cache;
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, PageKey, PageType};
 
 impl Memory {
-    /// Evicts isolated pages; returns those that went. Their frames are freed, or taken `in_hand`.
+    /// Evicts isolated pages on somebody's behalf; returns those that went. Their frames are freed,
+    /// or taken `in_hand`.
     pub(super) fn evict(
         &self,
-        cpu: Cpu,
+        (cpu, by): (Cpu, Reclaimer),
         lruvec: &LruvecRecord,
         batch: &Batch,
         mut in_hand: Option<&mut Pieces>,
@@ -38,7 +40,7 @@ impl Memory {
             }
         }
         drop(lists);
-        let freed = self.count_evicted(batch, refused);
+        let freed = self.count_evicted(by, batch, refused);
         let (mut to_free, mut nr_to_free) = ([Frame::FIRST; MAX_BATCH as usize], 0);
         for (at, victim) in batch.iter().enumerate() {
             let frame = victim.frame;
@@ -64,7 +66,7 @@ impl Memory {
 
     /// Counts a batch of one group's pages but those that were refused; returns the pages. Before
     /// they are uncharged: the group may go with them.
-    fn count_evicted(&self, batch: &Batch, refused: u64) -> u32 {
+    fn count_evicted(&self, by: Reclaimer, batch: &Batch, refused: u64) -> u32 {
         let victims = (0..).zip(batch.iter());
         let evicted = victims.filter(|(at, _)| refused >> at & 1 == 0);
         let mut of_type = [0; 2];
@@ -74,15 +76,19 @@ impl Memory {
         }
         let freed = of_type.iter().sum();
         let first = batch.iter().next();
-        let group = first.and_then(|victim| self.groups.get(self.frames.group(victim.frame)));
-        if let Some(group) = group {
-            group.add_count(Count::Pgsteal, u64::from(freed));
-            let nr_anon = of_type[PageType::Anon.index()];
-            group.add_count(Count::PgstealAnon, nr_anon.into());
+        if let Some(group) = first.map(|victim| self.frames.group(victim.frame)) {
+            let nr_anon = of_type[PageType::Anon.index()].into();
+            for (count, more) in [
+                (by.steals(), u64::from(freed)),
+                (ReclaimCount::PgstealAnon, nr_anon),
+            ] {
+                self.groups.add_reclaim_count(group, count, more);
+            }
         }
         self.stats
             .evicted
             .fetch_add(u64::from(freed), Ordering::Relaxed);
+        self.background.count_evicted(by, freed);
         freed
     }
 

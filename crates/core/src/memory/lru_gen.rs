@@ -1,9 +1,10 @@
 //! Generations: looked at, opened and evicted from outside, and aging's look at what was pinned.
 
 use super::Memory;
+use super::reclaim::Reclaimer;
 use crate::frame::{FRAMES_PER_REGION, flag};
 use crate::reclaim::{
-    BadSeq, Batch, Generation, LruvecRecord, MAX_BATCH, MAX_NR_GENS, ScanControl,
+    BadSeq, Batch, Generation, LruvecRecord, MAX_BATCH, MAX_NR_GENS, ScanControl, TypeTiers,
 };
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, Node};
@@ -17,6 +18,8 @@ pub struct LruGen {
     pub now_ns: u64,
     /// The generations there are.
     pub generations: [Option<Generation>; MAX_NR_GENS],
+    /// What the refault controller counted, by type, where the policy has one.
+    pub tiers: Option<[TypeTiers; 2]>,
 }
 
 impl Memory {
@@ -24,10 +27,14 @@ impl Memory {
     pub fn lru_gen(&self, group: u32) -> impl Iterator<Item = LruGen> {
         let group = self.groups.get(group);
         let lruvecs = group.into_iter().flat_map(|group| self.lruvecs_of(group));
-        lruvecs.map(|(_, lruvec)| LruGen {
-            node: lruvec.node(),
-            now_ns: self.zones.now(),
-            generations: lruvec.lock().generations(&self.frames),
+        lruvecs.map(|(_, lruvec)| {
+            let lists = lruvec.lock();
+            LruGen {
+                node: lruvec.node(),
+                now_ns: self.zones.now(),
+                generations: lists.generations(&self.frames),
+                tiers: lists.tiers(),
+            }
         })
     }
 
@@ -92,7 +99,9 @@ impl Memory {
             let looked = lruvec
                 .lock()
                 .isolate_up_to(&self.frames, &control, bounds)?;
-            freed += u64::from(self.evict(cpu, lruvec, &batch, None));
+            let by = Reclaimer::Proactive;
+            self.count_looked(by, group, batch.looked());
+            freed += u64::from(self.evict((cpu, by), lruvec, &batch, None));
             if looked == 0 || freed >= nr_pages {
                 return Ok(freed);
             }

@@ -49,6 +49,8 @@ pub(super) struct Reach {
     pub(super) is_low_kept: bool,
     /// Whether they keep pages younger than [`super::Config::min_ttl_ns`].
     is_young_kept: bool,
+    /// What bringing back a page of a file costs; `None`: as the subtree's group says.
+    swappiness: Option<u8>,
 }
 
 impl Reach {
@@ -60,7 +62,13 @@ impl Reach {
             by: Reclaimer::Direct,
             is_low_kept: true,
             is_young_kept: false,
+            swappiness: None,
         }
+    }
+
+    /// The same with another swappiness than the subtree's, where one is named.
+    pub(super) const fn at(self, swappiness: Option<u8>) -> Reach {
+        Reach { swappiness, ..self }
     }
 
     /// The same, where groups keep what came lately.
@@ -243,16 +251,15 @@ impl Memory {
             nr_pages: want.min(spare).min(MAX_BATCH),
             at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
             part: giver.part,
-            swappiness: self.groups.get(subtree).map_or(0, Group::swappiness),
+            swappiness: self.swappiness(reach),
             page_ins: self.page_ins.load(Ordering::Relaxed),
             ns: self.zones.now(),
         };
         let mut batch = Batch::noting(unwritten.take());
-        let scanned = self.isolate(giver.lruvec, &control, &mut batch);
-        self.count_scanned(reach.by, giver.group, scanned);
-        let freed = self.evict(cpu, giver.lruvec, &batch, None);
+        self.isolate(giver.lruvec, &control, &mut batch);
+        self.count_looked(reach.by, giver.group, batch.looked());
+        let freed = self.evict((cpu, reach.by), giver.lruvec, &batch, None);
         *unwritten = batch.into_unwritten();
-        self.count_reclaimed(reach.by, freed);
         if freed > 0 {
             self.background.made_progress(giver.lruvec.node());
             self.room.made_progress();
@@ -271,6 +278,12 @@ impl Memory {
         Reach::of(self.groups.root()).keeping_young()
     }
 
+    /// What bringing back a page of a file costs there.
+    fn swappiness(&self, reach: Reach) -> u8 {
+        let of_subtree = || self.groups.get(reach.subtree).map_or(0, Group::swappiness);
+        reach.swappiness.unwrap_or_else(of_subtree)
+    }
+
     /// Whether a lruvec's oldest pages were queued less than `min_ttl` ago. Takes its lock, where
     /// that is set.
     fn is_young(&self, lruvec: &LruvecRecord) -> bool {
@@ -278,8 +291,7 @@ impl Memory {
         if min_ttl_ns == 0 {
             return false;
         }
-        let root = self.groups.get(self.groups.root());
-        let swappiness = root.map_or(0, Group::swappiness);
+        let swappiness = self.swappiness(self.budget_reach());
         let oldest_ns = lruvec.lock().oldest_ns(&self.frames, swappiness);
         oldest_ns.is_some_and(|ns| self.zones.now().saturating_sub(ns) < min_ttl_ns)
     }
@@ -297,8 +309,8 @@ impl Memory {
     }
 
     /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to
-    /// note as many dirty ones as a batch holds. Returns the pages scanned.
-    fn isolate(&self, lruvec: &LruvecRecord, control: &ScanControl, batch: &mut Batch) -> u32 {
+    /// note as many dirty ones as a batch holds.
+    fn isolate(&self, lruvec: &LruvecRecord, control: &ScanControl, batch: &mut Batch) {
         let mut control = *control;
         let mut scanned: u32 = 0;
         loop {
@@ -313,11 +325,8 @@ impl Memory {
             if has_aged {
                 self.visit_touched(lruvec);
             }
-            if !batch.is_empty() || seen == 0 || scanned > most {
-                return scanned;
-            }
-            if batch.is_noted_full() {
-                return scanned;
+            if !batch.is_empty() || seen == 0 || scanned > most || batch.is_noted_full() {
+                return;
             }
             // The part that should give has nothing to give.
             control.part = None;
@@ -367,7 +376,6 @@ impl Memory {
                 .for_each(|lruvec| candidates.push(lruvec));
         }
         candidates.nr_walked = candidates.len;
-        let top = self.groups.get(reach.subtree)?;
         if nr_groups == NR_WALKED {
             let gave_last = self.groups.givers(reach.subtree).map(|id| {
                 let lruvec = self.lruvecs.get(id)?;
@@ -398,7 +406,7 @@ impl Memory {
             return Some(Giver::new(only.key.1, None, reach));
         }
         let now = self.page_ins.load(Ordering::Relaxed);
-        let (chosen, part) = choose(members, candidates.surplus(), (now, top.swappiness()))?;
+        let (chosen, part) = choose(members, candidates.surplus(), (now, self.swappiness(reach)))?;
         let (id, lruvec) = chosen.key;
         if nr_groups == NR_WALKED {
             self.groups
@@ -519,6 +527,7 @@ impl Memory {
                 return Ok(());
             }
             let make = || {
+                self.groups.have_reclaim_counts(here.cpu, id)?;
                 let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
                 let policy = self.policy(id);
                 let set_up = |_, lruvec: &LruvecRecord| lruvec.reset(policy, (id, node), first);

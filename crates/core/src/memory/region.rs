@@ -1,5 +1,6 @@
 //! Emptying an aligned block: its pages are evicted, its free frames taken in hand.
 
+use super::reclaim::Reclaimer;
 use super::{Here, Memory};
 use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};
 use crate::frame::State;
@@ -118,6 +119,6 @@ impl Memory {
             lists.isolate_frame(&self.frames, (group, frame), &mut batch);
         }
         drop(lists);
-        self.evict(here.cpu, lruvec, &batch, Some(pieces))
+        self.evict((here.cpu, Reclaimer::Direct), lruvec, &batch, Some(pieces))
     }
 }

@@ -1,7 +1,7 @@
 //! What a group's memory is: the numbers of `memory.stat`.
 
 use super::Memory;
-use crate::group::{Count, Gauge, Item};
+use crate::group::{Count, Gauge, Item, ReclaimCount};
 use crate::units::{PAGE_BYTES, PageType};
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far.
@@ -34,8 +34,29 @@ pub struct Stat {
     pub pgscan: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
-    /// Of these, anon pages.
+    /// Of `pgscan`, in the background.
+    pub pgscan_kswapd: u64,
+    /// Of `pgscan`, for requests.
+    pub pgscan_direct: u64,
+    /// Of `pgscan`, because the program asked for it.
+    pub pgscan_proactive: u64,
+    /// Of `pgscan`, anon pages.
+    pub pgscan_anon: u64,
+    /// Of `pgsteal`, in the background.
+    pub pgsteal_kswapd: u64,
+    /// Of `pgsteal`, for requests.
+    pub pgsteal_direct: u64,
+    /// Of `pgsteal`, because the program asked for it.
+    pub pgsteal_proactive: u64,
+    /// Of `pgsteal`, anon pages.
     pub pgsteal_anon: u64,
+    /// Pages looked at though the policy had taken them for pages in use; of a multi-gen LRU, pages
+    /// that eviction moved to another generation.
+    pub pgrefill: u64,
+    /// Pages that reclaim took for pages in use from then on. A multi-gen LRU counts none.
+    pub pgactivate: u64,
+    /// Pages that reclaim no longer took for that.
+    pub pgdeactivate: u64,
     /// Evicted pages of files that were asked for again while their shadow was there.
     pub workingset_refault_file: u64,
     /// The same of anon pages.
@@ -66,7 +87,7 @@ impl Memory {
             .filter(|&(other, _)| self.groups.is_in(other, id));
         let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
         let mut file = 0;
-        for (_, group) in below {
+        for (below_id, group) in below {
             file += group.nr_reading();
             for (_, lruvec) in self.lruvecs_of(group) {
                 file += u64::from(lruvec.lock().nr_frames(PageType::File));
@@ -74,9 +95,7 @@ impl Memory {
             stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
             stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
             stat.pgmajfault += group.count(Count::Pgmajfault);
-            stat.pgscan += group.count(Count::Pgscan);
-            stat.pgsteal += group.count(Count::Pgsteal);
-            stat.pgsteal_anon += group.count(Count::PgstealAnon);
+            self.add_reclaim_counts(below_id, &mut stat);
             stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
             stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);
             stat.workingset_activate_file += group.count(Count::WorkingsetActivateFile);
@@ -85,6 +104,8 @@ impl Memory {
             stat.workingset_restore_anon += group.count(Count::WorkingsetRestoreAnon);
             stat.pgforced += group.count(Count::Pgforced);
         }
+        stat.pgscan = stat.pgscan_kswapd + stat.pgscan_direct + stat.pgscan_proactive;
+        stat.pgsteal = stat.pgsteal_kswapd + stat.pgsteal_direct + stat.pgsteal_proactive;
         stat.file = bytes(file);
         stat.slab_reclaimable = self.groups.state(id, Item::SlabReclaimable);
         stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
@@ -97,5 +118,24 @@ impl Memory {
         let others = stat.file + stat.kernel + slab + stat.stock;
         stat.anon = bytes(group.usage()).saturating_sub(others);
         stat
+    }
+
+    /// Adds what reclaim counted of one group's own pages.
+    fn add_reclaim_counts(&self, id: u32, stat: &mut Stat) {
+        for (sum, count) in [
+            (&mut stat.pgscan_kswapd, ReclaimCount::PgscanKswapd),
+            (&mut stat.pgscan_direct, ReclaimCount::PgscanDirect),
+            (&mut stat.pgscan_proactive, ReclaimCount::PgscanProactive),
+            (&mut stat.pgscan_anon, ReclaimCount::PgscanAnon),
+            (&mut stat.pgsteal_kswapd, ReclaimCount::PgstealKswapd),
+            (&mut stat.pgsteal_direct, ReclaimCount::PgstealDirect),
+            (&mut stat.pgsteal_proactive, ReclaimCount::PgstealProactive),
+            (&mut stat.pgsteal_anon, ReclaimCount::PgstealAnon),
+            (&mut stat.pgrefill, ReclaimCount::Pgrefill),
+            (&mut stat.pgactivate, ReclaimCount::Pgactivate),
+            (&mut stat.pgdeactivate, ReclaimCount::Pgdeactivate),
+        ] {
+            *sum += self.groups.reclaim_count(id, count);
+        }
     }
 }

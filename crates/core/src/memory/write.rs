@@ -428,8 +428,6 @@ impl Memory {
         lists.isolate_frame(&self.frames, (group, frame), &mut batch);
         drop(lists);
         batch.set_token(token);
-        let evicted = self.evict(cpu, lruvec, &batch, None);
-        self.count_reclaimed(reach.by, evicted);
-        evicted
+        self.evict((cpu, reach.by), lruvec, &batch, None)
     }
 }

@@ -58,11 +58,26 @@ pub struct Victim {
     pub token: Token,
 }
 
+/// What isolating did with pages, those that it took included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// Pages looked at, by type.
+    pub nr_scanned: [u32; 2],
+    /// Pages looked at that had been taken for pages in use; of a multi-gen LRU, pages that were
+    /// moved to another generation.
+    pub nr_refilled: u32,
+    /// Pages that were taken for pages in use from then on.
+    pub nr_activated: u32,
+    /// Pages that were no longer taken for that.
+    pub nr_deactivated: u32,
+}
+
 /// Up to [`MAX_BATCH`] victims, and the pages met on the way that must be written first.
 #[derive(Debug)]
 pub struct Batch {
     victims: [Option<Victim>; MAX_BATCH as usize],
     len: u32,
+    pub(super) looked: Looked,
     /// `None` where nobody asks for them.
     unwritten: Option<Unwritten>,
 }
@@ -72,6 +87,7 @@ impl Default for Batch {
         Batch {
             victims: [None; MAX_BATCH as usize],
             len: 0,
+            looked: Looked::default(),
             unwritten: None,
         }
     }
@@ -102,6 +118,12 @@ impl Batch {
             unwritten,
             ..Batch::default()
         }
+    }
+
+    /// What became of the pages that were looked at.
+    #[must_use]
+    pub fn looked(&self) -> Looked {
+        self.looked
     }
 
     /// Whether no more pages can be noted that must be written.

@@ -33,6 +33,17 @@ impl<R: OneType> ByType<R> {
         &mut self.types[page_type.index()]
     }
 
+    fn isolate_of(
+        &mut self,
+        page_type: PageType,
+        frames: &FrameTable,
+        (control, batch): (&ScanControl, &mut Batch),
+    ) -> u32 {
+        let nr_scanned = self.of(page_type).isolate(frames, control, batch);
+        batch.looked.nr_scanned[page_type.index()] += nr_scanned;
+        nr_scanned
+    }
+
     fn shared(&self, page_type: PageType) -> &R {
         &self.types[page_type.index()]
     }
@@ -55,7 +66,7 @@ impl<R: OneType> Rules for ByType<R> {
             Some(part) => part.page_type,
             None => R::pick(&self.types, control, &mut self.credit),
         };
-        let nr_scanned = self.of(page_type).isolate(frames, control, batch);
+        let nr_scanned = self.isolate_of(page_type, frames, (control, &mut *batch));
         let other = page_type.other();
         if !batch.is_empty() || self.shared(other).nr_pages() == 0 {
             return nr_scanned;
@@ -64,7 +75,7 @@ impl<R: OneType> Rules for ByType<R> {
             part: None,
             ..*control
         };
-        nr_scanned + self.of(other).isolate(frames, &control, batch)
+        nr_scanned + self.isolate_of(other, frames, (&control, batch))
     }
 
     fn coldest(&self) -> Option<Frame> {

@@ -16,41 +16,77 @@ pub struct Position {
     pub total: u64,
 }
 
+/// What was counted of one tier of a type since its oldest generation became that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Evicted pages that came back.
+    pub refaulted: u64,
+    /// Pages that were evicted.
+    pub evicted: u64,
+    /// Pages that would have been, but for refaults of their tier or as many accesses as are told
+    /// apart.
+    pub protected: u64,
+}
+
 /// What happened to the pages of one type, by tier: since its oldest generation became that, and
 /// averages of before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tiers {
-    counted: [Position; NR_TIERS],
+    counted: [Counted; NR_TIERS],
     averages: [Position; NR_TIERS],
 }
 
 impl Tiers {
     /// Nothing counted.
-    pub const NONE: Tiers = {
-        const NONE: Position = Position {
+    pub const NONE: Tiers = Tiers {
+        counted: [Counted {
+            refaulted: 0,
+            evicted: 0,
+            protected: 0,
+        }; NR_TIERS],
+        averages: [Position {
             refaulted: 0,
             total: 0,
-        };
-        Tiers {
-            counted: [NONE; NR_TIERS],
-            averages: [NONE; NR_TIERS],
-        }
+        }; NR_TIERS],
     };
+
+    /// What was counted, by tier.
+    #[must_use]
+    pub fn counted(&self) -> [Counted; NR_TIERS] {
+        self.counted
+    }
+
+    /// What is carried over, by tier.
+    #[must_use]
+    pub fn averages(&self) -> [Position; NR_TIERS] {
+        self.averages
+    }
 
     /// Counts an evicted page that came back.
     pub fn count_refault(&mut self, tier: usize) {
         self.counted[tier].refaulted += 1;
     }
 
-    /// Counts a page that was evicted or protected.
-    pub fn count(&mut self, tier: usize) {
-        self.counted[tier].total += 1;
+    /// Counts a page that was evicted.
+    pub fn count_evicted(&mut self, tier: usize) {
+        self.counted[tier].evicted += 1;
+    }
+
+    /// Counts a page that was protected.
+    pub fn count_protected(&mut self, tier: usize) {
+        self.counted[tier].protected += 1;
     }
 
     /// Each tier with what is carried over.
     #[must_use]
     pub fn positions(&self) -> [Position; NR_TIERS] {
-        core::array::from_fn(|tier| self.averages[tier].plus(self.counted[tier]))
+        core::array::from_fn(|tier| {
+            let counted = self.counted[tier];
+            self.averages[tier].plus(Position {
+                refaulted: counted.refaulted,
+                total: counted.evicted + counted.protected,
+            })
+        })
     }
 
     /// All tiers together.
@@ -152,11 +188,12 @@ mod tests {
     #[test]
     fn half_is_carried_over() {
         let mut tiers = Tiers::NONE;
-        (0..8).for_each(|_| tiers.count(1));
+        (0..5).for_each(|_| tiers.count_evicted(1));
+        (0..3).for_each(|_| tiers.count_protected(1));
         (0..3).for_each(|_| tiers.count_refault(1));
         tiers.carry_over();
         assert_eq!(tiers.positions()[1], at(1, 4));
-        tiers.count(1);
+        tiers.count_protected(1);
         assert_eq!((tiers.positions()[1], tiers.sum()), (at(1, 5), at(1, 5)));
         tiers.carry_over();
         assert_eq!(tiers.sum(), at(0, 2));

@@ -42,6 +42,7 @@ impl Rules for Fifo {
                 break;
             };
             scanned += 1;
+            batch.looked.nr_scanned[frames.page_type(frame).index()] += 1;
             let word = frames.word(frame);
             if word.is_evictable() {
                 batch.push(Victim {

@@ -416,6 +416,8 @@ impl Rules for Gated2q {
             }
             if let Some(to) = Self::kept(word) {
                 self.count_kept(frames, frame);
+                let is_activated = class_of(word) == Class::Probation && to.0 == Class::Protected;
+                batch.looked.nr_activated += u32::from(is_activated);
                 self.requeue(frames, frame, to);
                 continue;
             }

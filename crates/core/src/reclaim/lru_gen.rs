@@ -2,6 +2,7 @@
 //!
 //! Source: the kernel's debugfs file `lru_gen` and its commands.
 
+use super::controller::Tiers;
 use super::generations::MIN_NR_GENS;
 use super::mglru::Mglru;
 use super::{Batch, Lruvec, Queues, ScanControl};
@@ -20,6 +21,15 @@ pub struct Generation {
     pub birth_ns: u64,
     /// Frames of its pages, by type.
     pub nr_frames: [u32; 2],
+}
+
+/// What the refault controller of one type counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TypeTiers {
+    /// The oldest generation, since which it counted.
+    pub min_seq: u64,
+    /// What it counted and carried over.
+    pub tiers: Tiers,
 }
 
 /// Why generations were not opened or evicted by their number.
@@ -62,6 +72,15 @@ impl Lruvec {
                 let protected = of(1, classes.map(|class| class.nr_protected));
                 [Some(probation), Some(protected), None, None]
             }
+        }
+    }
+
+    /// What the refault controller counted, by type, where its policy has one.
+    #[must_use]
+    pub fn tiers(&self) -> Option<[TypeTiers; 2]> {
+        match &self.queues {
+            Queues::Mglru(rules) => Some(rules.tiers()),
+            _ => None,
         }
     }
 

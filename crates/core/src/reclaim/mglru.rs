@@ -12,7 +12,7 @@
 
 use super::controller::{self, Position, Tiers};
 use super::generations::{Generations, MAX_NR_GENS, MIN_NR_GENS};
-use super::lru_gen::Generation;
+use super::lru_gen::{Generation, TypeTiers};
 use super::mglru_forms::{Form, Newcomer};
 use super::{Batch, Listing, MAX_SWAPPINESS, Moment, Refault, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, Word, flag};
@@ -62,6 +62,12 @@ impl<'a> Hold<'a> {
         self.nr_scanned.max(u32::from(self.has_stepped))
     }
 
+    /// Counts a page that is looked at.
+    fn look_at(&mut self, page_type: PageType) {
+        self.nr_scanned += 1;
+        self.batch.looked.nr_scanned[page_type.index()] += 1;
+    }
+
     fn is_over(&self) -> bool {
         self.nr_scanned >= MAX_SCAN
     }
@@ -92,6 +98,14 @@ impl Mglru {
     /// The generations there are, the oldest first.
     pub(super) fn view(&self) -> [Option<Generation>; 4] {
         self.generations.view()
+    }
+
+    /// What its refault controller counted, by type.
+    pub(super) fn tiers(&self) -> [TypeTiers; 2] {
+        PageType::ALL.map(|page_type| TypeTiers {
+            min_seq: self.generations.min_seq(page_type),
+            tiers: self.tiers[page_type.index()],
+        })
     }
 
     pub(super) fn max_seq(&self) -> u64 {
@@ -197,7 +211,8 @@ impl Mglru {
                     if hold.is_over() {
                         return;
                     }
-                    hold.nr_scanned += 1;
+                    hold.look_at(page_type);
+                    hold.batch.looked.nr_refilled += 1;
                     self.move_up(hold.frames, frame);
                 }
                 self.pass(page_type, self.generations.min_seq(page_type) + 1);
@@ -324,7 +339,7 @@ impl Mglru {
         if page.tier() > cut_off || page.is_saturated() {
             self.move_up(frames, frame);
             if form != Form::Next || !page.is_saturated() {
-                self.tiers[page_type.index()].count(page.tier());
+                self.tiers[page_type.index()].count_protected(page.tier());
             }
             return true;
         }
@@ -345,10 +360,11 @@ impl Mglru {
             && !hold.is_over()
             && let Some(frame) = self.generations.oldest(page_type).tail()
         {
-            hold.nr_scanned += 1;
+            hold.look_at(page_type);
             let frames = hold.frames;
             let word = frames.word(frame);
             if self.sort(frames, frame, (word, cut_off)) {
+                hold.batch.looked.nr_refilled += 1;
                 let page = self.form.use_of(word);
                 let is_kept = word.has(flag::YOUNG) || page.is_saturated();
                 if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
@@ -496,7 +512,7 @@ impl Rules for Mglru {
 
     fn evicted(&mut self, page_type: PageType, token: Token, _nr_frames: u32) {
         let tier = self.form.use_before(token).tier();
-        self.tiers[page_type.index()].count(tier);
+        self.tiers[page_type.index()].count_evicted(tier);
     }
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {

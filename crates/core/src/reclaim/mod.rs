@@ -19,9 +19,9 @@ mod shadow;
 mod two_list;
 mod unwritten;
 
-pub use batch::{Batch, Moment, Outcome, ScanControl, Victim};
+pub use batch::{Batch, Looked, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
-pub use lru_gen::{BadSeq, Generation, MAX_NR_GENS};
+pub use lru_gen::{BadSeq, Generation, MAX_NR_GENS, TypeTiers};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};

@@ -96,12 +96,15 @@ impl TwoList {
         is_low(self.inactive.len(), self.active.len())
     }
 
-    /// Moves the coldest active page to the inactive list. One read since it was promoted counts.
-    fn demote(&mut self, frames: &FrameTable) {
-        if let Some(frame) = self.active.tail() {
-            let refs = frames.word(frame).refs().saturating_sub(NO_REFS);
-            self.requeue(frames, frame, (INACTIVE, refs.min(1)));
-        }
+    /// Moves the coldest active page to the inactive list; returns 1 where there is one. One read
+    /// since it was promoted counts.
+    fn demote(&mut self, frames: &FrameTable) -> u32 {
+        let Some(frame) = self.active.tail() else {
+            return 0;
+        };
+        let refs = frames.word(frame).refs().saturating_sub(NO_REFS);
+        self.requeue(frames, frame, (INACTIVE, refs.min(1)));
+        1
     }
 
     fn token_at(nonresident_age: u64) -> Token {
@@ -181,7 +184,9 @@ impl Rules for TwoList {
         while !batch.is_enough(want) && nr_scanned < MAX_SCAN {
             if self.is_inactive_low() || nr_busy > MAX_BUSY {
                 nr_scanned += 1;
-                self.demote(frames);
+                let nr_demoted = self.demote(frames);
+                batch.looked.nr_refilled += nr_demoted;
+                batch.looked.nr_deactivated += nr_demoted;
             }
             let Some(frame) = self.inactive.tail() else {
                 break;
@@ -193,7 +198,9 @@ impl Rules for TwoList {
                 batch.note(frame, word, Self::token_at(self.nonresident_age));
             }
             if let Some(to) = Self::kept(word) {
-                self.nonresident_age += u64::from(to.0 == ACTIVE);
+                let is_activated = to.0 == ACTIVE;
+                self.nonresident_age += u64::from(is_activated);
+                batch.looked.nr_activated += u32::from(is_activated);
                 self.requeue(frames, frame, to);
                 continue;
             }

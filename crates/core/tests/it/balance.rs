@@ -482,7 +482,8 @@ proptest! {
                 }
                 Op::Reclaim(group, nr_pages) => {
                     let before = memory.stats();
-                    let freed = memory.reclaim_proactively(world.here(), groups[group], nr_pages);
+                    let subtree = (groups[group], None);
+                    let freed = memory.reclaim_proactively(world.here(), subtree, nr_pages);
                     let evicted = memory.stats().pgsteal_proactive - before.pgsteal_proactive;
                     prop_assert_eq!(freed, evicted);
                     prop_assert!(freed < nr_pages + u64::from(MAX_BATCH));

@@ -52,3 +52,67 @@ fn generations_are_shown_opened_and_evicted() {
     assert_eq!(web.stat().file, 0);
     assert_eq!(web.age(7, 1, false), Err(BadGeneration::None));
 }
+
+#[test]
+fn tiers_stand_below_their_generations() {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.policy(Policy::Mglru).build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    web.set_max(ByteSize::kib(800)).unwrap();
+    let source = data::numbered_file(600);
+    let file = memory.open(source.path(), &web).unwrap();
+    for round in 0..4 {
+        for at in 0..600 {
+            file.read_at(&mut [0; 8], at * 4096).unwrap();
+            // Some are read more often.
+            if at % 3 == 0 && round > 0 {
+                file.read_at(&mut [0; 8], at * 4096).unwrap();
+            }
+        }
+    }
+    let view = web.lru_gen();
+    assert_eq!(view.tiers.len(), 8);
+    let of_files = || view.tiers.iter().filter(|tier| !tier.is_anon);
+    let evicted: u64 = of_files().map(|tier| tier.evicted + tier.avg_total).sum();
+    assert!(evicted > 0 && of_files().any(|tier| tier.refaulted + tier.avg_refaulted > 0));
+    assert!(!view.to_string().contains('T'));
+    // A line for each generation, each with four of tiers.
+    let text = view.full().to_string();
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip(2)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows.len(), 5 * view.generations.len());
+    let min_seq = of_files().next().unwrap().min_seq;
+    for (one, rows) in view.generations.iter().zip(rows.chunks(5)) {
+        assert_eq!(rows[0][0], one.seq.to_string());
+        for (tier, row) in rows[1..].iter().enumerate() {
+            let tier = of_files().nth(tier).unwrap();
+            let marked = |number: u64, mark: char| format!("{number}{mark}");
+            let expected = match one.seq {
+                seq if seq == view.generations.last().unwrap().seq => [
+                    marked(tier.avg_refaulted, 'R'),
+                    marked(tier.avg_total, 'T'),
+                    marked(0, 'x'),
+                ],
+                seq if seq == min_seq => [
+                    (tier.refaulted, 'r'),
+                    (tier.evicted, 'e'),
+                    (tier.protected, 'p'),
+                ]
+                .map(|(number, mark)| marked(number, mark)),
+                _ => [(); 3].map(|()| marked(0, 'x')),
+            };
+            assert_eq!(row[0], tier.tier.to_string());
+            assert_eq!(row[4..], expected);
+        }
+    }
+    // A policy without a controller has no tiers.
+    let log = memory.root().child("log").unwrap();
+    log.set_policy(Policy::Fifo).unwrap();
+    let file = memory.open(source.path(), &log).unwrap();
+    file.read_at(&mut [0; 8], 0).unwrap();
+    let view = log.lru_gen();
+    assert!(view.tiers.is_empty() && view.full().to_string() == view.to_string());
+}

@@ -54,6 +54,10 @@ fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
     assert!(stats.pgscan_proactive >= stats.pgsteal_proactive);
     assert_eq!(stats.pgsteal_proactive * 4096, freed);
     assert_eq!(batch.stat().pgsteal * 4096, freed);
+    assert_eq!(batch.stat().pgsteal_proactive * 4096, freed);
+    let text = batch.stat().to_string();
+    assert!(text.contains(&format!("pgsteal_file {}\n", freed / 4096)));
+    assert!(text.contains("pgscan_anon 0\n") && text.contains("pgscan_direct 0\n"));
     // What is protected below it stays, and what is in use.
     below.set_min(ByteSize(cached(&below))).unwrap();
     let kept = cached(&below);
@@ -68,7 +72,12 @@ fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
     // What protects a group itself does not count when it is asked itself.
     below.reclaim(ByteSize(kept)).unwrap();
     assert_eq!((cached(&below), cached(&web)), (0, 1000 * 4096));
-    memory.reclaim(ByteSize(1000 * 4096)).unwrap();
+    // There are no anon pages, so that any swappiness brings those of files.
+    let root = memory.root();
+    root.reclaim_with_swappiness(ByteSize(500 * 4096), 200)
+        .unwrap();
+    let left = ByteSize(cached(&root) - 4096);
+    root.reclaim_with_swappiness(left, 0).unwrap();
     assert_eq!(cached(&memory.root()), 4096);
 }
 

@@ -19,6 +19,8 @@ fn order(order: u8) -> Order {
 #[test]
 fn min_keeps_its_pages_and_low_gives_way_last() {
     let (memory, [kept, other, work]) = shared_by_two(0);
+    // However many frames there are beside the pages: no pageblock is free or nearly so.
+    let spare = take_free(&memory);
     let all = usage(&memory, kept);
     memory.groups().set_limit(kept, Limit::Low, all).unwrap();
     // Every pageblock has pages of both, so that one has to go beyond `low`.
@@ -33,7 +35,23 @@ fn min_keeps_its_pages_and_low_gives_way_last() {
     assert_eq!(refused, Err(AllocError::NoBlock { order: REGION }));
     assert_eq!(usage(&memory, kept), left);
     assert!(usage(&memory, other) > 0);
+    put_free(&memory, spare);
     memory.check();
+}
+
+/// Takes all frames that are free.
+fn take_free(memory: &Memory) -> Vec<Frame> {
+    let single = Request::new(Order::ZERO, Mobility::Movable);
+    memory.drain();
+    std::iter::from_fn(|| memory.zones().alloc(memory.frames(), CPU, &single).ok()).collect()
+}
+
+fn put_free(memory: &Memory, frames: Vec<Frame>) {
+    for frame in frames {
+        memory
+            .zones()
+            .free(memory.frames(), CPU, frame, Order::ZERO);
+    }
 }
 
 /// Empties a block and gives it back; its first frame.
@@ -181,11 +199,7 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     // The pageblock is in hand, and nothing else is free or can go.
     let under_way = memory.evacuation.begin();
     let pieces = memory.capture(CPU.into(), first, REGION).unwrap();
-    let single = Request::new(Order::ZERO, Mobility::Movable);
-    let mut spare = Vec::new();
-    while let Ok(frame) = memory.zones().alloc(memory.frames(), CPU, &single) {
-        spare.push(frame);
-    }
+    let spare = take_free(&memory);
     let others = Others {
         memory: &memory,
         in_hand: RefCell::new(Some((pieces, under_way))),
@@ -194,10 +208,7 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     let here = Here::new(CPU, &others);
     let taken = memory.alloc_buf(here, group, Order::ZERO);
     assert!(taken.is_ok(), "{taken:?}");
-    for frame in spare {
-        let zones = memory.zones();
-        zones.free(memory.frames(), CPU, frame, Order::ZERO);
-    }
+    put_free(&memory, spare);
     outside.into_iter().for_each(unpin);
     memory.check();
 }

@@ -48,7 +48,7 @@ fn who_would_evict_what_came_lately_is_refused() {
         assert!(filled >= 1000 && error == thrashing, "{policy}: {filled}");
         assert_eq!(memory.stats().pgsteal, 0, "{policy}");
         // What is asked for goes all the same, and a group at its own limit takes its own.
-        assert!(memory.reclaim_proactively(CPU.into(), group, 64) >= 64);
+        assert!(memory.reclaim_proactively(CPU.into(), (group, None), 64) >= 64);
         memory.set_max(CPU.into(), small, 8).unwrap();
         (0..100).for_each(|page| _ = touch(&memory, small, key(file, 1 << 20 | page)));
         assert_eq!(usage(&memory, small), 8, "{policy}");

@@ -4,6 +4,7 @@ use super::reserve::{pages, settle};
 use super::*;
 use crate::alloc::{PAGEBLOCK_PAGES, Pieces};
 use crate::group::Limit;
+use crate::memory::reclaim::Reclaimer;
 use crate::reclaim::{Batch, MAX_BATCH, ScanControl};
 
 const REGION: u64 = PAGEBLOCK_PAGES as u64;
@@ -64,7 +65,7 @@ fn a_page_larger_than_the_pageblock_is_freed_and_not_kept() {
             .isolate(memory.frames(), &ScanControl::of(MAX_BATCH), &mut batch),
         1
     );
-    let freed = memory.evict(CPU, lruvec, &batch, Some(&mut pieces));
+    let freed = memory.evict((CPU, Reclaimer::Direct), lruvec, &batch, Some(&mut pieces));
     assert_eq!((freed, pieces.has(frame)), (1 << 10, false));
     memory.check();
     assert_eq!(memory.stats().nr_used, 0);

@@ -118,3 +118,98 @@ fn anon_pages_are_told_apart() {
         assert_eq!((stat.anon, stat.file), (21 * PAGE, PAGE), "{policy}");
     }
 }
+
+#[test]
+fn reclaim_is_counted_by_whom_and_of_what() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(64, policy);
+        let [first, second] = [(); 2].map(|()| memory.new_group(CPU.into(), group).unwrap());
+        let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+        (0..100).for_each(|page| _ = touch(&memory, first, key(file, page)));
+        (0..30).for_each(|page| _ = touch(&memory, first, key(anon, page)));
+        let direct = memory.stat(first);
+        assert!(direct.pgsteal_direct > 60 && direct.pgscan_direct >= direct.pgsteal_direct);
+        assert_eq!(direct.pgsteal, direct.pgsteal_direct, "{policy}");
+        assert_eq!(direct.pgscan, direct.pgscan_direct, "{policy}");
+        memory.reclaim_proactively(CPU.into(), (group, None), 64);
+        let all = memory.stat(first);
+        assert_eq!(all.pgsteal_direct, direct.pgsteal_direct, "{policy}");
+        let resident = (direct.anon + direct.file) / PAGE;
+        assert_eq!(all.pgsteal_proactive, resident, "{policy}");
+        assert_eq!((all.pgsteal, all.pgsteal_anon), (130, 30), "{policy}");
+        assert!(all.pgscan_anon >= 30 && all.pgscan >= all.pgscan_anon + 100);
+        let stats = memory.stats();
+        assert_eq!((stats.pgscan, stats.pgsteal), (all.pgscan, all.pgsteal));
+        // A group that had no page yet has the whole record of the first one of its children that
+        // goes, and adds that of the second.
+        (200..210).for_each(|page| _ = touch(&memory, second, key(file, page)));
+        memory.drop_group(CPU, first);
+        assert_eq!(memory.stat(group).pgsteal, 130, "{policy}");
+        memory.drop_group(CPU, second);
+        let sum = memory.stat(group);
+        assert_eq!((sum.pgsteal, sum.pgsteal_anon), (140, 30), "{policy}");
+        assert_eq!(sum.pgsteal_direct, direct.pgsteal_direct + 10, "{policy}");
+        // Its own pages are added to that.
+        (300..310).for_each(|page| _ = touch(&memory, group, key(file, page)));
+        memory.reclaim_proactively(CPU.into(), (group, None), 10);
+        assert_eq!(memory.stat(group).pgsteal, 150, "{policy}");
+        memory.check();
+    }
+}
+
+#[test]
+fn pages_that_change_their_class_are_counted() {
+    let run = |policy| {
+        let (memory, group, file) = memory(64, policy);
+        for page in 0..300 {
+            // Every other page is read five times.
+            let nr_reads = if page % 2 == 0 { 5 } else { 1 };
+            (0..nr_reads).for_each(|_| _ = touch(&memory, group, key(file, page)));
+        }
+        let stat = memory.stat(group);
+        [stat.pgactivate, stat.pgdeactivate, stat.pgrefill]
+    };
+    let [activated, deactivated, refilled] = run(Policy::TwoList);
+    // Active pages are looked at to be demoted, and none is demoted that was not active before.
+    assert!(deactivated > 0 && deactivated == refilled, "{refilled}");
+    assert!(activated > 0, "{activated}");
+    let [activated, deactivated, refilled] = run(Policy::Gated2q);
+    assert!(activated > 0 && deactivated == 0 && refilled == 0);
+    for policy in [Policy::Mglru, Policy::MglruNext, Policy::MglruSeed] {
+        let [activated, deactivated, refilled] = run(policy);
+        assert!(refilled > 0 && activated == 0 && deactivated == 0);
+    }
+    assert_eq!(run(Policy::Fifo), [0; 3]);
+}
+
+#[test]
+fn what_is_asked_for_may_be_of_one_type() {
+    for policy in [
+        Policy::Mglru,
+        Policy::MglruNext,
+        Policy::Gated2q,
+        Policy::TwoList,
+    ] {
+        for (swappiness, nr_anon) in [(0, 0), (200, 64)] {
+            let (memory, group, file) = memory(400, policy);
+            let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+            for page in 0..200 {
+                touch(&memory, group, key(file, page));
+                touch(&memory, group, key(anon, page));
+            }
+            // What came in last is in one of the two youngest generations, which do not go.
+            let node = Node::new(0).unwrap();
+            for seq in 3..6 {
+                let aged = memory.age((group, node), seq, true);
+                assert!(
+                    aged.is_ok() || !policy.name().starts_with("mglru"),
+                    "{policy}"
+                );
+            }
+            let subtree = (group, Some(swappiness));
+            assert_eq!(memory.reclaim_proactively(CPU.into(), subtree, 64), 64);
+            let stat = memory.stat(group);
+            assert_eq!((stat.pgsteal, stat.pgsteal_anon), (64, nr_anon), "{policy}");
+        }
+    }
+}

@@ -82,4 +82,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "group.sub(u64::from(nr_pages));",
         tests: Tests::Plain("group"),
     },
+    Mutant {
+        name: "what reclaim counted of a group goes with it",
+        file: "group/mod.rs",
+        find: "self.inherit_reclaim_counts(parent, group);",
+        replace: "",
+        tests: Tests::Plain("stat::"),
+    },
+    Mutant {
+        name: "a parent's new record of counts takes the place of a child's",
+        file: "group/reclaim_counts.rs",
+        find: "if !group.take_reclaim_counts(made) {",
+        replace: "group.reclaim_counts.store(made, Ordering::Release);\n        if false {",
+        tests: Tests::Loom,
+    },
 ];
