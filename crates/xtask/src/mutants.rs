@@ -22,7 +22,7 @@ struct Mutant {
     tests: Tests,
 }
 
-/// Tests of core.
+/// Tests of core, or of the runtime.
 #[derive(Clone, Copy)]
 enum Tests {
     /// `cargo test` with this filter of names.
@@ -31,6 +31,18 @@ enum Tests {
     Shuttle,
     /// Real threads.
     Stress,
+    /// A fault of the runtime: its tests with this filter of names.
+    Runtime(&'static str),
+}
+
+impl Mutant {
+    /// The folder that `file` is seen from.
+    fn folder(&self) -> &'static str {
+        match self.tests {
+            Tests::Runtime(_) => "crates/pagetide/src",
+            _ => "crates/core/src",
+        }
+    }
 }
 
 impl Mutant {
@@ -93,7 +105,7 @@ impl Copy {
 
     /// Whether the mutant's tests fail with it. They have to build.
     fn is_caught(&self, workspace: &Workspace, mutant: &Mutant) -> Result<bool, Error> {
-        let path = self.root.join("crates/core/src").join(mutant.file);
+        let path = self.root.join(mutant.folder()).join(mutant.file);
         let text = fs::read_to_string(&path).map_err(|source| Error::Read {
             path: path.clone(),
             source,
@@ -106,7 +118,7 @@ impl Copy {
         let built = workspace::output(self.tests(workspace, mutant.tests).arg("--no-run"));
         let passed = built.and_then(|_| {
             let mut tests = self.tests(workspace, mutant.tests);
-            if let Tests::Plain(filter) = mutant.tests {
+            if let Tests::Plain(filter) | Tests::Runtime(filter) = mutant.tests {
                 tests.arg(filter);
             }
             workspace::is_success(&mut tests)
@@ -116,13 +128,17 @@ impl Copy {
     }
 
     fn tests(&self, workspace: &Workspace, tests: Tests) -> Command {
+        let package = match tests {
+            Tests::Runtime(_) => "pagetide",
+            _ => "pagetide-core",
+        };
         let mut command = workspace.cargo();
         command
             .current_dir(&self.root)
-            .args(["test", "--quiet", "-p", "pagetide-core"])
+            .args(["test", "--quiet", "-p", package])
             .env("RUSTFLAGS", "-Awarnings");
         let checker = match tests {
-            Tests::Plain(_) | Tests::Stress => {
+            Tests::Plain(_) | Tests::Stress | Tests::Runtime(_) => {
                 let binaries: &[&str] = match tests {
                     Tests::Stress => &["--test", "stress"],
                     _ => &["--lib", "--test", "it"],
@@ -166,9 +182,10 @@ mod tests {
 
     #[test]
     fn every_mutant_has_its_place_in_the_tree() {
-        let core = Workspace::find().root().join("crates/core/src");
+        let workspace = Workspace::find();
         for mutant in list::all() {
-            let text = fs::read_to_string(core.join(mutant.file)).expect("a file of core");
+            let path = workspace.root().join(mutant.folder()).join(mutant.file);
+            let text = fs::read_to_string(path).expect("a file of that folder");
             assert_eq!(text.matches(mutant.find).count(), 1, "{}", mutant.name);
         }
     }
