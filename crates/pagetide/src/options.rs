@@ -1,9 +1,10 @@
 //! How a file is opened, in the words of `std::fs::OpenOptions`.
 
-use crate::store::DirectFile;
+use crate::store::{DirectFile, UNBLOCKED};
 use crate::{Error, File, Group, Memory, Order};
 use std::fs;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// How a file is opened: for reading, and as said here. As `std::fs::OpenOptions`, with the size of
@@ -115,7 +116,7 @@ impl OpenOptions {
     /// The file, and its folder where it was created.
     fn open_file(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
         let mut options = fs::OpenOptions::new();
-        options.read(true).write(self.write);
+        options.read(true).write(self.write).custom_flags(UNBLOCKED);
         if self.create || self.create_new {
             match options.clone().create_new(true).open(path) {
                 Ok(file) => {

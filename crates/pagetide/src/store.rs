@@ -9,6 +9,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// For opening: a pipe without a writer, which is refused, does not keep its opener waiting. A
+/// regular file is as without.
+pub(crate) const UNBLOCKED: i32 = libc::O_NONBLOCK;
+
 /// Bytes that can be read at an offset, and written where the store says so.
 ///
 /// Called from any thread, several at once, with no lock of pagetide held. No two calls at a time
@@ -118,7 +122,9 @@ impl DirectFile {
             path: path.to_owned(),
             source,
         };
-        DirectFile::new(fs::File::open(path).map_err(failed)?, false).map_err(failed)
+        let mut options = fs::OpenOptions::new();
+        let file = options.read(true).custom_flags(UNBLOCKED).open(path);
+        DirectFile::new(file.map_err(failed)?, false).map_err(failed)
     }
 
     /// Reads, and writes if that is so, through a file that is open already for it, perhaps

@@ -87,6 +87,9 @@ impl File {
             }
         }
         backing.settle_from(shared, first);
+        // A write of one of these pages that was under way has noted an end beyond, which the store
+        // is about to lose.
+        backing.cut(len);
         backing.cut_store()
     }
 

@@ -29,12 +29,17 @@ fn arguments(test: &str) -> [OsString; 4] {
     ]
 }
 
-/// Runs one test in a process of its own, in which `role` is what it is told.
-pub(crate) fn run(test: &str, role: &str) {
+/// A process that runs one test, in which `role` is what it is told.
+pub(crate) fn command(test: &str, role: &str) -> Command {
     let [binary, arguments @ ..] = arguments(test);
     let mut command = Command::new(binary);
-    command.args(arguments);
-    expect_pass(command, role);
+    command.args(arguments).env(ROLE, role);
+    command
+}
+
+/// Runs one test in a process of its own, in which `role` is what it is told.
+pub(crate) fn run(test: &str, role: &str) {
+    expect_pass(command(test, role), role);
 }
 
 /// The same, begun by a shell that first runs `before`; returns what it said.

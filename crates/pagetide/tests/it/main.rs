@@ -3,13 +3,16 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod audit;
+mod bad_input;
 mod budget;
 mod child;
+mod crash;
 mod data;
 mod disk;
 mod durability;
 mod files;
 mod global;
+mod hit_cost;
 mod isolated;
 mod longterm;
 mod lru_gen;
@@ -22,6 +25,9 @@ mod promise;
 mod reclaim;
 mod reserve;
 mod sizing;
+mod sparse;
+mod system_calls;
+mod torture;
 mod views;
 mod waits;
 mod writes;

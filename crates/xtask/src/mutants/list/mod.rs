@@ -5,6 +5,7 @@ mod group;
 mod memory;
 mod page_cache;
 mod reclaim;
+mod runtime;
 
 use super::Mutant;
 
@@ -16,6 +17,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
         page_cache::MUTANTS,
         reclaim::MUTANTS,
         memory::MUTANTS,
+        runtime::MUTANTS,
     ];
     rooms.into_iter().flatten()
 }

@@ -1,0 +1,44 @@
+//! What a hit costs, counted: read-modify-writes, and no lock.
+
+use pagetide::{ByteSize, Memory};
+use pagetide_core::sync::nr_rmws;
+
+const NR_PAGES: u64 = 64;
+
+/// Core's read-modify-writes of `step`, its spin locks included; `None` in a release build, which
+/// does not count them.
+fn rmws_of<T>(step: impl FnOnce() -> T) -> Option<u64> {
+    let before = nr_rmws()?;
+    step();
+    Some(nr_rmws()? - before)
+}
+
+#[test]
+fn a_hit_is_two_read_modify_writes() {
+    let data = crate::data::numbered_file(NR_PAGES);
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let offset = |page: u64| page * 4096;
+    let mut bytes = [0; 4096];
+    let missed = rmws_of(|| file.read_at(&mut bytes, offset(1)).unwrap());
+    if missed.is_none() {
+        return println!("skipped: counted hits: a release build counts no read-modify-writes");
+    }
+    assert!(missed > Some(2), "a miss takes more: {missed:?}");
+    // The first pin of a page after it came in may mark its region of 64 frames as touched.
+    for page in (0..NR_PAGES).chain(0..NR_PAGES) {
+        drop(file.pin(page).unwrap());
+    }
+    for page in 0..NR_PAGES {
+        // The first reads of a page are counted in its word by the exchange that pins it.
+        for _ in 0..5 {
+            let read = rmws_of(|| file.read_at(&mut bytes, offset(page)).unwrap());
+            assert_eq!(read, Some(2), "read_at of page {page}");
+            let pinned = rmws_of(|| drop(file.pin(page).unwrap()));
+            assert_eq!(pinned, Some(2), "pin and drop of page {page}");
+        }
+    }
+    let across = rmws_of(|| file.read_at(&mut bytes, offset(7) + 100).unwrap());
+    assert_eq!(across, Some(4), "a read of two pages");
+}

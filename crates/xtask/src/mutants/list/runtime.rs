@@ -1,0 +1,49 @@
+//! Faults of the runtime, in `crates/pagetide/src`.
+
+use crate::mutants::{Mutant, Tests};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a sync does not reach the device",
+        file: "store.rs",
+        find: "Ok(rustix::fs::fdatasync(&self.buffered)?)",
+        replace: "Ok(())",
+        tests: Tests::Runtime("system_calls::"),
+    },
+    Mutant {
+        name: "the name of a new file is not made durable",
+        file: "backing.rs",
+        find: "rustix::fs::fsync(folder).map_err(|error| self.failed(code_of(&error.into())))?;",
+        replace: "let _ = folder;",
+        tests: Tests::Runtime("system_calls::"),
+    },
+    Mutant {
+        name: "a sync leaves dirty pages",
+        file: "file/write.rs",
+        find: "if let Some(pages) = self.pages_of(range) {",
+        replace: "if let Some(pages) = self.pages_of(range).filter(|_| false) {",
+        tests: Tests::Runtime("crash::"),
+    },
+    Mutant {
+        name: "a write under way brings back what was cut",
+        file: "file/resize.rs",
+        find: "backing.cut(len);\n        backing.cut_store()",
+        replace: "backing.cut_store()",
+        tests: Tests::Runtime("torture::a_write_under_way"),
+    },
+    Mutant {
+        name: "a store is cut to what it is known to have",
+        file: "backing.rs",
+        find: "let cut = self.source.written().set_len(len);",
+        replace: "let len = self.stored.load(Ordering::Acquire); \
+                  let cut = self.source.written().set_len(len);",
+        tests: Tests::Runtime("torture::a_write_under_way"),
+    },
+    Mutant {
+        name: "a write to a page that another brings in is lost",
+        file: "file/write.rs",
+        find: "Ok(fill.is_done())",
+        replace: "Ok(true)",
+        tests: Tests::Runtime("torture::"),
+    },
+];
