@@ -109,7 +109,8 @@ fn a_latch_that_becomes_a_pin_shows_all_bytes_and_lets_no_second_latch_in() {
                 }
                 bytes.iter().for_each(|b| b.store(2, Ordering::Relaxed));
                 page_cache::downgrade(frames, FRAME);
-                // The pin is there: what it sees nobody changes.
+                // The pin is there: nobody has the latch, and what it sees nobody changes.
+                assert!(!frames.word(FRAME).has(flag::LATCH));
                 let seen = bytes.each_ref().map(|b| b.load(Ordering::Relaxed));
                 assert_eq!(seen, [2, 2], "changed under a pin");
                 frames.unpin(FRAME);
