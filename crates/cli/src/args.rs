@@ -317,7 +317,32 @@ pub(crate) struct ReplayArgs {
     pub(crate) json: bool,
 }
 
+/// A share as people write it: `95%` or `0.95`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Share(pub(crate) f64);
+
+impl std::str::FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Share, String> {
+        let refused = || format!("'{text}' is no share: as in 95% or 0.95, above 0 and at most 1");
+        let (number, whole) = match text.strip_suffix('%') {
+            Some(percents) => (percents.trim_end(), 100.0),
+            None => (text, 1.0),
+        };
+        let share = number.parse::<f64>().map_err(|_| refused())? / whole;
+        let is_share = share > 0.0 && share <= 1.0;
+        is_share.then_some(Share(share)).ok_or_else(refused)
+    }
+}
+
 #[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  pagetide mrc trace.csv --column block         three policies at five sizes
+  pagetide mrc trace.txt --target 95%           memory that each needs for 95 % hits
+  pagetide mrc trace.txt --policy lru,arc,default --points 20 --plot curves.svg
+  pagetide mrc huge.d64.zst --sample 1%         from samples of the pages, with their error")]
 pub(crate) struct MrcArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
@@ -332,13 +357,36 @@ pub(crate) struct MrcArgs {
     )]
     pub(crate) policy: Vec<String>,
     /// Sizes in pages.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "fractions",
+    #[arg(long, value_name = "N,N", value_delimiter = ',',
+          conflicts_with_all = ["fractions", "points"],
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) frames: Vec<u32>,
     /// Sizes as fractions of the trace's distinct pages, rounded half to even.
     /// [default: 0.001,0.01,0.05,0.1,0.2 without sizes under 16 pages]
-    #[arg(long, value_name = "F,F", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "F,F",
+        value_delimiter = ',',
+        conflicts_with = "points"
+    )]
     pub(crate) fractions: Vec<f64>,
+    /// So many sizes, from 16 pages to all distinct ones, spread evenly by ratio.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) points: Option<u32>,
+    /// Say how much memory this hit ratio takes (95% or 0.95): for lru exactly, for others between
+    /// which sizes; looks at 20 sizes where none are named.
+    #[arg(long, value_name = "RATIO", conflicts_with = "csv")]
+    pub(crate) target: Option<Share>,
+    /// Estimate from eight samples of this share of the pages (1% or 0.01, at most 12.5%), and say
+    /// how far off that may be (standard error).
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) sample: Option<Share>,
+    /// Draw the curves into an SVG file, lru's at all sizes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print CSV instead of a table.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,6 +5,7 @@
 
 mod args;
 mod bench;
+mod chart;
 mod demo;
 mod failure;
 mod load;

@@ -1,19 +1,27 @@
 //! `pagetide mrc`: miss ratios of policies at several sizes.
 
+mod compute;
+mod target;
+
 use crate::args::MrcArgs;
-use crate::failure::{Failure, chain};
+use crate::chart::{self, Axis, Chart, Curve};
+use crate::failure::Failure;
 use crate::{load, output};
-use pagetide_sim::policy::{self, Counts};
-use pagetide_sim::stack_distance::StackDistances;
+use compute::{Computed, Lru, Runner, Work, compute};
+use pagetide::PAGE_BYTES;
+use pagetide_sim::shards::Samples;
+use pagetide_sim::sizes;
 use pagetide_sim::trace::Trace;
-use pagetide_sim::{core_run, replay, sizes};
 use serde::Serialize;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use target::Needed;
 
 /// Fractions where none are named; sizes under [`LEAST_FRAMES`] are left out of these.
 const FRACTIONS: [f64; 5] = [0.001, 0.01, 0.05, 0.1, 0.2];
 const LEAST_FRAMES: u32 = 16;
+/// Sizes where a hit ratio is looked for and none are named.
+const TARGET_POINTS: u32 = 20;
+/// Points of a curve that costs nothing.
+const CURVE_POINTS: u32 = 200;
 
 /// One point: a stable interface.
 #[derive(Clone, Debug, Serialize)]
@@ -24,55 +32,144 @@ struct Point {
     requests: u64,
     misses: u64,
     miss_ratio: f64,
+    /// The standard error of what was sampled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    miss_ratio_error: Option<f64>,
 }
-
-/// What computes a point.
-#[derive(Clone, Debug)]
-enum Runner {
-    Core(pagetide_sim::CorePolicy),
-    Pages(String),
-    /// All sizes in one pass.
-    Lru,
-}
-
-/// Points of one policy that one thread computes.
-type Job<'a> = (&'a Runner, &'a [u32]);
-type Done = Result<Vec<Point>, Failure>;
 
 pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
-    let runners: Vec<Runner> = args
-        .policy
-        .iter()
-        .map(|name| runner(name))
-        .collect::<Result<_, _>>()?;
+    let runners = args.policy.iter().map(|name| Runner::of(name));
+    let mut runners: Vec<Runner> = runners.collect::<Result<_, _>>()?;
+    drop_repeated(&mut runners);
     let trace = load::trace(&args.trace)?;
-    let frames = frames(args, trace.nr_unique)?;
-    let jobs: Vec<Job<'_>> = runners
-        .iter()
-        .flat_map(|runner| {
-            let nr_sizes = if matches!(runner, Runner::Lru) {
-                frames.len()
-            } else {
-                1
-            };
-            frames.chunks(nr_sizes).map(move |frames| (runner, frames))
-        })
-        .collect();
-    let points = compute(&trace, &jobs)?;
-    if args.json {
-        return points.iter().try_for_each(output::json);
+    let samples = args.sample.map(|rate| Samples::new(&trace, rate.0));
+    let samples = samples.transpose();
+    let samples = samples.map_err(|error| Failure::Usage(error.to_string()))?;
+    let least = samples.as_ref().map_or(1, Samples::least_frames);
+    let frames = frames(args, trace.nr_unique, least)?;
+    let work = Work {
+        trace: &trace,
+        samples,
+    };
+    let computed = compute(&work, &runners, &frames)?;
+    if let Some(path) = &args.plot {
+        let svg = chart(&trace, &computed).file()?;
+        let step = || format!("cannot write {}", path.display());
+        std::fs::write(path, svg).map_err(|error| Failure::of(&step(), &error))?;
     }
-    let rows = points.into_iter().map(|point| {
-        vec![
-            point.trace,
-            point.policy,
+    let needed = args.target.map(|target| {
+        let needed = Needed::of_all(&trace, &computed, target.0);
+        (target.0, needed)
+    });
+    if args.json {
+        computed.points.iter().try_for_each(output::json)?;
+        let needed = needed.iter().flat_map(|(_, needed)| needed);
+        return needed.map(output::json).collect();
+    }
+    if args.csv {
+        return output::text(&csv(&computed.points));
+    }
+    output::text(&table(&computed.points))?;
+    match needed {
+        Some((target, needed)) => {
+            let table = target::table(&trace, &needed, target);
+            output::text(&format!("\n{table}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A policy that was named twice is computed once.
+fn drop_repeated(runners: &mut Vec<Runner>) {
+    let mut seen: Vec<Runner> = Vec::new();
+    runners.retain(|runner| {
+        let is_new = !seen.contains(runner);
+        if is_new {
+            seen.push(runner.clone());
+        }
+        is_new
+    });
+}
+
+fn bytes_of(frames: u32) -> u64 {
+    u64::from(frames) * PAGE_BYTES as u64
+}
+
+/// The sizes that the command line asks for, none of which is below `least`.
+fn frames(args: &MrcArgs, nr_unique: u32, least: u32) -> Result<Vec<u32>, Failure> {
+    let points = args.points.or(args.target.map(|_| TARGET_POINTS));
+    if !args.frames.is_empty() {
+        return large_enough(args.frames.clone(), least);
+    }
+    if !args.fractions.is_empty() {
+        let sizes = args.fractions.iter();
+        let sizes = sizes.map(|&fraction| sizes::frames_of(fraction, nr_unique));
+        let sizes = sizes.collect::<Result<_, _>>();
+        return large_enough(
+            sizes.map_err(|error| Failure::Usage(error.to_string()))?,
+            least,
+        );
+    }
+    let least = least.max(LEAST_FRAMES);
+    let sizes = match points {
+        Some(points) if nr_unique > least => spread(least, nr_unique, points),
+        Some(_) => Vec::new(),
+        None => {
+            let sizes = FRACTIONS.map(|fraction| sizes::frames_of(fraction, nr_unique));
+            let sizes = sizes.into_iter().map(|frames| frames.expect("fractions"));
+            sizes.filter(|&frames| frames >= least).collect()
+        }
+    };
+    match sizes.is_empty() {
+        true => Err(Failure::Usage(format!(
+            "the trace has {nr_unique} distinct pages, too few for the default sizes: \
+             name some by --frames"
+        ))),
+        false => Ok(sizes),
+    }
+}
+
+fn large_enough(sizes: Vec<u32>, least: u32) -> Result<Vec<u32>, Failure> {
+    match sizes.iter().find(|&&frames| frames < least) {
+        Some(frames) => Err(Failure::Usage(format!(
+            "{frames} pages are too few for so small a sample: it can tell of {least} and more"
+        ))),
+        None => Ok(sizes),
+    }
+}
+
+/// `points` sizes from `least` to `most`, each as much larger as the one before, by ratio; fewer
+/// where they would be the same.
+fn spread(least: u32, most: u32, points: u32) -> Vec<u32> {
+    let ratio = f64::from(most) / f64::from(least);
+    let steps = f64::from(points.saturating_sub(1).max(1));
+    let sizes = (0..points).map(|at| {
+        let size = f64::from(least) * ratio.powf(f64::from(at) / steps);
+        // From `least` to `most`: the cast is exact.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let frames = size.round() as u32;
+        frames.clamp(least, most)
+    });
+    let mut sizes: Vec<u32> = sizes.collect();
+    sizes.dedup();
+    sizes
+}
+
+fn table(points: &[Point]) -> String {
+    let is_sampled = points.iter().any(|point| point.miss_ratio_error.is_some());
+    let rows = points.iter().map(|point| {
+        let mut row = vec![
+            point.trace.clone(),
+            point.policy.clone(),
             output::count(u64::from(point.frames)),
             output::count(point.requests),
             output::count(point.misses),
             format!("{:.6}", point.miss_ratio),
-        ]
+        ];
+        row.extend(point.miss_ratio_error.map(|error| format!("{error:.6}")));
+        row
     });
-    let header = [
+    let mut header = vec![
         "trace",
         "policy",
         "frames",
@@ -80,120 +177,109 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
         "misses",
         "miss ratio",
     ];
-    output::text(&output::table(&header, 2, rows.collect()))
+    header.extend(is_sampled.then_some("+-"));
+    output::table(&header, 2, rows.collect())
 }
 
-fn runner(name: &str) -> Result<Runner, Failure> {
-    if name == "lru" {
-        return Ok(Runner::Lru);
+fn csv(points: &[Point]) -> String {
+    let mut text =
+        String::from("trace,policy,frames,requests,misses,miss_ratio,miss_ratio_error\n");
+    for point in points {
+        let name = match point.trace.contains([',', '"', '\n']) {
+            true => format!("\"{}\"", point.trace.replace('"', "\"\"")),
+            false => point.trace.clone(),
+        };
+        let error = point.miss_ratio_error.map(|error| error.to_string());
+        text += &format!(
+            "{name},{},{},{},{},{},{}\n",
+            point.policy,
+            point.frames,
+            point.requests,
+            point.misses,
+            point.miss_ratio,
+            error.unwrap_or_default()
+        );
     }
-    if policy::NAMES.contains(&name) {
-        return Ok(Runner::Pages(name.to_owned()));
-    }
-    name.parse().map(Runner::Core).map_err(|_| {
-        let names = [pagetide::Policy::NAMES, policy::NAMES].concat().join(", ");
-        Failure::Usage(format!("unknown policy '{name}': one of {names}"))
-    })
+    text
 }
 
-fn frames(args: &MrcArgs, nr_unique: u32) -> Result<Vec<u32>, Failure> {
-    if !args.frames.is_empty() {
-        return Ok(args.frames.clone());
-    }
-    let given = !args.fractions.is_empty();
-    let fractions = if given {
-        &args.fractions[..]
-    } else {
-        &FRACTIONS
-    };
-    let sizes = fractions
+/// Miss ratio against memory: a curve a policy, LRU's at all sizes.
+fn chart(trace: &Trace, computed: &Computed<'_>) -> Chart {
+    let x = |frames: u32| (bytes_of(frames) as f64).log2();
+    let (least, most) = computed
+        .points
         .iter()
-        .map(|&fraction| sizes::frames_of(fraction, nr_unique));
-    let mut sizes = sizes
-        .collect::<Result<Vec<u32>, _>>()
-        .map_err(|error| Failure::Usage(error.to_string()))?;
-    if !given {
-        sizes.retain(|&frames| frames >= LEAST_FRAMES);
-        if sizes.is_empty() {
-            return Err(Failure::Usage(format!(
-                "the trace has {nr_unique} distinct pages, too few for the default sizes: \
-                 name some by --frames"
-            )));
-        }
-    }
-    Ok(sizes)
-}
-
-/// Runs the jobs on all CPUs; the points come in the order of the jobs.
-fn compute(trace: &Trace, jobs: &[Job<'_>]) -> Result<Vec<Point>, Failure> {
-    let bar = load::progress("miss ratios", jobs.len() as u64 * trace.pages.len() as u64);
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Done)>> = Mutex::default();
-    let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..nr_threads.min(jobs.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&(runner, frames)) = jobs.get(at) else {
-                        break;
-                    };
-                    let mut last = 0;
-                    let progress = |requests| {
-                        bar.inc(requests - last);
-                        last = requests;
-                    };
-                    let points = points(trace, runner, frames, progress);
-                    done.lock()
-                        .expect("no thread panics with it")
-                        .push((at, points));
-                }
-            });
-        }
+        .map(|point| point.frames)
+        .fold((u32::MAX, 1), |(least, most), frames| {
+            (least.min(frames), most.max(frames))
+        });
+    let of_points = |points: &[Point]| {
+        let mut points: Vec<(f64, f64)> = points
+            .iter()
+            .map(|point| (x(point.frames), point.miss_ratio))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points
+    };
+    let of_lru = |lru: &Lru<'_>| {
+        let sizes = spread(least, most, CURVE_POINTS);
+        let points: Vec<Point> = sizes.into_iter().map(|frames| lru.point(frames)).collect();
+        of_points(&points)
+    };
+    let by_policy = computed.points.chunk_by(|a, b| a.policy == b.policy);
+    let curves = by_policy.map(|points| Curve {
+        name: points[0].policy.clone(),
+        points: match &computed.lru {
+            Some(lru) if points[0].policy == "lru" => of_lru(lru),
+            _ => of_points(points),
+        },
     });
-    bar.finish_and_clear();
-    let mut done = done.into_inner().expect("no thread panics with it");
-    done.sort_by_key(|&(at, _)| at);
-    let points: Result<Vec<Vec<Point>>, _> = done.into_iter().map(|(_, points)| points).collect();
-    Ok(points?.concat())
-}
-
-/// The points of a policy at these sizes: one of them, but for LRU.
-fn points(trace: &Trace, runner: &Runner, frames: &[u32], mut progress: impl FnMut(u64)) -> Done {
-    let mut points = Vec::new();
-    match runner {
-        Runner::Core(policy) => {
-            for &frames in frames {
-                let counts = core_run(*policy, trace, frames, &mut progress);
-                let counts = counts.map_err(|error| Failure::Run(chain(&error)))?;
-                points.push(point(trace, &policy.to_string(), frames, counts));
-            }
-        }
-        Runner::Pages(name) => {
-            for &frames in frames {
-                let policy = policy::by_name(name, trace, frames);
-                let mut policy = policy.expect("the name was checked");
-                let counts = replay(policy.as_mut(), trace, &mut progress);
-                points.push(point(trace, name, frames, counts));
-            }
-        }
-        Runner::Lru => {
-            let distances = StackDistances::new(trace, progress);
-            for &frames in frames {
-                points.push(point(trace, "lru", frames, distances.counts(frames)));
-            }
-        }
+    let axis = |label: &str, range, write| Axis {
+        label: label.to_owned(),
+        range,
+        write,
+    };
+    // A single size would be an axis without length.
+    let most = x(most).max(x(least) + 1.0);
+    Chart {
+        title: format!(
+            "Miss ratio of {} against memory, a curve a policy",
+            trace.name
+        ),
+        x: axis("memory for pages", x(least)..most, chart::octave),
+        y: axis("miss ratio", 0.0..1.0, chart::percents),
+        curves: curves.collect(),
+        cells: Vec::new(),
+        marks: Vec::new(),
     }
-    Ok(points)
 }
 
-fn point(trace: &Trace, policy: &str, frames: u32, counts: Counts) -> Point {
-    Point {
-        trace: trace.name.clone(),
-        policy: policy.to_owned(),
-        frames,
-        requests: counts.requests,
-        misses: counts.misses,
-        miss_ratio: output::rounded(counts.miss_ratio()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_spread_by_ratio() {
+        assert_eq!(spread(16, 1600, 3), [16, 160, 1600]);
+        assert_eq!(spread(16, 18, 9), [16, 17, 18]);
+        assert_eq!(spread(16, 1600, 1), [16]);
+    }
+
+    #[test]
+    fn names_in_csv_are_quoted_where_they_must_be() {
+        let point = Point {
+            trace: "a,\"b\"".to_owned(),
+            policy: "lru".to_owned(),
+            frames: 16,
+            requests: 4,
+            misses: 1,
+            miss_ratio: 0.25,
+            miss_ratio_error: None,
+        };
+        let text = csv(&[point]);
+        assert_eq!(
+            text.lines().nth(1),
+            Some("\"a,\"\"b\"\"\",lru,16,4,1,0.25,")
+        );
     }
 }

@@ -11,6 +11,7 @@
 //! - [`pcp`] has loads for such machines, to compare tuners with.
 //! - [`policy`] has policies over page numbers, for comparison only.
 //! - [`requests`] makes requests by a distribution.
+//! - [`shards`] samples traces, and says what the samples tell of the whole.
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
 
 mod core_run;
@@ -22,6 +23,7 @@ pub mod pcp;
 pub mod policy;
 mod random;
 pub mod requests;
+pub mod shards;
 pub mod sizes;
 pub mod stack_distance;
 pub mod trace;

@@ -13,8 +13,8 @@ const NONE: u32 = u32::MAX;
 /// Requests of a trace by their stack distance.
 #[derive(Clone, Debug)]
 pub struct StackDistances {
-    /// At `d`: requests whose page was among the `d` requested last, and not among `d - 1`.
-    nr_requests_at: Vec<u64>,
+    /// At `d`: requests whose page was among the `d` requested last.
+    nr_hits: Vec<u64>,
     nr_requests: u64,
 }
 
@@ -37,21 +37,37 @@ impl StackDistances {
             nr_requests += chunk.len() as u64;
             progress(nr_requests);
         }
+        let mut nr_hits = nr_requests_at;
+        let mut sum = 0;
+        for nr_at in &mut nr_hits {
+            sum += *nr_at;
+            *nr_at = sum;
+        }
         StackDistances {
-            nr_requests_at,
+            nr_hits,
             nr_requests,
         }
     }
 
-    /// What LRU of so many pages counts. O(pages).
+    /// What LRU of so many pages counts.
     #[must_use]
     pub fn counts(&self, capacity: u32) -> Counts {
-        let within = self.nr_requests_at.len().min(capacity as usize + 1);
-        let hits: u64 = self.nr_requests_at[..within].iter().sum();
+        let within = (self.nr_hits.len() - 1).min(capacity as usize);
         Counts {
             requests: self.nr_requests,
-            misses: self.nr_requests - hits,
+            misses: self.nr_requests - self.nr_hits[within],
         }
+    }
+
+    /// The least pages with which at least this part of LRU's requests are hits; `None` where no
+    /// size is enough, because each page misses once. O(log of the distinct pages).
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn frames_for(&self, hit_ratio: f64) -> Option<u32> {
+        let needed = hit_ratio * self.nr_requests as f64;
+        let frames = self.nr_hits.partition_point(|&hits| (hits as f64) < needed);
+        let is_there = frames < self.nr_hits.len();
+        is_there.then(|| u32::try_from(frames).expect("no more than there are pages"))
     }
 }
 
@@ -176,6 +192,11 @@ mod tests {
                 let mut lru = lru.expect("lru is there");
                 let expected = replay(lru.as_mut(), &trace, |_| ());
                 prop_assert_eq!(distances.counts(capacity), expected, "{} pages", capacity);
+            }
+            for hit_ratio in [0.001, 0.3, 0.5, 0.7, 0.9, 1.0] {
+                let is_enough = |frames| 1.0 - distances.counts(frames).miss_ratio() >= hit_ratio;
+                let least = (1..150).find(|&frames| is_enough(frames));
+                prop_assert_eq!(distances.frames_for(hit_ratio), least, "{}", hit_ratio);
             }
         }
     }

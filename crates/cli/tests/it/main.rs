@@ -4,6 +4,7 @@
 
 mod bench;
 mod eviction;
+mod mrc;
 mod reserve;
 
 use serde_json::Value;

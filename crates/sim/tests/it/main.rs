@@ -8,6 +8,7 @@ mod key_value;
 mod mixes;
 mod policies;
 mod scans;
+mod shards;
 mod sizing;
 mod traces;
 mod twins;
