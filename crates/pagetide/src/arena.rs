@@ -7,6 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
 ///
@@ -128,5 +129,58 @@ impl Drop for Arena {
         // 2. Pages, buffers and reads hold an `Arc` of the owner of this arena, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of the arena: {unmapped:?}");
+    }
+}
+
+/// Says whether this process is the one that made it: a word that the kernel wipes in a child when
+/// the process forks.
+#[derive(Debug)]
+pub(crate) struct Alive {
+    word: NonNull<AtomicU32>,
+}
+
+// SAFETY: the word is atomic, and its mapping lives as long as this value.
+unsafe impl Send for Alive {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Alive {}
+
+impl Alive {
+    /// Maps the word.
+    ///
+    /// # Errors
+    /// What `mmap` or `madvise` says: kernels before 4.14 do not wipe.
+    pub(crate) fn new() -> io::Result<Alive> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let nowhere = std::ptr::null_mut();
+        let flags = MapFlags::PRIVATE;
+        // SAFETY: no address is asked for, so no existing mapping can be replaced.
+        let start = unsafe { rustix::mm::mmap_anonymous(nowhere, PAGE_BYTES, protection, flags) }?;
+        let word = NonNull::new(start.cast()).expect("mmap never maps address 0 unasked");
+        let alive = Alive { word };
+        // SAFETY: the range is exactly the mapping that was just made; nothing is in it yet.
+        let advised = unsafe { rustix::mm::madvise(start, PAGE_BYTES, Advice::LinuxWipeOnFork) };
+        advised?;
+        alive.word().store(1, Ordering::Relaxed);
+        Ok(alive)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the mapping lives as long as this value, is aligned to a page, and only ever used
+        // as this word. A child has it, too, wiped.
+        unsafe { self.word.as_ref() }
+    }
+
+    /// Whether this is a child of the process that made it. One load.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.word().load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `new` made, which nothing borrows any more.
+        let unmapped = unsafe { rustix::mm::munmap(self.word.as_ptr().cast(), PAGE_BYTES) };
+        debug_assert!(unmapped.is_ok(), "the word was mapped");
     }
 }

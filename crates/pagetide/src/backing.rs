@@ -42,6 +42,14 @@ impl Source {
         self.written().is_writable()
     }
 
+    /// The file of the system for reading, if it is one.
+    pub(crate) fn file(&self) -> Option<&DirectFile> {
+        match self {
+            Source::File { reader, .. } => Some(reader),
+            Source::Store(_) => None,
+        }
+    }
+
     /// For reading.
     pub(crate) fn store(&self) -> &dyn Store {
         match self {
@@ -83,6 +91,8 @@ pub(crate) struct Backing {
     syncing: Mutex<()>,
     /// The folder of a file that was created, until its entry is durable.
     new_in: Mutex<Option<fs::File>>,
+    /// Reads in the background.
+    nr_flights: AtomicU32,
     /// Held shared by those who write bytes, alone by those who change the length otherwise.
     pub(crate) resize: RwLock<()>,
 }
@@ -118,6 +128,7 @@ impl Backing {
             cutting: Mutex::default(),
             syncing: Mutex::default(),
             new_in: Mutex::default(),
+            nr_flights: AtomicU32::new(0),
             resize: RwLock::default(),
         }
     }
@@ -234,6 +245,22 @@ impl Backing {
         let filled = filled.min(wanted);
         buf[filled..].fill(0);
         Ok(filled)
+    }
+
+    /// A read begins that nobody's stack waits for.
+    pub(crate) fn begin_flight(&self) {
+        self.nr_flights.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has ended; whether it was the last one.
+    pub(crate) fn end_flight(&self) -> bool {
+        // Release pairs with the Acquire in `is_in_flight`: who closes the file sees its pages.
+        self.nr_flights.fetch_sub(1, Ordering::Release) == 1
+    }
+
+    /// Whether reads are under way that nobody's stack waits for.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.nr_flights.load(Ordering::Acquire) > 0
     }
 
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.

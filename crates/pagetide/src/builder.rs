@@ -1,9 +1,10 @@
 //! `Memory` and how it is built.
 
-use crate::arena::Arena;
+use crate::arena::{Alive, Arena};
 use crate::file::File;
 use crate::group::Group;
 use crate::home::Home;
+use crate::io::{Engine, IoChoice, IoEngine};
 use crate::machine::{BudgetSource, memory_limit};
 use crate::reclaim::MAX_SWAPPINESS;
 use crate::shared::{Shared, Timing};
@@ -13,7 +14,8 @@ use crate::worker;
 use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
-use pagetide_core::units::Node;
+use pagetide_core::units::{Node, index};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +60,7 @@ pub struct Builder {
     isolated: Option<Vec<u32>>,
     arena_max: Option<u64>,
     has_thread: bool,
+    io_engine: Option<IoEngine>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -223,6 +226,13 @@ impl Builder {
         self
     }
 
+    /// What carries out reads of many pages: io_uring where the kernel allows it, else threads, by
+    /// default. [`Memory::io_engine`] says what came of it.
+    pub fn io_engine(mut self, engine: IoEngine) -> Builder {
+        self.io_engine = Some(engine);
+        self
+    }
+
     /// Reserves the arena, builds the memory, and starts its housekeeping thread.
     ///
     /// What is reserved becomes resident where it is used. Until then it is one page of records for
@@ -274,7 +284,19 @@ impl Builder {
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
         let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
-        let shared = Shared::new(core, arena, self.timing, isolated, topology, unbound);
+        let alive = Alive::new().map_err(|source| Error::Arena {
+            bytes: PAGE_BYTES as u64,
+            source,
+        })?;
+        let alive = Arc::new(alive);
+        let io = Engine::new(
+            self.io_engine,
+            alive,
+            self.has_thread,
+            isolated.clone(),
+            index(topology.nr_cpus()),
+        );
+        let shared = Shared::new(core, arena, io, self.timing, isolated, topology, unbound);
         let shared = Arc::new(shared);
         if self.has_thread {
             shared
@@ -344,6 +366,7 @@ impl Memory {
             isolated: None,
             arena_max: None,
             has_thread: true,
+            io_engine: None,
         }
     }
 
@@ -359,6 +382,20 @@ impl Memory {
     #[must_use]
     pub fn budget_source(&self) -> &BudgetSource {
         &self.budget_source
+    }
+
+    /// Under [`Builder::without_thread`] a descriptor for the program's own event loop: while it is
+    /// readable, [`Memory::tick`] ends reads that have landed in the background. Whoever waits for
+    /// a page ends them, too. `None` where threads do that, or reads are not by io_uring.
+    #[must_use]
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.io.event_fd()
+    }
+
+    /// What carries out reads of many pages, and why: to be shown to users.
+    #[must_use]
+    pub fn io_engine(&self) -> IoChoice {
+        self.shared.io.choice()
     }
 
     /// Pages that the budget leaves for content and working memory.
@@ -444,9 +481,11 @@ impl Memory {
     /// Housekeeping, for programs that call it from their own loop: nodes that are short are
     /// reclaimed on, CPUs give back what they do not use, idle memory goes back to the OS, dropped
     /// groups whose last pages have gone give up their records, who waits in [`Group::alloc_async`]
-    /// asks again. Returns how long until the next call is of use. But for those who wait never
-    /// needed for progress.
+    /// asks again, reads in the background end. Returns how long until the next call is of use, but
+    /// for those reads: [`Memory::event_fd`] tells of them. But for those who wait never needed for
+    /// progress.
     pub fn tick(&self) -> Duration {
+        self.shared.io.reap();
         self.shared.balance_wanted();
         let due = self.shared.tick();
         let retry = self.shared.memory_waits.tick(self.shared.core.groups());

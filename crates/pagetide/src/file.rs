@@ -1,5 +1,6 @@
 //! Files read and written through cached pages.
 
+mod many;
 mod open;
 mod resize;
 mod view;
@@ -309,10 +310,16 @@ impl File {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.
         shared.pay_debt();
-        let mut fault = Fault {
+        let fault = Fault {
             shared,
             op: Some(op),
         };
+        self.run(fault, fill)
+    }
+
+    /// Runs an operation to its end.
+    fn run<'a>(&'a self, mut fault: Fault<'a>, fill: &Fill<'_>) -> Result<Pin<'a>, PageError> {
+        let shared = &self.open.shared;
         loop {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();

@@ -32,8 +32,9 @@
 //!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
 //! background, on several nodes one more for each further one (none with
-//! [`Builder::without_thread`]), another one writes back once a file is written; reads are done by
-//! the thread that needs them.
+//! [`Builder::without_thread`]), another one writes back once a file is written. A page is read by
+//! the thread that needs it, many together ([`File::pin_many`]) by io_uring or a few threads, and
+//! what is prefetched by one that reaps io_uring.
 
 mod alloc_wait;
 mod arena;
@@ -48,6 +49,7 @@ mod flusher;
 mod global;
 mod group;
 mod home;
+mod io;
 mod limits;
 mod lru_gen;
 mod machine;
@@ -83,6 +85,7 @@ pub use bytesize::ByteSize;
 pub use error::Error;
 pub use file::{CloseError, File, UpgradeError};
 pub use group::Group;
+pub use io::{IoChoice, IoEngine};
 pub use limits::Events;
 pub use lru_gen::{BadGeneration, Generation, LruGen, Tier};
 pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};

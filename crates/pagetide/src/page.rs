@@ -118,6 +118,11 @@ impl<'a> Pin<'a> {
         }
     }
 
+    /// Where it is.
+    pub(crate) fn frame(&self) -> Frame {
+        self.frame
+    }
+
     /// The page's bytes, to the end of its last frame.
     pub(crate) fn bytes(&self) -> &[u8] {
         let start = self.shared.arena.block(self.frame, self.order);

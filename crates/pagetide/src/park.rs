@@ -1,5 +1,6 @@
 //! Threads that wait as futures do: a waker that unparks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 use std::thread::Thread;
@@ -28,5 +29,18 @@ pub(crate) fn block<T>(
         // A wake-up since the poll makes this return at once; one for somebody else polls again.
         let left = deadline.saturating_duration_since(Instant::now());
         std::thread::park_timeout(left.min(longest));
+    }
+}
+
+/// Does something foreign to each, also after one of them panicked; the first panic goes on then.
+pub(crate) fn to_each<T>(items: impl IntoIterator<Item = T>, act: impl Fn(T)) {
+    let mut panic = None;
+    for item in items {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| act(item))) {
+            panic.get_or_insert(payload);
+        }
+    }
+    if let Some(payload) = panic {
+        resume_unwind(payload);
     }
 }

@@ -73,6 +73,13 @@ impl Counted<'_> {
     pub(crate) fn into_account(mut self) -> Arc<Account> {
         self.account.take().expect("taken here only")
     }
+
+    /// [`Counted::into_account`] for one pin of several, which takes `nr_pages` pages.
+    pub(crate) fn split(&mut self, nr_pages: u32) -> Arc<Account> {
+        let left = self.nr_pages.checked_sub(nr_pages.into());
+        self.nr_pages = left.expect("no more pins than were counted");
+        Arc::clone(self.account.as_ref().expect("taken by `into_account` only"))
+    }
 }
 
 impl Drop for Counted<'_> {
@@ -182,7 +189,16 @@ impl Group {
     /// [`Error::PinLimit`].
     #[cold]
     pub(crate) fn count_pin(&self, nr_pages: u32) -> Result<Counted<'_>, Error> {
-        let (shared, nr_pages) = (self.shared(), u64::from(nr_pages));
+        self.count_pins(nr_pages.into())
+    }
+
+    /// [`Group::count_pin`] of several, all or none.
+    ///
+    /// # Errors
+    /// [`Error::PinLimit`].
+    #[cold]
+    pub(crate) fn count_pins(&self, nr_pages: u64) -> Result<Counted<'_>, Error> {
+        let shared = self.shared();
         let account = Some(self.count_plain(nr_pages)?);
         Ok(Counted {
             shared,
@@ -243,8 +259,20 @@ impl PinPermit {
     /// # Panics
     /// Where the file is of another [`Memory`](crate::Memory).
     pub fn pin(&self, file: &File, page: u64) -> Result<Page, Error> {
-        let counted = self.count(file)?;
+        let counted = self.count(file, 1)?;
         file.pin_counted(&self.group, page, counted)
+    }
+
+    /// Pins pages as [`File::pin_many`] does, under the permit as [`PinPermit::pin`].
+    ///
+    /// # Errors
+    /// As [`PinPermit::pin`].
+    ///
+    /// # Panics
+    /// As [`PinPermit::pin`].
+    pub fn pin_many(&self, file: &File, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        let counted = self.count(file, pages.len())?;
+        file.pin_many_counted(&self.group, pages, Some(counted))
     }
 
     /// Pins a page as [`File::pin_longterm`] does, under the permit as [`PinPermit::pin`].
@@ -255,7 +283,7 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     pub fn pin_longterm(&self, file: &File, page: u64) -> Result<Page, Error> {
-        let counted = self.count(file)?;
+        let counted = self.count(file, 1)?;
         file.pin_longterm_counted(&self.group, page, Some(counted))
     }
 
@@ -267,7 +295,7 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     pub fn pin_mut(&self, file: &File, page: u64) -> Result<PageMut, Error> {
-        let counted = self.count(file)?;
+        let counted = self.count(file, 1)?;
         file.pin_mut_counted(&self.group, page, Some(counted))
     }
 
@@ -279,17 +307,17 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     pub fn pin_new(&self, file: &File, page: u64) -> Result<PageMut, Error> {
-        let counted = self.count(file)?;
+        let counted = self.count(file, 1)?;
         file.pin_new_counted(&self.group, page, Some(counted))
     }
 
-    /// Takes the pages of one of the file's from the permit.
-    fn count(&self, file: &File) -> Result<Counted<'_>, Error> {
+    /// Takes the pages of some of the file's from the permit.
+    fn count(&self, file: &File, nr_pins: usize) -> Result<Counted<'_>, Error> {
         assert!(
             Arc::ptr_eq(file.home(), self.group.shared()),
             "a permit and the files under it are of one memory"
         );
-        let nr_pages = (file.page_bytes() / PAGE_BYTES) as u64;
+        let nr_pages = (nr_pins * (file.page_bytes() / PAGE_BYTES)) as u64;
         self.account
             .take(nr_pages)
             .map_err(|left_pages| Error::PermitSpent {

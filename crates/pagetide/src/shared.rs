@@ -6,6 +6,7 @@ use crate::backing::Backing;
 use crate::cpu;
 use crate::file::Open;
 use crate::flusher::Flusher;
+use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
@@ -23,6 +24,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+/// How long somebody who waits without threads sleeps before he looks again whether somebody else
+/// has reaped what he waits for.
+const REAP: Duration = Duration::from_millis(1);
+
 /// Device, inode and page size of an open file.
 pub(crate) type FileKey = (u64, u64, u8);
 
@@ -32,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) core: Core,
     pub(crate) arena: Arena,
     pub(crate) waiters: Waiters,
+    /// How many reads get under way together.
+    pub(crate) io: Engine,
     /// Names of live groups, each with its parent's id.
     names: Mutex<HashMap<u32, (u32, String)>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
@@ -82,6 +89,7 @@ impl Shared {
     pub(crate) fn new(
         core: Core,
         arena: Arena,
+        io: Engine,
         timing: Timing,
         isolated: Vec<u32>,
         topology: Topology,
@@ -92,6 +100,7 @@ impl Shared {
             core,
             arena,
             waiters: Waiters::new(),
+            io,
             names: Mutex::new(HashMap::from([(root, (0, "root".to_owned()))])),
             files: Mutex::default(),
             closed: Condvar::new(),
@@ -238,13 +247,31 @@ impl Shared {
     /// Parks until the frame's version is no longer `version`.
     pub(crate) fn wait(&self, frame: Frame, version: u32) {
         let is_same = || self.core.frames().word(frame).version() == version;
+        while self.io.is_reaped_by_waiters() && is_same() {
+            self.io.reap_or_wait(REAP);
+        }
+        // Whoever reads the page now is a thread: reads in the background count before their page
+        // can be seen.
         self.waiters.wait_while(frame, is_same);
     }
 
     /// [`Shared::wait`] until `deadline`; whether the version has changed.
     pub(crate) fn wait_until(&self, frame: Frame, version: u32, deadline: Instant) -> bool {
         let is_same = || self.core.frames().word(frame).version() == version;
+        while self.io.is_reaped_by_waiters() && is_same() && Instant::now() < deadline {
+            self.io.reap_or_wait(REAP);
+        }
         self.waiters.wait_until(frame, deadline, is_same)
+    }
+
+    /// Waits until no read of a file is under way in the background.
+    pub(crate) fn wait_for_flights(&self, backing: &Backing) {
+        while backing.is_in_flight() {
+            // This thread may be the one that ends them.
+            if !self.io.help() {
+                self.landings.wait(REAP);
+            }
+        }
     }
 
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {

@@ -15,6 +15,12 @@ pub struct Stats {
     pub pages_lost: u64,
     /// Reads that went through the kernel's page cache because `O_DIRECT` was refused.
     pub buffered_reads: u64,
+    /// System calls that handed reads over to io_uring, or waited for them.
+    pub ring_enters: u64,
+    /// Reads of one or more pages together, of those that were asked for as many.
+    pub batched_reads: u64,
+    /// Pages of `batched_reads`.
+    pub batched_pages: u64,
     /// Pages that are cached, being read, or working memory.
     pub resident_pages: u64,
     /// Pages that reclaim looked at.
@@ -116,11 +122,15 @@ impl Memory {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let core = self.home().core.stats();
+        let [ring_enters, batched_reads, batched_pages] = self.home().io.counts.get();
         Stats {
             bytes_read: self.home().bytes_read(),
             bytes_written: self.home().bytes_written(),
             pages_lost: self.home().pages_lost(),
             buffered_reads: self.home().buffered_reads(),
+            ring_enters,
+            batched_reads,
+            batched_pages,
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,

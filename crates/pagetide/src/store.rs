@@ -3,7 +3,7 @@
 use crate::Error;
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};
 use std::fs;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -146,6 +146,28 @@ impl DirectFile {
         })
     }
 
+    /// The file past the kernel's page cache, where it takes a read of these buffers.
+    pub(crate) fn direct_for(&self, bufs: &[IoSliceMut<'_>], offset: u64) -> Option<&fs::File> {
+        let direct = self.direct.as_ref()?;
+        let is_whole =
+            |buf: &IoSliceMut<'_>| (buf.as_ptr().addr() | buf.len()).is_multiple_of(direct.align);
+        let is_aligned = offset.is_multiple_of(direct.align as u64) && bufs.iter().all(is_whole);
+        is_aligned.then_some(&direct.file)
+    }
+
+    /// The file through the kernel's page cache: tell [`DirectFile::note_buffered`] of each read.
+    pub(crate) fn buffered(&self) -> &fs::File {
+        &self.buffered
+    }
+
+    /// Counts a read through the kernel's page cache, and drops the kernel's copy.
+    pub(crate) fn note_buffered(&self, offset: u64, nr_bytes: usize) {
+        self.nr_buffered_reads.fetch_add(1, Ordering::Relaxed);
+        let len = std::num::NonZeroU64::new(nr_bytes as u64);
+        // Best effort: the copy in the kernel is clean and goes under pressure anyway.
+        let _advised = rustix::fs::fadvise(&self.buffered, offset, len, Advice::DontNeed);
+    }
+
     fn read_direct(&self, buf: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
         let direct = self.direct.as_ref()?;
         let align = direct.align as u64;
@@ -223,10 +245,7 @@ impl Store for DirectFile {
             return done;
         }
         let read = self.buffered.read_at(buf, offset)?;
-        self.nr_buffered_reads.fetch_add(1, Ordering::Relaxed);
-        let len = std::num::NonZeroU64::new(read as u64);
-        // Best effort: the copy in the kernel is clean and goes under pressure anyway.
-        let _advised = rustix::fs::fadvise(&self.buffered, offset, len, Advice::DontNeed);
+        self.note_buffered(offset, read);
         Ok(read)
     }
 

@@ -33,6 +33,7 @@ impl Drop for Open {
         if let Source::File { reader, .. } = &backing.source {
             shared.count_buffered(reader.nr_buffered_reads());
         }
+        shared.wait_for_flights(backing);
         shared.close_mapping(self.mapping);
         let mut backings = shared.backings();
         // The number may be another file's already.

@@ -17,6 +17,7 @@ mod isolated;
 mod longterm;
 mod lru_gen;
 mod machine;
+mod many;
 mod memcg;
 mod nodes;
 mod pins;

@@ -1,0 +1,396 @@
+//! Many pages of a file at once: pinned together, or brought in for later.
+
+use super::{Fault, File, Fill, Open, PATIENCE};
+use crate::group::Group;
+use crate::io::{Flight, Run};
+use crate::page::{Page, Pin};
+use crate::pins::Counted;
+use crate::shared::Shared;
+use crate::{Error, cpu};
+use pagetide_core::memory::{AllocError, Effect, Effects, Here, Io, PageError, PageIn, Platform};
+use pagetide_core::memory::{Step, Writes};
+use pagetide_core::page_cache::{Access, Found};
+use pagetide_core::units::{Frame, Node, PageKey};
+use std::cell::RefCell;
+use std::fmt;
+use std::io::IoSliceMut;
+use std::time::Instant;
+
+/// Pages whose reads are begun before they are handed over.
+const MAX_BEGUN: usize = 256;
+/// Of what a group may have, the part that one prefetch brings in at most: policies that withstand
+/// scans keep what was used once, or not yet, for a tenth of the group's pages, at first.
+const PREFETCH_SHARE: u64 = 16;
+
+/// Reads that core asked for and nobody has been given yet. They are handed over before anything
+/// that may take long, because others may wait for their pages.
+pub(super) struct Begun<'a> {
+    open: &'a Open,
+    /// Nobody waits for them here.
+    is_background: bool,
+    runs: RefCell<Vec<Run>>,
+}
+
+/// What a first step of an operation came to.
+pub(super) enum Begin<'a> {
+    Done(Pin<'a>),
+    /// The page is being read.
+    Reading(Fault<'a>),
+    /// Somebody changes it, or waits to.
+    Latched {
+        frame: Frame,
+        version: u32,
+    },
+}
+
+/// Why not all pages were pinned.
+enum Stop {
+    /// This one.
+    Page(u64, PageError),
+    /// Whoever changes this page may wait for pins that the caller holds.
+    Latched { frame: Frame, version: u32 },
+}
+
+impl fmt::Debug for Begun<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Begun")
+            .field("open", self.open)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Begun<'a> {
+    /// Reads that whoever begins them waits for.
+    fn new(open: &'a Open) -> Begun<'a> {
+        Begun {
+            open,
+            is_background: false,
+            runs: RefCell::default(),
+        }
+    }
+
+    /// Reads that nobody waits for on this thread.
+    pub(super) fn in_background(open: &'a Open) -> Begun<'a> {
+        Begun {
+            is_background: true,
+            ..Begun::new(open)
+        }
+    }
+
+    fn push(&self, io: Io) {
+        let mut runs = self.runs.borrow_mut();
+        let joined = match runs.last_mut() {
+            Some(last) => last.push(io),
+            None => Err(io),
+        };
+        if let Err(io) = joined {
+            let (shared, backing) = (self.open.shared.shared(), &self.open.backing);
+            runs.push(Run::new(shared, backing, io, self.is_background));
+        }
+        let nr_pages: usize = runs.iter().map(Run::nr_pages).sum();
+        drop(runs);
+        if nr_pages >= MAX_BEGUN {
+            self.hand_over();
+        }
+    }
+
+    /// Reads them, or lets them be read where they are in the background.
+    pub(super) fn hand_over(&self) {
+        let runs = self.runs.take();
+        let engine = &self.open.shared.io;
+        match (runs.is_empty(), self.is_background) {
+            (true, _) => {}
+            (false, true) => engine.begin(runs),
+            (false, false) => engine.read(runs),
+        }
+    }
+
+    /// Takes the first step of an operation.
+    pub(super) fn begin(&self, op: PageIn) -> Result<Begin<'a>, PageError> {
+        let shared = &self.open.shared;
+        let mut fault = Fault {
+            shared,
+            op: Some(op),
+        };
+        let op = fault.op.as_mut().expect("set above");
+        let here = Here {
+            platform: self,
+            ..shared.here()
+        };
+        let mut effects = Effects::new();
+        let step = op.step(&shared.core, here, &mut effects);
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Wake(frame) => shared.waiters.wake(frame),
+                Effect::Read(io) | Effect::Copy(io) => self.push(io),
+            }
+        }
+        let is_reading = op.is_reading();
+        Ok(match step? {
+            Step::Done(frame) => {
+                fault.op = None;
+                Begin::Done(Pin::new(shared, frame, self.open.order))
+            }
+            Step::Wait { .. } if is_reading => Begin::Reading(fault),
+            Step::Wait { frame, version } => Begin::Latched { frame, version },
+        })
+    }
+}
+
+/// What core asks for while reads are begun: they are handed over first.
+impl Platform for Begun<'_> {
+    fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
+        self.hand_over();
+        self.open.shared.shrink(subtree, nr_pages, of)
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
+        self.hand_over();
+        self.open.shared.write_back(writes, nr_pages);
+    }
+
+    fn stall(&self, group: u32, work: &mut dyn FnMut()) {
+        self.hand_over();
+        self.open.shared.stall(group, work);
+    }
+
+    fn throttle(&self, group: u32, delay_ns: u64) {
+        self.open.shared.throttle(group, delay_ns);
+    }
+
+    fn wake_reclaim(&self, node: Node) {
+        self.open.shared.wake_reclaim(node);
+    }
+}
+
+impl File {
+    /// The page if it is resident, else `None`: never reads, and waits for nothing, not even for a
+    /// read of it that is under way. Counts as an access where it finds the page.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`], [`Error::PinLimit`], [`Error::TooManyPins`], as [`File::pin`].
+    pub fn try_pin(&self, page: u64) -> Result<Option<Page>, Error> {
+        let open = &*self.open;
+        let (key, len) = self.key_and_len(page)?;
+        let budget = self.group.has_pin_budget();
+        let nr_pages = open.order.nr_pages();
+        let counted = budget.then(|| self.group.count_pin(nr_pages)).transpose()?;
+        let mut effects = Effects::new();
+        let core = &open.shared.core;
+        let found = core.pin(cpu::current(), key, Access::Pin, &mut effects);
+        open.shared.wake_all(&mut effects);
+        match found {
+            Found::Pinned(frame) => {
+                let pin = Pin::new(&open.shared, frame, open.order);
+                Ok(Some(pin.into_page(len, counted.map(Counted::into_account))))
+            }
+            Found::Reading(frame) => {
+                open.shared.unpin(frame);
+                Ok(None)
+            }
+            Found::Latched(_) | Found::Miss => Ok(None),
+            Found::TooManyPins => Err(self.error(&self.group, PageError::TooManyPins, page)),
+        }
+    }
+
+    /// Copies bytes from `offset` on into several buffers, one after the other; returns how many,
+    /// fewer only at the file's end. As [`File::read_at`] into each.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    pub fn read_vectored_at(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> Result<usize, Error> {
+        let mut done = 0;
+        for buf in bufs {
+            let read = self.read_at(buf, offset.saturating_add(done as u64))?;
+            done += read;
+            if read < buf.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// [`File::pin`] of many pages: all of them, in this order, or none. A page that is named twice
+    /// is read once and pinned twice.
+    ///
+    /// What is missing is read together, pages that follow each other by one read: see
+    /// [`Memory::io_engine`](crate::Memory::io_engine). All pages have to fit into the group at
+    /// once. Each counts as one access.
+    ///
+    /// # Errors
+    /// As [`File::pin`], for the first page that fails: no page stays pinned, and those that were
+    /// read stay cached. [`Error::OverLimit`] at once where the pages are more than the group may
+    /// have.
+    pub fn pin_many(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        let nr_pages = pages.len() as u64 * u64::from(self.open.order.nr_pages());
+        let budget = self.group.has_pin_budget();
+        let counted = budget
+            .then(|| self.group.count_pins(nr_pages))
+            .transpose()?;
+        self.pin_many_counted(&self.group, pages, counted)
+    }
+
+    /// [`File::pin_many`] for `group`, as which they are counted already where they are.
+    pub(crate) fn pin_many_counted(
+        &self,
+        group: &Group,
+        pages: &[u64],
+        mut counted: Option<Counted<'_>>,
+    ) -> Result<Vec<Page>, Error> {
+        let mut asked = pages.to_vec();
+        asked.sort_unstable();
+        asked.dedup();
+        let found = asked.iter().map(|&page| self.key_and_len(page));
+        let found: Vec<_> = found.collect::<Result<_, _>>()?;
+        let keys: Vec<_> = found.iter().map(|&(key, _)| key).collect();
+        let mut pins: Vec<_> = self.pin_all(group, &keys)?.into_iter().map(Some).collect();
+        let mut frames: Vec<Option<Frame>> = vec![None; pins.len()];
+        let (core, order) = (&self.open.shared.core, self.open.order);
+        let mut pinned = Vec::with_capacity(pages.len());
+        for &page in pages {
+            let at = asked
+                .binary_search(&page)
+                .expect("all pages were asked for");
+            // Named before: the page that was made of it holds it, whoever waits for it to go.
+            let again = |frame| {
+                let is_pinned = core.pin_again(frame);
+                is_pinned.then(|| Pin::new(&self.open.shared, frame, order))
+            };
+            let pin = pins[at].take().or_else(|| frames[at].and_then(again));
+            let pin = pin.ok_or_else(|| self.error(group, PageError::TooManyPins, page))?;
+            frames[at] = Some(pin.frame());
+            let account = counted.as_mut().map(|all| all.split(order.nr_pages()));
+            pinned.push(pin.into_page(found[at].1, account));
+        }
+        Ok(pinned)
+    }
+
+    /// Pins pages, each named once, and again while other readers fill the group.
+    fn pin_all(&self, group: &Group, keys: &[PageKey]) -> Result<Vec<Pin<'_>>, Error> {
+        let shared = &self.open.shared;
+        let nr_pages = keys.len() as u64 * u64::from(self.open.order.nr_pages());
+        let mut deadline = None;
+        loop {
+            // No pin of this call's: who is above `high` is slowed down here.
+            shared.pay_debt();
+            let pinned = self.try_pin_all(group, keys);
+            shared.settle();
+            match pinned {
+                Ok(pins) => return Ok(pins),
+                // Nothing is held here: whoever changes the page may have waited for that.
+                Err(Stop::Latched { frame, version }) => shared.wait(frame, version),
+                Err(Stop::Page(_, PageError::Alloc(AllocError::OverLimit { .. })))
+                    if nr_pages <= shared.room(group.id())
+                        && Instant::now()
+                            < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
+                {
+                    // Other readers' pins fill the group: theirs are short, and none of these
+                    // pages is held meanwhile.
+                    std::thread::yield_now();
+                }
+                Err(Stop::Page(page, error)) => return Err(self.error(group, error, page)),
+            }
+        }
+    }
+
+    /// Pins what is resident, reads what is missing, waits for what others read.
+    fn try_pin_all(&self, group: &Group, keys: &[PageKey]) -> Result<Vec<Pin<'_>>, Stop> {
+        let begun = Begun::new(&self.open);
+        let mut begins = Vec::with_capacity(keys.len());
+        for &key in keys {
+            let begin = begun.begin(PageIn::new(key, group.id(), Access::Pin));
+            match begin.map_err(|error| Stop::Page(key.page(), error)) {
+                Ok(Begin::Latched { frame, version }) => {
+                    begun.hand_over();
+                    return Err(Stop::Latched { frame, version });
+                }
+                Ok(begin) => begins.push(begin),
+                Err(stop) => {
+                    begun.hand_over();
+                    return Err(stop);
+                }
+            }
+        }
+        begun.hand_over();
+        let mut pins = Vec::with_capacity(keys.len());
+        for (begin, key) in begins.into_iter().zip(keys) {
+            pins.push(match begin {
+                Begin::Done(pin) => pin,
+                Begin::Reading(fault) => {
+                    let pin = self.run(fault, &Fill::from_store());
+                    pin.map_err(|error| Stop::Page(key.page(), error))?
+                }
+                Begin::Latched { .. } => unreachable!("it stops there"),
+            });
+        }
+        Ok(pins)
+    }
+
+    /// Brings pages in that are not resident, and does not wait for their reads, but where neither
+    /// io_uring nor a thread can finish them. Returns the pages whose reads were begun.
+    ///
+    /// They count as no access: what is prefetched and never used is the first to go. A prefetch
+    /// brings in at most a sixteenth of what the group may have, and evicts what is cold for it, a
+    /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
+    /// which there is no memory. A read that fails is tried again by whoever needs the page.
+    pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
+        let open = &*self.open;
+        let (shared, core) = (open.shared.shared(), &open.shared.core);
+        let most = shared.room(self.group.id()) / PREFETCH_SHARE;
+        let most = most / u64::from(open.order.nr_pages());
+        let _flight = Flight::new(shared, &open.backing);
+        let begun = Begun::in_background(open);
+        let mut nr_begun = 0;
+        for page in pages {
+            let Ok((key, _)) = self.key_and_len(page) else {
+                break;
+            };
+            if nr_begun == most {
+                break;
+            }
+            if core.is_resident(key) {
+                continue;
+            }
+            match begun.begin(PageIn::new(key, self.group.id(), Access::Prefetch)) {
+                Ok(Begin::Reading(_)) => nr_begun += 1,
+                // Others were faster.
+                Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
+                Err(_) => break,
+            }
+        }
+        begun.hand_over();
+        shared.settle();
+        nr_begun
+    }
+
+    /// The key of a page, and its bytes that lie in the file.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`].
+    fn key_and_len(&self, page: u64) -> Result<(PageKey, usize), Error> {
+        let len = self.len_of(page);
+        let key = self.open.backing.key(page).filter(|_| len > 0);
+        key.map(|key| (key, len)).ok_or_else(|| self.past_end(page))
+    }
+}
+
+impl Shared {
+    /// Pages that the limits on a group's path leave for content and working memory.
+    fn room(&self, group: u32) -> u64 {
+        let (groups, own) = (self.core.groups(), self.core.config().own_pages());
+        let room = groups
+            .path(group)
+            .map(|(id, level)| match id == groups.root() {
+                true => level.max().saturating_sub(own.into()),
+                false => level.max(),
+            });
+        room.min().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! What becomes of a run of reads, whatever a read of it says.
+
+use super::*;
+use crate::io::{Next, Run};
+use crate::{ByteSize, Memory};
+use std::io::{Error as IoError, Write};
+
+const PAGE: usize = 4096;
+
+/// A file of pages that are filled with their number, and 100 bytes more.
+fn file(memory: &Memory, nr_pages: u8) -> (File, tempfile::NamedTempFile) {
+    let mut data = tempfile::NamedTempFile::new().unwrap();
+    for page in 0..nr_pages {
+        data.write_all(&[page; PAGE]).unwrap();
+    }
+    data.write_all(&[nr_pages; 100]).unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    (file, data)
+}
+
+fn memory() -> Memory {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    builder.without_thread().build().unwrap()
+}
+
+/// A run of the file's first pages that nobody has.
+fn run(file: &File, nr_pages: u8) -> Run {
+    let begun = Begun::new(&file.open);
+    for page in 0..nr_pages {
+        let key = file.open.backing.key(page.into()).unwrap();
+        let op = PageIn::new(key, file.group.id(), Access::Pin);
+        let begin = begun.begin(op);
+        assert!(matches!(begin, Ok(Begin::Reading(_))));
+    }
+    let mut runs = begun.runs.take();
+    assert_eq!((runs.len(), runs[0].nr_pages()), (1, nr_pages.into()));
+    runs.remove(0)
+}
+
+/// Reads at most `most` bytes of what is left of a run.
+fn read_some(run: &mut Run, most: usize) -> Next {
+    let mut rest = run.rest().unwrap();
+    let mut bytes = vec![0; most];
+    let read = rustix::io::pread(rest.file, &mut bytes, rest.offset).unwrap();
+    let mut bytes = &bytes[..read];
+    for buf in &mut rest.bufs {
+        let part = bytes.len().min(buf.len());
+        buf[..part].copy_from_slice(&bytes[..part]);
+        bytes = &bytes[part..];
+    }
+    assert!(bytes.is_empty(), "no more than there was room for");
+    run.landed(Ok(read))
+}
+
+fn check(file: &File, nr_pages: u8) {
+    for page in 0..nr_pages {
+        let pinned = file.try_pin(page.into()).unwrap();
+        let pinned = pinned.unwrap_or_else(|| panic!("page {page} is not there"));
+        assert!(pinned.iter().all(|&byte| byte == page), "page {page}");
+    }
+}
+
+#[test]
+fn short_reads_are_resumed_where_they_ended() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    // Every end of the first read, and then as little as a byte at a time.
+    let mut run = run(&file, 4);
+    for most in [PAGE, 1, PAGE - 2, 1, 512, PAGE - 512, 60] {
+        // `O_DIRECT` takes whole units only: those are the test's own reads.
+        run.refuse_direct();
+        assert_eq!(read_some(&mut run, most), Next::Again);
+    }
+    assert_eq!(
+        run.landed(Err(IoError::from_raw_os_error(libc::EINTR))),
+        Next::Again
+    );
+    assert!((0..4).all(|page| file.try_pin(page).unwrap().is_none()));
+    assert_eq!(read_some(&mut run, PAGE), Next::Over);
+    drop(run);
+    check(&file, 4);
+    assert_eq!(file.pin(3).unwrap().len(), 100);
+    assert_eq!(memory.stats().bytes_read, 3 * PAGE as u64 + 100);
+}
+
+#[test]
+fn what_direct_reads_refuse_goes_through_the_kernels_cache() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    let mut run = run(&file, 4);
+    let refused = run.landed(Err(IoError::from_raw_os_error(libc::EINVAL)));
+    assert_eq!(refused, Next::Again);
+    assert!(std::ptr::eq(run.rest().unwrap().file, file_buffered(&file)));
+    run.read_now();
+    check(&file, 4);
+    drop(file);
+    // Counted when the file is closed.
+    assert_eq!(memory.stats().buffered_reads, 1);
+}
+
+fn file_buffered(file: &File) -> *const std::fs::File {
+    file.open.backing.source.file().unwrap().buffered()
+}
+
+#[test]
+fn a_kernel_without_memory_or_a_cancelled_read_is_read_here() {
+    for error in [libc::EAGAIN, libc::ENOMEM, libc::ECANCELED] {
+        let memory = memory();
+        let (file, _data) = file(&memory, 3);
+        let mut run = run(&file, 4);
+        assert_eq!(
+            run.landed(Err(IoError::from_raw_os_error(error))),
+            Next::Over
+        );
+        check(&file, 4);
+    }
+}
+
+#[test]
+fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
+    let memory = memory();
+    let (file, data) = file(&memory, 3);
+    let mut failing = run(&file, 4);
+    assert_eq!(
+        failing.landed(Err(IoError::from_raw_os_error(libc::EIO))),
+        Next::Over
+    );
+    check(&file, 4);
+    // One page alone fails with what the read said.
+    let other = memory.open(data.path(), &memory.root()).unwrap();
+    drop((file, other));
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let key = file.open.backing.key(0).unwrap();
+    let begun = Begun::new(&file.open);
+    let op = PageIn::new(key, file.group.id(), Access::Pin);
+    let Ok(Begin::Reading(fault)) = begun.begin(op) else {
+        panic!("nobody has it");
+    };
+    let mut alone = begun.runs.take().remove(0);
+    assert_eq!(
+        alone.landed(Err(IoError::from_raw_os_error(libc::EIO))),
+        Next::Over
+    );
+    let failed = file.run(fault, &Fill::from_store());
+    assert!(matches!(failed, Err(PageError::Io(code)) if code == libc::EIO.cast_unsigned()));
+}
+
+#[test]
+fn a_run_that_is_dropped_leaves_nobody_waiting() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    let file = &file;
+    std::thread::scope(|scope| {
+        let run = run(file, 4);
+        let reader = scope.spawn(move || file.pin(2).map(|page| page[0]));
+        drop(run);
+        // It failed, or the reader came later and read it.
+        match reader.join().unwrap() {
+            Ok(byte) => assert_eq!(byte, 2),
+            Err(error) => assert!(matches!(error, Error::Io { page: 2, .. })),
+        }
+    });
+    assert_eq!(file.pin_many(&[0, 1, 2, 3]).unwrap().len(), 4);
+}

@@ -1,0 +1,377 @@
+//! How many reads get under way together: by io_uring, or by threads.
+//!
+//! Whoever reads a batch borrows a ring for himself alone: one system call hands all reads over and
+//! waits for some of them, and nobody else is asked meanwhile. Reads in the background share one
+//! ring, which a thread of its own reaps; without threads, whoever waits for a page does, and
+//! `Memory::tick`.
+
+mod background;
+mod pool;
+mod run;
+mod uring;
+
+pub(crate) use run::{Flight, Next, Run};
+
+use crate::arena::Alive;
+use crate::shared::locked;
+use background::Background;
+use pool::Pool;
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use uring::Ring;
+
+/// What carries out reads of many pages of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IoEngine {
+    /// Linux's io_uring: reads of many pages by few system calls.
+    IoUring,
+    /// A few threads, each of which reads.
+    Threads,
+}
+
+/// The [`IoEngine`] that a memory uses, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IoChoice {
+    /// What it uses.
+    pub engine: IoEngine,
+    /// Why it does not use io_uring, where it does not.
+    pub reason: Option<String>,
+}
+
+impl fmt::Display for IoChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.engine, &self.reason) {
+            (IoEngine::IoUring, _) => f.write_str("io_uring"),
+            (IoEngine::Threads, None) => f.write_str("threads"),
+            (IoEngine::Threads, Some(reason)) => write!(f, "threads ({reason})"),
+        }
+    }
+}
+
+/// Counts of what the engine did.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// System calls for rings.
+    nr_enters: AtomicU64,
+    /// Reads of one or more pages that were handed over.
+    nr_reads: AtomicU64,
+    /// Their pages.
+    nr_pages: AtomicU64,
+}
+
+impl Counts {
+    fn add(&self, runs: &[Run]) {
+        let nr_pages: usize = runs.iter().map(Run::nr_pages).sum();
+        self.nr_reads
+            .fetch_add(runs.len() as u64, Ordering::Relaxed);
+        self.nr_pages.fetch_add(nr_pages as u64, Ordering::Relaxed);
+    }
+
+    fn add_enters(&self, ring: &mut Ring) {
+        let nr_enters = ring.take_enters();
+        self.nr_enters.fetch_add(nr_enters, Ordering::Relaxed);
+    }
+
+    /// System calls, reads and pages.
+    pub(crate) fn get(&self) -> [u64; 3] {
+        let counts = [&self.nr_enters, &self.nr_reads, &self.nr_pages];
+        counts.map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Rings that are borrowed.
+#[derive(Default)]
+struct Rings {
+    idle: Vec<Ring>,
+    /// As many are made.
+    nr_rings: usize,
+}
+
+/// All of it for one memory.
+pub(crate) struct Engine {
+    is_asked: Option<IoEngine>,
+    alive: Arc<Alive>,
+    has_threads: bool,
+    isolated: Vec<u32>,
+    /// Rings are made up to this number.
+    max_rings: usize,
+    rings: Mutex<Rings>,
+    /// Why io_uring is not used, once somebody asked.
+    refused: OnceLock<Option<String>>,
+    /// A ring was taken away while it was used.
+    is_lost: AtomicBool,
+    /// Made at the first read in the background; `None` where there is no ring for it.
+    background: OnceLock<Option<Background>>,
+    pool: Pool,
+    pub(crate) counts: Arc<Counts>,
+    /// Reads in the background that are under way, and operations that may begin some.
+    nr_flights: AtomicU32,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.alive.is_forked() {
+            // The threads are the parent's.
+            return;
+        }
+        if let Some(Some(background)) = self.background.get() {
+            background.end();
+        }
+        self.pool.end();
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(
+        is_asked: Option<IoEngine>,
+        alive: Arc<Alive>,
+        has_threads: bool,
+        isolated: Vec<u32>,
+        max_rings: usize,
+    ) -> Engine {
+        Engine {
+            is_asked,
+            alive,
+            has_threads,
+            pool: Pool::new(has_threads, isolated.clone()),
+            isolated,
+            max_rings: max_rings.max(1),
+            rings: Mutex::default(),
+            refused: OnceLock::new(),
+            is_lost: AtomicBool::new(false),
+            background: OnceLock::new(),
+            counts: Arc::default(),
+            nr_flights: AtomicU32::new(0),
+        }
+    }
+
+    /// What is used, and why. The first call tries to make a ring.
+    pub(crate) fn choice(&self) -> IoChoice {
+        let refused = self.refused.get_or_init(|| match self.is_asked {
+            Some(IoEngine::Threads) => Some("as asked".to_owned()),
+            _ => match Ring::new(Arc::clone(&self.alive)) {
+                Ok(ring) => {
+                    let mut rings = locked(&self.rings);
+                    rings.nr_rings += 1;
+                    rings.idle.push(ring);
+                    None
+                }
+                Err(error) => Some(format!("io_uring_setup: {error}")),
+            },
+        });
+        let is_lost = self.is_lost.load(Ordering::Relaxed);
+        let lost = is_lost.then(|| "io_uring_enter was refused".to_owned());
+        let reason = refused.clone().or(lost);
+        let engine = match reason {
+            None => IoEngine::IoUring,
+            Some(_) => IoEngine::Threads,
+        };
+        IoChoice { engine, reason }
+    }
+
+    fn has_rings(&self) -> bool {
+        let is_refused = match self.refused.get() {
+            Some(refused) => refused.is_some(),
+            None => self.choice().engine != IoEngine::IoUring,
+        };
+        !is_refused && !self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// A ring of the caller's own, if one is left.
+    fn lease(&self) -> Option<Lease<'_>> {
+        if !self.has_rings() {
+            return None;
+        }
+        let mut rings = locked(&self.rings);
+        let ring = rings.idle.pop();
+        let is_new = ring.is_none();
+        if is_new && rings.nr_rings == self.max_rings {
+            return None;
+        }
+        rings.nr_rings += usize::from(is_new);
+        drop(rings);
+        let mut lease = Lease { engine: self, ring };
+        if is_new {
+            // Where none can be made now, the lease gives its number back.
+            lease.ring = Some(Ring::new(Arc::clone(&self.alive)).ok()?);
+        }
+        Some(lease)
+    }
+
+    /// Reads runs of one file. When it returns they are over, or other threads have them in hand:
+    /// the caller waits for the pages that it wants.
+    pub(crate) fn read(&self, runs: Vec<Run>) {
+        self.counts.add(&runs);
+        let is_file = runs.iter().all(|run| run.file().is_some());
+        if runs.len() <= 1 {
+            // One system call by itself.
+            return runs.into_iter().for_each(Run::read_now);
+        }
+        if is_file && let Some(mut lease) = self.lease() {
+            return lease.read(runs);
+        }
+        if !self.has_threads {
+            return runs.into_iter().for_each(Run::read_now);
+        }
+        // The caller may give up while others have some in hand.
+        let runs = runs.into_iter().map(Run::detached).collect();
+        match self.background().filter(|_| is_file) {
+            Some(background) => background.submit(runs),
+            None => {
+                self.pool.queue(runs);
+                self.pool.help();
+            }
+        }
+    }
+
+    /// Begins reads of one file and does not wait for them, where a ring or a thread can finish
+    /// them; else they are over when it returns.
+    pub(crate) fn begin(&self, runs: Vec<Run>) {
+        self.counts.add(&runs);
+        let is_file = runs.iter().all(|run| run.file().is_some());
+        if let Some(background) = self.background().filter(|_| is_file) {
+            background.submit(runs);
+        } else if self.pool.has_threads() {
+            self.pool.queue(runs);
+        } else {
+            runs.into_iter().for_each(Run::read_now);
+        }
+    }
+
+    fn background(&self) -> Option<&Background> {
+        if !self.has_rings() {
+            return None;
+        }
+        let background = self.background.get_or_init(|| {
+            let ring = Ring::new(Arc::clone(&self.alive)).ok()?;
+            let counts = Arc::clone(&self.counts);
+            let thread = self.has_threads.then_some(self.isolated.as_slice());
+            Background::start(ring, counts, thread).ok()
+        });
+        background.as_ref()
+    }
+
+    /// Becomes readable when a read in the background has landed; `None` where a thread sees to
+    /// that, or where there is no ring.
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        let background = (!self.has_threads).then(|| self.background())?;
+        background.map(Background::event_fd)
+    }
+
+    /// Ends reads in the background that have landed, where no thread does.
+    pub(crate) fn reap(&self) {
+        if !self.has_threads
+            && let Some(Some(background)) = self.background.get()
+        {
+            background.clear_event();
+            background.reap();
+        }
+    }
+
+    /// Whether somebody who waits for a page may have to reap its read.
+    #[inline]
+    pub(crate) fn is_reaped_by_waiters(&self) -> bool {
+        !self.has_threads && self.nr_flights.load(Ordering::Acquire) > 0
+    }
+
+    /// Reaps what has landed, or sleeps until something has or `longest` is over.
+    pub(crate) fn reap_or_wait(&self, longest: Duration) {
+        self.reap();
+        if let Some(Some(background)) = self.background.get() {
+            background.wait(longest);
+        }
+    }
+
+    /// Does whatever is to be done for reads in the background that are under way: for those who
+    /// wait for them on a thread that may be the one which does it.
+    pub(crate) fn help(&self) -> bool {
+        let has_reaped = match self.background.get() {
+            Some(Some(background)) => background.reap(),
+            _ => false,
+        };
+        self.pool.help() || has_reaped
+    }
+
+    /// A read in the background begins, or something that may begin one.
+    pub(crate) fn begin_flight(&self) {
+        self.nr_flights.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The end of [`Engine::begin_flight`].
+    pub(crate) fn end_flight(&self) {
+        self.nr_flights.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A ring of one caller. Dropped, by unwinding too, it waits for all reads that are under way.
+struct Lease<'a> {
+    engine: &'a Engine,
+    ring: Option<Ring>,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let is_broken = self.ring.as_ref().is_some_and(Ring::is_broken);
+        self.engine.is_lost.fetch_or(is_broken, Ordering::Relaxed);
+        // One with reads under way goes here: it waits for them.
+        let is_whole = |ring: &Ring| ring.nr_in_flight() == 0 && !is_broken;
+        let ring = self.ring.take().filter(is_whole);
+        let mut rings = locked(&self.engine.rings);
+        match ring {
+            Some(ring) => rings.idle.push(ring),
+            None => rings.nr_rings -= 1,
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// Reads runs, as many at a time as the ring has room for, until all are over.
+    fn read(&mut self, runs: Vec<Run>) {
+        let ring = self.ring.as_mut().expect("taken by `drop` only");
+        let mut left = VecDeque::from(runs);
+        loop {
+            while ring.has_room()
+                && let Some(run) = left.pop_front()
+            {
+                push(ring, run);
+            }
+            if ring.nr_in_flight() == 0 {
+                break;
+            }
+            // Half of them: so that those who wait for the first do not wait for the last, and a
+            // batch takes few calls.
+            ring.enter(ring.nr_in_flight().div_ceil(2));
+            self.engine.counts.add_enters(ring);
+            ring.reap(&mut |mut run, result| {
+                if run.landed(result) == Next::Again {
+                    left.push_back(run);
+                }
+            });
+            left.extend(ring.take_back());
+        }
+        // Of a broken ring.
+        left.into_iter().for_each(Run::read_now);
+    }
+}
+
+/// Queues a run; one of which nothing is left to read is over.
+fn push(ring: &mut Ring, run: Run) {
+    if let Err(mut run) = ring.push(run) {
+        let next = run.landed(Ok(0));
+        debug_assert_eq!(next, Next::Over, "nothing was left to read");
+    }
+}

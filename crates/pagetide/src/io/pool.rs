@@ -1,0 +1,139 @@
+//! Threads that read, one run at a time each: where io_uring may not be used, and for stores that
+//! are no files of the system.
+
+use super::run::Run;
+use crate::shared::locked;
+use crate::worker::keep_off;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Threads at most: as many reads as a device of today needs to be busy.
+const MAX_THREADS: usize = 16;
+
+#[derive(Default)]
+struct Queue {
+    runs: VecDeque<Run>,
+    nr_idle: usize,
+    is_over: bool,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Mutex<Queue>,
+    wakes: Condvar,
+}
+
+impl State {
+    fn work(&self) {
+        while let Some(run) = self.next() {
+            // What a store or a waker panics with is its own; the run has ended all the same.
+            let _panic = catch_unwind(AssertUnwindSafe(|| run.read_now()));
+        }
+    }
+
+    fn next(&self) -> Option<Run> {
+        let mut queue = locked(&self.queue);
+        loop {
+            if let Some(run) = queue.runs.pop_front() {
+                return Some(run);
+            }
+            if queue.is_over {
+                return None;
+            }
+            queue.nr_idle += 1;
+            queue = self
+                .wakes
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+            queue.nr_idle -= 1;
+        }
+    }
+}
+
+/// The threads, started when there is something to do for them. Told to end when it is dropped, and
+/// waited for.
+pub(crate) struct Pool {
+    state: Arc<State>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// 0: whoever asks reads.
+    max_threads: usize,
+    isolated: Vec<u32>,
+}
+
+impl Pool {
+    pub(crate) fn new(has_threads: bool, isolated: Vec<u32>) -> Pool {
+        Pool {
+            state: Arc::default(),
+            threads: Mutex::default(),
+            max_threads: if has_threads { MAX_THREADS } else { 0 },
+            isolated,
+        }
+    }
+
+    /// Whether what is queued gets read without whoever queues it.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.max_threads > 0
+    }
+
+    /// Queues runs. Where no thread can be started for them, they are read here.
+    pub(crate) fn queue(&self, runs: impl IntoIterator<Item = Run>) {
+        let mut queue = locked(&self.state.queue);
+        queue.runs.extend(runs);
+        let missing = queue.runs.len().saturating_sub(queue.nr_idle);
+        drop(queue);
+        let nr_threads = self.start(missing);
+        self.state.wakes.notify_all();
+        if nr_threads == 0 {
+            self.help();
+        }
+    }
+
+    /// Starts as many threads more, up to the limit; returns how many there are.
+    fn start(&self, missing: usize) -> usize {
+        let mut threads = locked(&self.threads);
+        let room = self.max_threads - threads.len();
+        for _ in 0..missing.min(room) {
+            let (state, isolated) = (Arc::clone(&self.state), self.isolated.clone());
+            let name = format!("pagetide-io-{}", threads.len());
+            let started = std::thread::Builder::new().name(name).spawn(move || {
+                keep_off(&isolated);
+                state.work();
+            });
+            match started {
+                Ok(thread) => threads.push(thread),
+                // The others do it, or whoever asks.
+                Err(_) => break,
+            }
+        }
+        threads.len()
+    }
+
+    /// Reads on this thread what nobody has begun; whether there was something.
+    pub(crate) fn help(&self) -> bool {
+        let mut has_helped = false;
+        loop {
+            let Some(run) = locked(&self.state.queue).runs.pop_front() else {
+                return has_helped;
+            };
+            run.read_now();
+            has_helped = true;
+        }
+    }
+
+    /// Ends the threads. Nobody has the memory any more, so that nothing is queued.
+    pub(crate) fn end(&mut self) {
+        locked(&self.state.queue).is_over = true;
+        self.state.wakes.notify_all();
+        let me = std::thread::current().id();
+        let threads = std::mem::take(&mut *locked(&self.threads));
+        for thread in threads
+            .into_iter()
+            .filter(|thread| thread.thread().id() != me)
+        {
+            // One that panicked said so itself.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A ring of io_uring, and the reads that the kernel has in its hands.
+#![allow(unsafe_code)]
+
+use super::run::{Next, Run};
+use crate::arena::Alive;
+use io_uring::{IoUring, opcode, types};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Reads that one ring has under way at most.
+pub(crate) const DEPTH: usize = 128;
+
+/// A run that the kernel reads, and the list of its buffers.
+struct Slot {
+    run: Run,
+    /// Read by the kernel until the run has landed.
+    bufs: Vec<libc::iovec>,
+}
+
+/// One ring. Whoever drops it waits until the kernel has let go of all pages.
+pub(crate) struct Ring {
+    /// Left alone in a forked child, which has no mapping of it.
+    ring: ManuallyDrop<IoUring>,
+    slots: Vec<Option<Slot>>,
+    /// Numbers of slots that are free.
+    free: Vec<usize>,
+    /// Slots that the kernel has not taken yet, oldest first.
+    queued: Vec<usize>,
+    /// A system call failed for good: no more are made.
+    is_broken: bool,
+    nr_enters: u64,
+    alive: Arc<Alive>,
+}
+
+// SAFETY: what is not `Send` by itself are the pointers in buffer lists: they lie on the heap with
+// their slot, and point into the arena, which is `Sync`. (`Run` is checked below.)
+unsafe impl Send for Slot {}
+const _: () = is_send::<Run>();
+
+const fn is_send<T: Send>() {}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.alive.is_forked() {
+            // The parent's: neither its reads nor its mapping are this process's.
+            self.slots.drain(..).for_each(std::mem::forget);
+            return;
+        }
+        // What the kernel has not seen of a broken one fails.
+        drop(self.take_back());
+        while self.nr_in_flight() > 0 {
+            self.enter(1);
+            self.reap(&mut |mut run, result| {
+                // Whatever is left of it is read here.
+                if run.landed(result) == Next::Again {
+                    run.read_now();
+                }
+            });
+        }
+        // SAFETY: it is not used again; no read is under way (the loop above).
+        unsafe { ManuallyDrop::drop(&mut self.ring) };
+    }
+}
+
+impl Ring {
+    /// Makes a ring for [`DEPTH`] reads.
+    ///
+    /// # Errors
+    /// What the kernel says: containers often forbid it.
+    pub(crate) fn new(alive: Arc<Alive>) -> io::Result<Ring> {
+        let depth = u32::try_from(DEPTH).expect("a small number");
+        let ring = IoUring::builder().dontfork().build(depth)?;
+        Ok(Ring {
+            ring: ManuallyDrop::new(ring),
+            slots: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH).rev().collect(),
+            queued: Vec::with_capacity(DEPTH),
+            is_broken: false,
+            nr_enters: 0,
+            alive,
+        })
+    }
+
+    /// Makes a descriptor readable whenever a read lands.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn signal(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        self.ring.submitter().register_eventfd(event.as_raw_fd())
+    }
+
+    /// Whether one more read has room.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() && !self.is_broken
+    }
+
+    /// Whether the kernel refused it for good.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Reads that have not landed.
+    pub(crate) fn nr_in_flight(&self) -> usize {
+        DEPTH - self.free.len()
+    }
+
+    /// System calls since it was asked last.
+    pub(crate) fn take_enters(&mut self) -> u64 {
+        std::mem::take(&mut self.nr_enters)
+    }
+
+    /// Queues a read of what is left of a run. The caller looked whether there is room.
+    ///
+    /// # Errors
+    /// A run of which nothing is left to read comes back.
+    pub(crate) fn push(&mut self, mut run: Run) -> Result<(), Run> {
+        let Some(mut rest) = run.rest() else {
+            return Err(run);
+        };
+        let of = |buf: &mut io::IoSliceMut<'_>| libc::iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: buf.len(),
+        };
+        let bufs: Vec<_> = rest.bufs.iter_mut().map(of).collect();
+        let (fd, offset) = (types::Fd(rest.file.as_raw_fd()), rest.offset);
+        let at = self.free.pop().expect("the caller looked for room");
+        let slot = self.slots[at].insert(Slot { run, bufs });
+        let nr_bufs = u32::try_from(slot.bufs.len()).expect("a run is short");
+        let read = opcode::Readv::new(fd, slot.bufs.as_ptr(), nr_bufs).offset(offset);
+        let read = read.build().user_data(at as u64);
+        // SAFETY:
+        // 1. The slot keeps the list of buffers, and the run, until the read has landed: `reap`
+        //    alone empties a slot, by what the kernel says of that read, and `take_back` those that
+        //    the kernel has not seen and never will.
+        // 2. The run keeps the arena, whose mapping the buffers lie in, and the open file. Core
+        //    lets nobody at the bytes of its frames before the run completes them, and the run is
+        //    not touched while it is in its slot.
+        // 3. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
+        let pushed = unsafe { self.ring.submission().push(&read) };
+        pushed.expect("as many entries as slots");
+        self.queued.push(at);
+        Ok(())
+    }
+
+    /// Hands over what was queued, and waits until `want` reads have landed: one system call, more
+    /// where it is interrupted. Where the kernel refuses for good, the ring is broken.
+    pub(crate) fn enter(&mut self, want: usize) {
+        let want = want.min(self.nr_in_flight());
+        if want == 0 && self.queued.is_empty() {
+            return;
+        }
+        while !self.is_broken {
+            self.nr_enters += 1;
+            match self.ring.submit_and_wait(want) {
+                Ok(nr_taken) => {
+                    let nr_taken = nr_taken.min(self.queued.len());
+                    self.queued.drain(..nr_taken);
+                    if self.queued.is_empty() {
+                        return;
+                    }
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // No memory for requests, or too many that have landed.
+                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
+                        std::thread::yield_now();
+                        if !self.ring.completion().is_empty() {
+                            return;
+                        }
+                    }
+                    _ => self.is_broken = true,
+                },
+            }
+        }
+        // What is under way lands without us.
+        std::thread::yield_now();
+    }
+
+    /// Runs that the kernel has not seen, of a broken ring: it never will.
+    pub(crate) fn take_back(&mut self) -> Vec<Run> {
+        if !self.is_broken {
+            return Vec::new();
+        }
+        let queued = std::mem::take(&mut self.queued);
+        let runs = queued.into_iter().filter_map(|at| self.take(at));
+        runs.collect()
+    }
+
+    fn take(&mut self, at: usize) -> Option<Run> {
+        let slot = self.slots.get_mut(at)?.take()?;
+        self.free.push(at);
+        Some(slot.run)
+    }
+
+    /// Gives `landed` each run whose read has ended, and what the kernel said.
+    pub(crate) fn reap(&mut self, landed: &mut dyn FnMut(Run, io::Result<usize>)) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else {
+                return;
+            };
+            let at = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+            let result = usize::try_from(entry.result())
+                .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
+            let run = self.take(at).expect("each read lands once");
+            landed(run, result);
+        }
+    }
+}
