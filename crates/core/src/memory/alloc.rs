@@ -431,6 +431,18 @@ impl Memory {
         self.groups.uncharge(cpu, group, order.nr_pages());
     }
 
+    /// As [`Memory::put_block`], of a block whose bytes may be another group's, because nobody has
+    /// written to all of it since it was taken: whoever has it next is told so.
+    #[cold]
+    pub(super) fn put_foreign(&self, cpu: Cpu, frame: Frame) {
+        let (order, _) = self.frames.block(frame);
+        let group = self.frames.group(frame);
+        self.make_bare(frame);
+        self.frames.set_group(frame, 0);
+        self.zones.free(&self.frames, cpu, frame, order);
+        self.groups.uncharge(cpu, group, order.nr_pages());
+    }
+
     /// As [`Memory::put_block`], of many blocks that are charged to one group.
     pub(super) fn put_blocks(&self, cpu: Cpu, group: u32, blocks: &[Frame]) {
         let nr_pages = |&frame: &Frame| self.frames.block(frame).0.nr_pages();

@@ -142,13 +142,14 @@ impl PageIn {
     ) -> Result<Option<Frame>, PageError> {
         let mapping = memory.mapping_of(self.key);
         let order = mapping.order();
+        memory.look_ahead(here);
         let block = match self.mobility {
             Mobility::Unmovable => memory.take_unmovable(here, self.group, order),
             mobility => memory.take_block(here, self.group, order, mobility),
         };
         let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
         if let Err(error) = memory.have_lruvec(here, self.group, frame) {
-            memory.put_block(here.cpu, frame);
+            memory.put_foreign(here.cpu, frame);
             return Err(PageError::Alloc(error));
         }
         memory.frames.set_key(frame, Some(self.key));
@@ -158,7 +159,7 @@ impl PageIn {
             drop(bucket);
             // Lost the race: give ours back. It was never `Reading`, so no reader with a stale
             // entry can have pinned it.
-            memory.put_block(here.cpu, frame);
+            memory.put_foreign(here.cpu, frame);
             return Ok(None);
         }
         // A pin for the read and one for this operation.
@@ -191,7 +192,6 @@ impl PageIn {
                 _ => group.begin_read(mapping.page_type(), order.nr_pages()),
             }
         }
-        memory.look_ahead(here);
         effects.push(Effect::Read(Io {
             frame,
             key: self.key,

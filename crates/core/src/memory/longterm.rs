@@ -59,7 +59,8 @@ impl Memory {
         let Some(frame) = emptied else {
             return Ok(block);
         };
-        // The charge goes over to it.
+        // The charge goes over to it. Nobody wrote to the other one.
+        self.frames.set_group(block.frame, 0);
         self.zones.free(&self.frames, here.cpu, block.frame, order);
         self.frames.set_group(frame, group);
         let was_ours = false;
@@ -97,7 +98,7 @@ impl Memory {
         let group = self.frames.group(old);
         let Block { frame, was_ours } = self.take_unmovable(here, group, order).ok()?;
         if self.is_movable(frame) || self.have_lruvec(here, group, frame).is_err() {
-            self.put_block(here.cpu, frame);
+            self.put_foreign(here.cpu, frame);
             return None;
         }
         let key = self.frames.key(old).expect("a pinned frame holds a page");
@@ -106,7 +107,7 @@ impl Memory {
         let bucket = self.index.lock(key);
         let Some(was) = page_cache::detach_pinned(&self.frames, old) else {
             drop(bucket);
-            self.put_block(here.cpu, frame);
+            self.put_foreign(here.cpu, frame);
             return None;
         };
         self.frames.set_note(frame, 0);

@@ -3,6 +3,7 @@
 extern crate std;
 
 mod audit;
+mod bytes;
 mod evacuate;
 mod gated_2q;
 mod latch;
