@@ -193,7 +193,8 @@ impl Memory {
     }
 
     /// Evicts one batch of what is in reach. Where `unwritten` is there, it gets the dirty pages
-    /// that were met, and no lruvec is looked through once it is full.
+    /// that were met, and no lruvec is looked through once it is full; where anon pages are among
+    /// them, those are what the giver gives, and nobody else is asked.
     pub(super) fn reclaim_once(
         &self,
         cpu: Cpu,
@@ -207,7 +208,7 @@ impl Memory {
                 break;
             };
             let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
-            if freed > 0 {
+            if freed > 0 || unwritten.as_ref().is_some_and(|noted| noted.nr_anon() > 0) {
                 return freed;
             }
             failed[at] = Some(giver.lruvec);
@@ -217,6 +218,8 @@ impl Memory {
             let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
             if freed > 0 {
                 self.remember(reach.subtree, giver.group);
+            }
+            if freed > 0 || unwritten.as_ref().is_some_and(|noted| noted.nr_anon() > 0) {
                 return freed;
             }
         }
@@ -325,7 +328,7 @@ impl Memory {
             if has_aged {
                 self.visit_touched(lruvec);
             }
-            if !batch.is_empty() || seen == 0 || scanned > most || batch.is_noted_full() {
+            if batch.nr_going() > 0 || seen == 0 || scanned > most || batch.is_noted_full() {
                 return;
             }
             // The part that should give has nothing to give.

@@ -86,6 +86,8 @@ pub struct Writes<'a> {
     nr_taken: usize,
     /// Pages that go when their writes end.
     nr_cold: u32,
+    /// Only those of this type are offered.
+    only: Option<PageType>,
 }
 
 impl Writes<'_> {
@@ -107,6 +109,11 @@ impl Writes<'_> {
         self.subtree
     }
 
+    /// Leaves out what is not of this type, and what would stay when it is written.
+    pub fn keep_cold(&mut self, page_type: PageType) {
+        self.only = Some(page_type);
+    }
+
     /// Whether reclaim met pages that are being written already: who waits for them gets what is
     /// needed.
     #[must_use]
@@ -120,8 +127,15 @@ impl Iterator for Writes<'_> {
 
     fn next(&mut self) -> Option<Write> {
         let (memory, nr_taken) = (self.memory, &mut self.nr_taken);
+        let only = self.only;
+        if only.is_some() && self.nr_cold == 0 {
+            return None;
+        }
         let left = self.unwritten.dirty().skip(*nr_taken);
-        let mut left = left.inspect(|_| *nr_taken += 1);
+        let left = left.inspect(|_| *nr_taken += 1);
+        // A hint: who has the frame by now may have another page there.
+        let is_meant = |frame| only.is_none_or(|only| memory.frames.page_type(frame) == only);
+        let mut left = left.filter(|(frame, _)| is_meant(*frame));
         let mut write = left.find_map(|(frame, token)| {
             let subtree = self.subtree;
             // Before the write begins: whoever uses the page from here on keeps it.
@@ -371,6 +385,7 @@ impl Memory {
             unwritten: &unwritten,
             nr_taken: 0,
             nr_cold,
+            only: None,
         };
         here.platform.write_back(&mut writes, nr_needed);
         let nr_freed = match nr_freed {

@@ -1,7 +1,7 @@
 //! What reclaim takes off the lists at once.
 
 use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token, Unwritten};
-use crate::frame::Word;
+use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, index};
 
 /// What is to be taken.
@@ -139,10 +139,17 @@ impl Batch {
     }
 
     /// Notes a page that its policy would take if it were written.
-    pub(super) fn note(&mut self, frame: Frame, word: Word, token: Token) {
+    pub(super) fn note(&mut self, frames: &FrameTable, page: (Frame, Word), token: Token) {
         if let Some(unwritten) = &mut self.unwritten {
-            unwritten.note(frame, word, token);
+            unwritten.note(frames, page, token);
         }
+    }
+
+    /// Victims, and dirty anon pages that were noted, which are as good: they go by a write now.
+    #[must_use]
+    pub fn nr_going(&self) -> u32 {
+        let unwritten = self.unwritten.as_ref();
+        self.len + unwritten.map_or(0, Unwritten::nr_anon)
     }
 
     /// The victims, to say more of them.
@@ -159,10 +166,10 @@ impl Batch {
     }
 
     /// Whether it holds as many as are wanted, those included that go once they are written: of
-    /// others it holds one at least.
+    /// pages of files that are none it holds one at least.
     pub(super) fn is_enough(&self, nr_pages: u32) -> bool {
         let nr_noted = self.unwritten.as_ref().map_or(0, Unwritten::nr_dirty);
-        self.len >= nr_pages || self.len > 0 && self.len + nr_noted >= nr_pages
+        self.nr_going() >= nr_pages || self.len > 0 && self.len + nr_noted >= nr_pages
     }
 
     /// The victims in the order in which they were taken.

@@ -68,7 +68,7 @@ impl<R: OneType> Rules for ByType<R> {
         };
         let nr_scanned = self.isolate_of(page_type, frames, (control, &mut *batch));
         let other = page_type.other();
-        if !batch.is_empty() || self.shared(other).nr_pages() == 0 {
+        if batch.nr_going() > 0 || self.shared(other).nr_pages() == 0 {
             return nr_scanned;
         }
         let control = ScanControl {

@@ -35,7 +35,7 @@ impl Rules for Fifo {
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let mut scanned = 0;
         for _ in 0..self.pages.len().min(MAX_SCAN) {
-            if batch.len() >= control.nr_pages {
+            if batch.nr_going() >= control.nr_pages {
                 break;
             }
             let Some(frame) = self.pages.pop_tail(frames) else {
@@ -51,7 +51,7 @@ impl Rules for Fifo {
                     token: Token::new(0),
                 });
             } else {
-                batch.note(frame, word, Token::new(0));
+                batch.note(frames, (frame, word), Token::new(0));
                 self.pages.push_head(frames, frame);
             }
         }

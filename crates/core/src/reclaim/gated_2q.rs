@@ -395,7 +395,7 @@ impl Rules for Gated2q {
         let mut nr_busy = 0;
         while !batch.is_enough(want) && nr_scanned < MAX_SCAN {
             let is_over = |part| !self.is_better(frames, part);
-            if batch.len() >= control.at_least && control.part.is_some_and(is_over) {
+            if batch.nr_going() >= control.at_least && control.part.is_some_and(is_over) {
                 break;
             }
             let class = match control.part {
@@ -412,7 +412,7 @@ impl Rules for Gated2q {
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
-                batch.note(frame, word, self.token(frames, frame, word));
+                batch.note(frames, (frame, word), self.token(frames, frame, word));
             }
             if let Some(to) = Self::kept(word) {
                 self.count_kept(frames, frame);

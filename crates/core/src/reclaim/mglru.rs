@@ -369,7 +369,7 @@ impl Mglru {
                 let is_kept = word.has(flag::YOUNG) || page.is_saturated();
                 if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
                     hold.batch
-                        .note(frame, word, self.token(frames, frame, word));
+                        .note(frames, (frame, word), self.token(frames, frame, word));
                 }
                 continue;
             }
@@ -385,10 +385,10 @@ impl Mglru {
     /// returns what was looked at, 0 where a generation has to be opened first.
     fn evict(&mut self, hold: &mut Hold<'_>) -> u32 {
         let swappiness = hold.control.swappiness;
-        let had = hold.batch.len();
+        let (had, nr_victims) = (hold.batch.nr_going(), hold.batch.len());
         let (page_type, cut_off) = self.pick(swappiness);
         let mut nr_scanned = self.scan((page_type, cut_off), hold);
-        let has_found = |hold: &Hold<'_>| hold.batch.len() > had || hold.is_over();
+        let has_found = |hold: &Hold<'_>| hold.batch.nr_going() > had || hold.is_over();
         // Until 2026, moving pages on counted for nothing.
         let form = self.form;
         let counts = |nr_scanned, hold: &Hold<'_>| match form {
@@ -404,7 +404,7 @@ impl Mglru {
         }
         nr_scanned += self.pass_empty(hold);
         // A page went while this is the oldest generation, as the kernel has it.
-        for victim in hold.batch.iter_mut().skip(index(had)) {
+        for victim in hold.batch.iter_mut().skip(index(nr_victims)) {
             victim.token = self.token_of(hold.frames.page_type(victim.frame), victim.word);
         }
         match self.aging(swappiness) {

@@ -195,7 +195,7 @@ impl Rules for TwoList {
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
-                batch.note(frame, word, Self::token_at(self.nonresident_age));
+                batch.note(frames, (frame, word), Self::token_at(self.nonresident_age));
             }
             if let Some(to) = Self::kept(word) {
                 let is_activated = to.0 == ACTIVE;

@@ -1,8 +1,8 @@
 //! Pages that would be evicted but for their unwritten bytes.
 
 use super::{MAX_BATCH, Token};
-use crate::frame::Word;
-use crate::units::{Frame, index};
+use crate::frame::{FrameTable, Word};
+use crate::units::{Frame, PageType, index};
 
 /// What reclaim met at the cold end and could not evict, because it is not written: up to
 /// [`MAX_BATCH`] dirty pages, and how many it met that are being written.
@@ -12,6 +12,8 @@ use crate::units::{Frame, index};
 pub struct Unwritten {
     dirty: [(Frame, Token); MAX_BATCH as usize],
     nr_dirty: u32,
+    /// Of these, anon pages.
+    nr_anon: u32,
     nr_writeback: u32,
 }
 
@@ -20,6 +22,7 @@ impl Default for Unwritten {
         Unwritten {
             dirty: [(Frame::FIRST, Token::new(0)); MAX_BATCH as usize],
             nr_dirty: 0,
+            nr_anon: 0,
             nr_writeback: 0,
         }
     }
@@ -36,6 +39,12 @@ impl Unwritten {
     #[must_use]
     pub fn nr_dirty(&self) -> u32 {
         self.nr_dirty
+    }
+
+    /// Anon pages among them. Nobody but reclaim writes those: they go as clean ones do.
+    #[must_use]
+    pub fn nr_anon(&self) -> u32 {
+        self.nr_anon
     }
 
     /// Times that a page was met that is being written.
@@ -56,7 +65,7 @@ impl Unwritten {
         self.nr_dirty == MAX_BATCH
     }
 
-    pub(super) fn note(&mut self, frame: Frame, word: Word, token: Token) {
+    pub(super) fn note(&mut self, frames: &FrameTable, (frame, word): (Frame, Word), token: Token) {
         if !word.as_written().is_evictable() {
             return;
         }
@@ -65,6 +74,7 @@ impl Unwritten {
         } else if !self.is_full() {
             self.dirty[index(self.nr_dirty)] = (frame, token);
             self.nr_dirty += 1;
+            self.nr_anon += u32::from(frames.page_type(frame) == PageType::Anon);
         }
     }
 }

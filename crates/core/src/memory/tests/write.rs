@@ -432,3 +432,46 @@ fn the_reserve_is_of_fixed_size_and_shows_nobody_elses_bytes() {
         memory.config().write_reserve_pages
     );
 }
+
+/// Anon pages of 64 that are left when 64 pages of a file behind them have become 96.
+fn anon_left(policy: Policy, is_dirty: bool, writer: &Writer) -> usize {
+    let (memory, group, file) = memory(128, policy);
+    let record = memory.groups().get(group).unwrap();
+    record.set_swappiness(200);
+    let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+    for page in 0..64 {
+        let (frame, _) = have(&memory, group, key(anon, page), Ok(())).unwrap();
+        if is_dirty {
+            memory.set_dirty(frame);
+        }
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    assert_eq!(unwritten(&memory, group), (0, 0), "only files' are counted");
+    (0..64).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    for page in 64..96 {
+        have_by(&memory, group, key(file, page), writer).unwrap();
+    }
+    memory.check();
+    let is_left = |&page: &u64| memory.resident(key(anon, page)).is_some();
+    (0..64).filter(is_left).count()
+}
+
+#[test]
+fn a_dirty_anon_page_goes_as_a_clean_one_does() {
+    for &policy in Policy::ALL {
+        let writer = Writer::default();
+        let clean = anon_left(policy, false, &writer);
+        assert_eq!(writer.nr_writes.get(), 0);
+        let dirty = anon_left(policy, true, &writer);
+        assert!(clean.abs_diff(dirty) <= 8, "{policy}: {clean} and {dirty}");
+        if policy == Policy::default() {
+            assert!(clean <= 48, "{clean}");
+        }
+        // Where it cannot be written, pages of files go that would not have.
+        let writer = Writer {
+            fails: Some(|_| true),
+            ..Writer::default()
+        };
+        assert_eq!(anon_left(policy, true, &writer), 64, "{policy}");
+    }
+}

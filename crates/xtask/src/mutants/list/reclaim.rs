@@ -101,4 +101,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "refs: Some(if is_unread { NO_REFS } else { NO_REFS }),",
         tests: Tests::Plain("prefetch"),
     },
+    Mutant {
+        name: "dirty anon pages are passed by where clean ones are behind them",
+        file: "reclaim/batch.rs",
+        find: "self.len + unwritten.map_or(0, Unwritten::nr_anon)",
+        replace: "self.len + unwritten.map_or(0, |_| 0)",
+        tests: Tests::Plain("write"),
+    },
 ];
