@@ -4,6 +4,7 @@
 //! the file is under way.
 
 use crate::shared::{Shared, locked};
+use crate::spill::Region;
 use crate::store::{DirectFile, Store};
 use crate::{Error, page};
 use pagetide_core::memory::Io;
@@ -34,19 +35,21 @@ pub(crate) enum Source {
         writer: OnceLock<DirectFile>,
     },
     Store(Box<dyn Store>),
+    /// Anon pages: in the spill file, where they are not in memory.
+    Region(Region),
 }
 
 impl Source {
     /// Whether some handle may write.
     pub(crate) fn is_writable(&self) -> bool {
-        self.written().is_writable()
+        self.region().is_some() || self.written().is_writable()
     }
 
     /// The file of the system for reading, if it is one.
     pub(crate) fn file(&self) -> Option<&DirectFile> {
         match self {
             Source::File { reader, .. } => Some(reader),
-            Source::Store(_) => None,
+            Source::Store(_) | Source::Region(_) => None,
         }
     }
 
@@ -55,6 +58,7 @@ impl Source {
         match self {
             Source::File { reader, .. } => reader,
             Source::Store(store) => store.as_ref(),
+            Source::Region(region) => region.store(),
         }
     }
 
@@ -63,6 +67,15 @@ impl Source {
         match self {
             Source::File { reader, writer } => writer.get().unwrap_or(reader),
             Source::Store(store) => store.as_ref(),
+            Source::Region(region) => region.store(),
+        }
+    }
+
+    /// What anon pages are in.
+    pub(crate) fn region(&self) -> Option<&Region> {
+        match self {
+            Source::Region(region) => Some(region),
+            _ => None,
         }
     }
 }
@@ -204,6 +217,13 @@ impl Backing {
 
     /// Bytes of a page that the store has.
     pub(crate) fn stored_of(&self, page: u64) -> usize {
+        if let Some(region) = self.source.region() {
+            return if region.has_slots(page) {
+                self.order.bytes()
+            } else {
+                0
+            };
+        }
         let stored = self.stored.load(Ordering::Acquire);
         self.bytes_of(page, stored.min(self.len()))
     }
@@ -219,6 +239,9 @@ impl Backing {
         if io.source().is_some() {
             page::copy(&shared.arena, io);
             return Ok(0);
+        }
+        if let Some(region) = self.source.region() {
+            return region.fill(shared, io);
         }
         let page = io.key().page();
         let start = page * self.order.bytes() as u64;
@@ -263,13 +286,39 @@ impl Backing {
         self.nr_flights.load(Ordering::Acquire) > 0
     }
 
+    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim:
+    /// the caller holds no latch.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`], [`Error::SpillFull`], for anon pages only.
+    pub(crate) fn expect_dirty(&self, page: u64) -> Result<(), Error> {
+        let region = self.source.region();
+        region.map_or(Ok(()), |region| region.expect(page))
+    }
+
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.
+    ///
+    /// Anon pages are not listed: only reclaim writes them.
     pub(crate) fn note_dirty(&self, page: u64, second: u32) {
+        if self.source.region().is_some() {
+            return;
+        }
         locked(&self.dirty).entry(page).or_insert(second);
+    }
+
+    /// Gives up what the spill file has of a page whose bytes have changed: by whoever has it for
+    /// itself and is about to make it dirty.
+    pub(crate) fn note_changed(&self, page: u64) {
+        if let Some(region) = self.source.region() {
+            region.drop_slots(page);
+        }
     }
 
     /// Forgets a page that was written, if nobody made it dirty again.
     pub(crate) fn settle(&self, shared: &Shared, page: u64) {
+        if self.source.region().is_some() {
+            return;
+        }
         let mut dirty = locked(&self.dirty);
         // Under the lock: whoever makes it dirty notes it while core says that it is not clean.
         if self.key(page).is_none_or(|key| shared.core.is_clean(key)) {

@@ -111,6 +111,26 @@ pub enum Error {
         /// How long pages stay.
         min_ttl: Duration,
     },
+    /// A group's `max` is met, and what is left in it are anon pages that cannot be swapped out.
+    /// They are in memory, with all that was written to them.
+    #[error(
+        "group {group} over max: {usage_pages} of {max_pages} pages, and its anon pages cannot be \
+         swapped out: {used_bytes} of {max_bytes} bytes of the spill file in use"
+    )]
+    SwapOut {
+        /// The group whose limit it is.
+        group: String,
+        /// Its usage in pages.
+        usage_pages: u64,
+        /// Its limit in pages.
+        max_pages: u64,
+        /// Bytes of the spill file in use, by all groups.
+        used_bytes: u64,
+        /// As many may be.
+        max_bytes: u64,
+        /// Why the last one was not written: a disk that is full or fails.
+        source: io::Error,
+    },
     /// No block of this order, though enough memory is free or can be reclaimed: in each aligned
     /// one that the group may have is a page that is pinned or protected, or working memory.
     #[error(
@@ -173,6 +193,28 @@ pub enum Error {
         spec: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// The spill file for anon pages cannot be made.
+    #[error("cannot make a spill file in {folder}", folder = folder.display())]
+    Spill {
+        /// Where: see [`Builder::spill`](crate::Builder::spill).
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Every page of the spill file may be needed already by the anon pages that there are.
+    #[error("no room for more anon pages: the spill file has {max_bytes} bytes")]
+    SpillFull {
+        /// What it may have: see [`Builder::spill_max`](crate::Builder::spill_max).
+        max_bytes: u64,
+    },
+    /// More anon pages than can be numbered.
+    #[error("{nr_pages} anon pages are too many: at most {max_pages}")]
+    AnonTooLarge {
+        /// Pages asked for.
+        nr_pages: u64,
+        /// The most of this size.
+        max_pages: u64,
     },
     /// A file cannot be opened.
     #[error("cannot open {path}", path = path.display())]

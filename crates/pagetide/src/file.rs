@@ -1,11 +1,13 @@
 //! Files read and written through cached pages.
 
+mod anon;
 mod many;
 mod open;
 mod resize;
 mod view;
 mod write;
 
+pub use anon::Anon;
 pub(crate) use open::Open;
 pub use view::UpgradeError;
 pub use write::CloseError;

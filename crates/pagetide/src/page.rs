@@ -313,6 +313,9 @@ impl PageMut {
             let backing = self.open.backing();
             backing.grow((self.page + 1) * backing.order.bytes() as u64);
         }
+        if self.is_dirty {
+            self.open.backing().note_changed(self.page);
+        }
     }
 
     /// After others see it: nothing is to be written where nothing was changed.

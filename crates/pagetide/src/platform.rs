@@ -5,7 +5,7 @@ use crate::shared::Shared;
 use crate::stall::Stall;
 use crate::{shrinker, throttle, writeback};
 use pagetide_core::memory::{Here, Platform, Writes};
-use pagetide_core::units::Node;
+use pagetide_core::units::{Node, PageType};
 
 impl Platform for Shared {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
@@ -22,11 +22,12 @@ impl Platform for Shared {
     }
 
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
-        if nr_pages > 0 {
-            self.write_offered(writes);
-        } else {
+        if nr_pages == 0 {
+            // Files have a thread that writes them. Nobody but reclaim writes anon pages.
             self.tell_flusher();
+            writes.keep_cold(PageType::Anon);
         }
+        self.write_offered(writes, nr_pages > 0);
     }
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {

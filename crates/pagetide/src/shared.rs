@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::arena::Arena;
-use crate::backing::Backing;
+use crate::backing::{Backing, error_of};
 use crate::cpu;
 use crate::file::Open;
 use crate::flusher::Flusher;
@@ -12,6 +12,7 @@ use crate::pins::Pins;
 use crate::reclaim::Wanted;
 use crate::release::Release;
 use crate::shrinker::Shrinkers;
+use crate::spill::{self, Swap};
 use crate::topology::Topology;
 use crate::wait::Waiters;
 use crate::worker::Worker;
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     /// What stands behind open files, by the number of their mapping in page keys.
     backings: Mutex<HashMap<u32, Arc<Backing>>>,
     pub(crate) landings: Landings,
+    pub(crate) swap: Swap,
     pub(crate) pins: Pins,
     pub(crate) memory_waits: MemoryWaits,
     nr_bytes_read: AtomicU64,
@@ -90,7 +92,7 @@ impl Shared {
         core: Core,
         arena: Arena,
         io: Engine,
-        timing: Timing,
+        (timing, swap): (Timing, spill::Config),
         isolated: Vec<u32>,
         topology: Topology,
         unbound: Option<std::io::Error>,
@@ -106,6 +108,7 @@ impl Shared {
             closed: Condvar::new(),
             backings: Mutex::default(),
             landings: Landings::default(),
+            swap: Swap::new(swap),
             pins: Pins::default(),
             memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
@@ -174,6 +177,7 @@ impl Shared {
             now.checked_sub(after)
         });
         self.release_some(before);
+        self.swap.tick();
         Duration::from_nanos(next.saturating_sub(now))
     }
 
@@ -279,10 +283,27 @@ impl Shared {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);
                 let record = self.core.groups().get(group);
-                Error::OverLimit {
-                    group: self.name_of(group),
-                    usage_pages: record.map_or(0, |group| group.usage()),
-                    max_pages: record.map_or(0, |group| group.max()),
+                let usage_pages = record.map_or(0, |group| group.usage());
+                let max_pages = record.map_or(0, |group| group.max());
+                let group = self.name_of(group);
+                let is_unwritten = matches!(error, AllocError::Unwritten { .. });
+                match self.swap.last_error().filter(|_| is_unwritten) {
+                    Some(code) => {
+                        let (used_bytes, max_bytes) = self.swap.used_bytes();
+                        Error::SwapOut {
+                            group,
+                            usage_pages,
+                            max_pages,
+                            used_bytes,
+                            max_bytes,
+                            source: error_of(code),
+                        }
+                    }
+                    None => Error::OverLimit {
+                        group,
+                        usage_pages,
+                        max_pages,
+                    },
                 }
             }
             AllocError::Thrashing { group: level } => {

@@ -12,7 +12,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupStat {
-    /// Anon pages, working memory, and pages that left their file while pinned.
+    /// Pages of [`Anon`](crate::Anon) regions, working memory, and pages that left their file while
+    /// pinned.
     pub anon: u64,
     /// Pages of files, those being read too.
     pub file: u64,

@@ -2,6 +2,7 @@
 
 use crate::Memory;
 use pagetide_core::units::Node;
+use std::sync::atomic::Ordering;
 
 /// Counts since the memory was built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,12 @@ pub struct Stats {
     pub batched_reads: u64,
     /// Pages of `batched_reads`.
     pub batched_pages: u64,
+    /// Pages of 4 KiB that came back from the spill file.
+    pub pswpin: u64,
+    /// Pages of 4 KiB that were swapped out to it. Pages of zeros are not written.
+    pub pswpout: u64,
+    /// Bytes of the spill file that are in use.
+    pub swap_used_bytes: u64,
     /// Pages that are cached, being read, or working memory.
     pub resident_pages: u64,
     /// Pages that reclaim looked at.
@@ -131,6 +138,9 @@ impl Memory {
             ring_enters,
             batched_reads,
             batched_pages,
+            pswpin: self.home().swap.pswpin.load(Ordering::Relaxed),
+            pswpout: self.home().swap.pswpout.load(Ordering::Relaxed),
+            swap_used_bytes: self.home().swap.used_bytes().0,
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,

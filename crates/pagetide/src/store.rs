@@ -1,7 +1,7 @@
 //! Where pages come from and go to: a file, or anything that reads and writes at an offset.
 
 use crate::Error;
-use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, StatxFlags};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
@@ -206,6 +206,12 @@ impl DirectFile {
             Err(refused) if refused.kind() == io::ErrorKind::InvalidInput => None,
             done => Some(done),
         }
+    }
+
+    /// Makes a hole: its space on the disk is free, its bytes read as zeros.
+    pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.buffered, flags, offset, len)?)
     }
 
     /// Reads that went through the kernel's page cache.

@@ -2,6 +2,8 @@
 
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::shared::{Shared, locked};
+use crate::spill::{Region, Written};
+use crate::store::Store;
 use crate::{Error, cpu, page};
 use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
 use std::cell::Cell;
@@ -102,6 +104,8 @@ struct Run<'a> {
     backing: &'a Backing,
     writes: [Option<Write>; MAX_RUN],
     len: usize,
+    /// How many of them were written, the first ones, and why not the others.
+    nr_written: usize,
     result: Result<(), u32>,
 }
 
@@ -112,12 +116,16 @@ impl<'a> Run<'a> {
             backing,
             writes: [const { None }; MAX_RUN],
             len: 0,
+            nr_written: 0,
             result: Err(NO_NUMBER),
         }
     }
 
-    /// Whether `page` can be written with those that it has.
+    /// Whether `page` can be written with those that it has: anon pages go where there is room.
     fn has_room_for(&self, page: u64) -> bool {
+        if self.backing.source.region().is_some() {
+            return self.len < MAX_RUN;
+        }
         let Some(last) = self.len.checked_sub(1) else {
             return true;
         };
@@ -132,10 +140,37 @@ impl<'a> Run<'a> {
 
     /// Writes what it has; returns the pages written.
     fn run(mut self) -> Result<u32, u32> {
-        let Some(first) = self.writes[0].as_ref() else {
+        if self.len == 0 {
             return Ok(0);
+        }
+        let in_write = InWrite::begin();
+        let written = match self.backing.source.region() {
+            Some(region) => self.swap_out(region),
+            None => self.write_in_place(),
         };
-        let start = first.key().page() * self.backing.order.bytes() as u64;
+        drop(in_write);
+        self.shared.count_written(written.nr_bytes);
+        self.nr_written = written.nr_pages;
+        self.result = written.result;
+        let nr_pages = u32::try_from(self.len).expect("a run is short");
+        self.result.map(|()| nr_pages)
+    }
+
+    fn swap_out(&self, region: &Region) -> Written {
+        let begun = self.writes.iter().flatten();
+        let pages = begun.map(|write| {
+            let bytes = page::written(&self.shared.arena, write);
+            (write.key().page(), bytes)
+        });
+        region.write_out(self.shared, pages)
+    }
+
+    /// Writes pages of a file where they belong: all of them or none.
+    fn write_in_place(&self) -> Written {
+        let first = self.writes[0]
+            .as_ref()
+            .map_or(0, |write| write.key().page());
+        let start = first * self.backing.order.bytes() as u64;
         let len = self.backing.len();
         let mut slices = [(); MAX_RUN].map(|()| IoSlice::new(&[]));
         let begun = self.writes.iter().flatten();
@@ -146,16 +181,24 @@ impl<'a> Run<'a> {
             *slice = IoSlice::new(&bytes[..in_file]);
             nr_bytes += in_file as u64;
         }
-        let in_write = InWrite::begin();
-        let written = write_all(self.backing, &mut slices[..self.len], start);
-        drop(in_write);
-        if written.is_ok() {
-            self.backing.has_stored(start + nr_bytes);
-            self.shared.count_written(nr_bytes);
+        let slices = &mut slices[..self.len];
+        let result = match self.backing.check_poison() {
+            Ok(()) => write_all(self.backing.source.written(), slices, start),
+            Err(_) => Err(NO_NUMBER),
+        };
+        if result.is_err() {
+            return Written {
+                nr_pages: 0,
+                nr_bytes: 0,
+                result,
+            };
         }
-        self.result = written;
-        let nr_pages = u32::try_from(self.len).expect("a run is short");
-        written.map(|()| nr_pages)
+        self.backing.has_stored(start + nr_bytes);
+        Written {
+            nr_pages: self.len,
+            nr_bytes,
+            result,
+        }
     }
 }
 
@@ -166,17 +209,21 @@ impl Drop for Run<'_> {
             return;
         }
         if let Err(code) = self.result
+            && self.backing.source.region().is_none()
             && self.backing.source.written().has_lost_writes()
         {
             self.backing.poison(code);
         }
         let is_failing = self.result.is_err();
         self.backing.is_failing.store(is_failing, Ordering::Relaxed);
-        for write in self.writes.iter_mut().filter_map(Option::take) {
+        let writes = self.writes.iter_mut().filter_map(Option::take);
+        for (at, write) in writes.enumerate() {
             let page = write.key().page();
             let mut effects = Effects::new();
             let core = &self.shared.core;
-            core.complete_write(cpu::current(), write, self.result, &mut effects);
+            let is_written = at < self.nr_written;
+            let result = if is_written { Ok(()) } else { self.result };
+            core.complete_write(cpu::current(), write, result, &mut effects);
             self.shared.wake_all(&mut effects);
             self.backing.settle(self.shared, page);
         }
@@ -185,15 +232,11 @@ impl Drop for Run<'_> {
 }
 
 /// Writes all bytes of `slices`.
-fn write_all(
-    backing: &Backing,
+pub(crate) fn write_all(
+    store: &dyn Store,
     mut slices: &mut [IoSlice<'_>],
     mut offset: u64,
 ) -> Result<(), u32> {
-    if backing.check_poison().is_err() {
-        return Err(NO_NUMBER);
-    }
-    let store = backing.source.written();
     // Leading empty ones go: an empty write says nothing.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
@@ -328,8 +371,8 @@ impl Shared {
     }
 
     /// Writes what reclaim offers, files in turn, until nothing is left of it; where others write
-    /// it already, waits for one of them.
-    pub(crate) fn write_offered(&self, writes: &mut Writes<'_>) {
+    /// it already and that `may_wait`, waits for one of them.
+    pub(crate) fn write_offered(&self, writes: &mut Writes<'_>, may_wait: bool) {
         let mut begun = [const { None::<Write> }; MAX_RUN];
         let mut len = 0;
         for write in writes.by_ref().take(MAX_RUN) {
@@ -338,7 +381,7 @@ impl Shared {
         }
         let begun = &mut begun[..len];
         if begun.is_empty() {
-            if writes.has_writeback() {
+            if may_wait && writes.has_writeback() {
                 self.landings.wait(LANDING);
             }
             return;

@@ -78,18 +78,29 @@ impl Open {
         let order = order.to_core();
         let mapping = shared.core.open_mapping(shared.here(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
+        Ok(Open::of(shared, (mapping, order), (source, len), name, key))
+    }
+
+    /// Takes over a mapping of core's.
+    pub(super) fn of(
+        shared: &Arc<Home>,
+        (mapping, order): (u32, pagetide_core::units::Order),
+        (source, len): (Source, u64),
+        name: String,
+        key: Option<FileKey>,
+    ) -> Open {
         let backing = Backing::new(mapping, order, name.into(), source, len);
         let backing = Arc::new(backing);
         let mut backings = shared.backings();
         backings.insert(number_of(mapping), Arc::clone(&backing));
         drop(backings);
-        Ok(Open {
+        Open {
             shared: Arc::clone(shared),
             mapping,
             order,
             backing,
             key,
-        })
+        }
     }
 }
 
@@ -100,8 +111,8 @@ impl Clone for File {
 }
 
 impl File {
-    fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
-        if may_write {
+    pub(super) fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
+        if may_write && open.backing.source.region().is_none() {
             open.shared.shared().start_flusher();
         }
         let errors = open.shared.core.write_errors(open.mapping);

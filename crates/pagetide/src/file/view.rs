@@ -219,6 +219,7 @@ impl File {
     fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Frame, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
+        backing.expect_dirty(page)?;
         let mut deadline = None;
         loop {
             let mut effects = Effects::new();

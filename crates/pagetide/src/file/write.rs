@@ -179,6 +179,7 @@ impl File {
     fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
+        backing.expect_dirty(part.page)?;
         let mut deadline = None;
         let was_dirty = loop {
             let mut effects = Effects::new();
@@ -191,6 +192,7 @@ impl File {
                     let (bytes, is_dirty) = latch.bytes_mut();
                     part.copy_to(bytes);
                     *is_dirty = true;
+                    backing.note_changed(part.page);
                     backing.grow(part.end(backing));
                     if !was_dirty {
                         backing.note_dirty(part.page, shared.second());
@@ -235,6 +237,7 @@ impl File {
         }
         part.copy_to(page::target(&shared.arena, io));
         backing.grow(part.end(backing));
+        backing.note_changed(part.page);
         shared.core.set_dirty_early(io);
         backing.note_dirty(part.page, shared.second());
         Ok(())

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
+mod anon;
 mod audit;
 mod bad_input;
 mod budget;

@@ -1,0 +1,269 @@
+//! Anon pages: memory of the program's own that is swapped out when others need it.
+
+use super::{File, Open};
+use crate::backing::Source;
+use crate::group::Group;
+use crate::page::{Page, PageMut};
+use crate::policy::Order;
+use crate::spill::Region;
+use crate::{Error, cpu};
+use pagetide_core::memory::{Discard, Effects};
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a page that is to be discarded may be in use.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pages that a key can number.
+const MAX_PAGES: u64 = 1 << 40;
+
+/// Pages without a file behind them: zeros until they are written, swapped out to the spill file
+/// under pressure, brought back when they are asked for. A cheap handle.
+///
+/// For state that has to stay but not in memory all of the time, addressed by the number of its
+/// pages: hash tables and sort runs of queries, arrays that are
+/// larger than the budget. What else there is:
+///
+/// | what | stays in memory | use it for |
+/// |---|---|---|
+/// | [`Anon`] | while it is pinned or used | data that may be slow to come back |
+/// | [`Buf`](crate::Buf) | always | a block for I/O or a hash table that must not wait |
+/// | [`Reservation`](crate::Reservation) | always | bytes that the program's allocator gives it |
+///
+/// As many pages as are asked for cost nothing before they are written; then each 4 KiB costs a
+/// word of the program's heap, which is charged to the group of the region, until it is discarded.
+/// A page is charged to the group whose handle brings it in. Which pages go, of files and anon
+/// ones, is the policy's choice by what each costs to bring back
+/// ([`Builder::swappiness`](crate::Builder::swappiness)). Whoever needs the memory writes them,
+/// up to 64 neighbours in the spill file with one write; reading one back is one read.
+///
+/// Nothing of it outlives the region: its pages and their room in the spill file go with the last
+/// handle, unwritten.
+///
+/// ```
+/// # fn main() -> Result<(), pagetide::Error> {
+/// use pagetide::{ByteSize, Memory};
+///
+/// let memory = Memory::builder().budget(ByteSize::mib(16)).spill_max(ByteSize::mib(64)).build()?;
+/// let query = memory.root().child("query")?.max(ByteSize::mib(4))?;
+/// let rows = query.anon(8192)?; // 32 MiB in 4 MiB of memory
+/// for page in 0..8192_u64 {
+///     rows.pin_new(page)?[..8].copy_from_slice(&page.to_le_bytes());
+/// }
+/// let page = rows.pin(17)?; // comes back
+/// assert_eq!(page[..8], 17_u64.to_le_bytes());
+/// rows.discard(..4096)?; // half of it is not needed any more
+/// assert!(memory.stats().pswpout > 4096);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Anon {
+    file: File,
+}
+
+impl fmt::Debug for Anon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Anon")
+            .field("nr_pages", &self.nr_pages())
+            .field("group", &self.file.group)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    /// A region of `nr_pages` anon pages of 4 KiB: see [`Anon`].
+    ///
+    /// With the first region of a memory, the spill file is made.
+    ///
+    /// # Errors
+    /// [`Error::Spill`], [`Error::AnonTooLarge`], [`Error::OverLimit`], [`Error::NoMetadata`].
+    pub fn anon(&self, nr_pages: u64) -> Result<Anon, Error> {
+        self.anon_with(Order::new(0), nr_pages)
+    }
+
+    /// A region of `nr_pages` anon pages of `order`.
+    ///
+    /// A page comes and goes as a whole, and needs a whole block of memory; in the spill file it
+    /// may lie in parts.
+    ///
+    /// # Errors
+    /// As [`Group::anon`].
+    pub fn anon_with(&self, order: Order, nr_pages: u64) -> Result<Anon, Error> {
+        let shared = self.shared();
+        let order = order.to_core();
+        let max_pages = MAX_PAGES.min(i64::MAX as u64 / order.bytes() as u64);
+        if nr_pages > max_pages {
+            return Err(Error::AnonTooLarge {
+                nr_pages,
+                max_pages,
+            });
+        }
+        let region = Region::new(self, order)?;
+        let mapping = shared.core.open_anon(shared.here(), order);
+        let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a region" })?;
+        let source = (Source::Region(region), nr_pages * order.bytes() as u64);
+        let name = format!("anon pages of {}", self.name());
+        let open = Open::of(shared, (mapping, order), source, name, None);
+        let file = File::of(Arc::new(open), self, true);
+        Ok(Anon { file })
+    }
+}
+
+impl Anon {
+    /// Pages of the region, written or not.
+    #[must_use]
+    pub fn nr_pages(&self) -> u64 {
+        self.file.len() / self.page_bytes() as u64
+    }
+
+    /// Bytes of a page.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.file.page_bytes()
+    }
+
+    /// The same region for another group: what this handle brings in is charged to it.
+    #[must_use]
+    pub fn for_group(&self, group: &Group) -> Anon {
+        let file = self.file.for_group(group);
+        Anon { file }
+    }
+
+    /// A view of a page without a copy, to be read. A page that is not in memory is read back; one
+    /// that was never written is zeros, without a read.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`]; [`Error::SwapOut`] where there is no memory because the disk is full or
+    /// fails; [`Error::Io`] where it cannot be read back, and stays in the spill file; as
+    /// [`File::pin`].
+    pub fn pin(&self, page: u64) -> Result<Page, Error> {
+        self.file.pin(page)
+    }
+
+    /// A view of a page for this caller alone, to read it and change it in place. Waits up to a
+    /// second for pins on the page to drop.
+    ///
+    /// # Errors
+    /// [`Error::SpillFull`] where a page is to be changed for the first time and no room is left;
+    /// [`Error::PageBusy`] where it stays pinned, also by the caller; as [`Anon::pin`].
+    pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
+        self.file.pin_mut(page)
+    }
+
+    /// [`Anon::pin_mut`] of a page that gets new content: its bytes are zeros, and it is not read
+    /// back.
+    ///
+    /// # Errors
+    /// As [`Anon::pin_mut`]. Where it is [`Error::PageBusy`], a page that was not in memory may
+    /// read as zeros since.
+    pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
+        if page >= self.nr_pages() {
+            return Err(self.file.past_end(page));
+        }
+        self.file.pin_new(page)
+    }
+
+    /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the region's end.
+    ///
+    /// # Errors
+    /// As [`Anon::pin`]; `buf` may hold part of the bytes.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.file.read_at(buf, offset)
+    }
+
+    /// Writes `buf` at `offset`; returns its length. A page that was swapped out is read first,
+    /// unless all of it is overwritten. Waits up to a second for pins on a page to drop.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`] where it does not lie in the region: nothing is written;
+    /// [`Error::SpillFull`] where a page is written for the first time and no room is left;
+    /// [`Error::PageBusy`] where a page stays pinned, also by the caller; as [`Anon::pin`]. Pages
+    /// before the one that failed have the new bytes.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.file.len()) {
+            let page = end.map_or(u64::MAX, |end| end / self.page_bytes() as u64);
+            return Err(self.file.past_end(page));
+        }
+        self.file.write_at(buf, offset)
+    }
+
+    /// Drops pages, in memory and in the spill file: they are zeros again. Who has one pinned to
+    /// read it keeps its bytes.
+    ///
+    /// O(pages of the range that were written), and their reads and writes under way are waited
+    /// for; a page that somebody changes for up to a second.
+    ///
+    /// # Errors
+    /// [`Error::PageBusy`]: pages before it are dropped.
+    pub fn discard(&self, pages: impl RangeBounds<u64>) -> Result<(), Error> {
+        let start = match pages.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match pages.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => u64::MAX,
+        };
+        let end = end.min(self.nr_pages());
+        let backing = &*self.file.open.backing;
+        let region = backing.source.region().expect("anon pages have a region");
+        let alone = backing.resize.write();
+        let _alone = alone.unwrap_or_else(PoisonError::into_inner);
+        let mut next = start;
+        while next < end
+            && let Some(page) = region.next_known(next..end)
+        {
+            self.discard_page(region, page)?;
+            next = page + 1;
+        }
+        Ok(())
+    }
+
+    fn discard_page(&self, region: &Region, page: u64) -> Result<(), Error> {
+        loop {
+            // First: whoever brings the page in from here on finds zeros.
+            region.drop_slots(page);
+            self.drop_resident(page)?;
+            // A write that was under way has put it there once more.
+            if !region.has_slots(page) {
+                region.forget(page);
+                return Ok(());
+            }
+        }
+    }
+
+    fn drop_resident(&self, page: u64) -> Result<(), Error> {
+        let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
+        let Some(key) = backing.key(page) else {
+            return Ok(());
+        };
+        let mut deadline = None;
+        loop {
+            let mut effects = Effects::new();
+            let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
+            shared.wake_all(&mut effects);
+            let (frame, version) = match discarded {
+                Discard::Gone => {
+                    shared.settle();
+                    return Ok(());
+                }
+                Discard::Wait { frame, version } => (frame, version),
+            };
+            if !shared.core.is_latched(frame) {
+                // A read or a write under way: it ends.
+                shared.wait(frame, version);
+                continue;
+            }
+            let until = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+            if !shared.wait_until(frame, version, until) {
+                let file = backing.name.to_string();
+                return Err(Error::PageBusy { file, page });
+            }
+        }
+    }
+}

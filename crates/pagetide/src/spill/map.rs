@@ -1,0 +1,246 @@
+//! Where the pages of one region lie in the spill file.
+//!
+//! A word for each 4 KiB that was ever written, in leaves of 128. A leaf is made, and charged,
+//! before a page of it is changed for the first time: so swapping out needs no memory.
+
+use crate::shared::locked;
+use crate::{ByteSize, Error, Group, Reservation};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Words of a leaf.
+const LEAF: usize = 128;
+/// Bytes of the heap that a leaf takes, with its share of the tree's nodes.
+const LEAF_BYTES: u64 = 4 * LEAF as u64 + 64;
+
+/// It may have been written: its page may be dirty, or its bytes are in a slot.
+const KNOWN: u32 = 1 << 31;
+/// Its slot is being read.
+const READING: u32 = 1 << 30;
+/// Its slot goes when that read ends.
+const DOOMED: u32 = 1 << 29;
+/// The number of its slot and one; 0 for none.
+const SLOT: u32 = DOOMED - 1;
+
+/// Slots that can be named.
+pub(super) const MAX_SLOTS: u32 = SLOT - 1;
+
+#[derive(Debug)]
+struct Leaf {
+    words: [u32; LEAF],
+    nr_known: u32,
+}
+
+/// The words of a region. Units of 4 KiB are counted from its beginning.
+#[derive(Debug)]
+pub(super) struct SlotMap {
+    leaves: Mutex<BTreeMap<u64, Box<Leaf>>>,
+    /// Charges the leaves.
+    records: Reservation,
+}
+
+fn place(unit: u64) -> (u64, usize) {
+    let leaf = LEAF as u64;
+    let word = usize::try_from(unit % leaf).expect("below the length of a leaf");
+    (unit / leaf, word)
+}
+
+/// The slot that a word names, if it is not on its way out.
+fn slot_of(word: u32) -> Option<u32> {
+    let slot = (word & SLOT).checked_sub(1)?;
+    (word & DOOMED == 0).then_some(slot)
+}
+
+impl SlotMap {
+    /// # Errors
+    /// As [`Group::reserve`].
+    pub(super) fn new(group: &Group) -> Result<SlotMap, Error> {
+        Ok(SlotMap {
+            leaves: Mutex::default(),
+            records: group.reserve(ByteSize(0))?,
+        })
+    }
+
+    /// Makes room for the words of units that are about to be changed; `commit` says whether there
+    /// may be another one. May reclaim: the caller holds no latch.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`]; what `commit` says.
+    pub(super) fn expect(
+        &self,
+        units: Range<u64>,
+        commit: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for unit in units {
+            while !self.mark_known(unit, &commit)? {
+                self.records.try_grow(ByteSize(LEAF_BYTES))?;
+                let mut leaf = Some(Box::new(Leaf {
+                    words: [0; LEAF],
+                    nr_known: 0,
+                }));
+                let number = place(unit).0;
+                let mut leaves = locked(&self.leaves);
+                let make = || leaf.take().expect("called once");
+                leaves.entry(number).or_insert_with(make);
+                drop(leaves);
+                if leaf.is_some() {
+                    // Somebody else was faster.
+                    self.records.shrink(ByteSize(LEAF_BYTES));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a leaf for it.
+    fn mark_known(
+        &self,
+        unit: u64,
+        commit: &impl Fn() -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let (leaf, word) = place(unit);
+        let mut leaves = locked(&self.leaves);
+        let Some(leaf) = leaves.get_mut(&leaf) else {
+            return Ok(false);
+        };
+        if leaf.words[word] & KNOWN == 0 {
+            commit()?;
+            leaf.nr_known += 1;
+            leaf.words[word] |= KNOWN;
+        }
+        Ok(true)
+    }
+
+    /// Forgets units that nobody changes and that have no slots; returns how many.
+    pub(super) fn forget(&self, units: Range<u64>) -> u32 {
+        let mut nr_forgotten = 0;
+        for unit in units {
+            let (number, word) = place(unit);
+            let mut leaves = locked(&self.leaves);
+            let Some(leaf) = leaves.get_mut(&number) else {
+                continue;
+            };
+            if leaf.words[word] & KNOWN == 0 {
+                continue;
+            }
+            leaf.words[word] &= !KNOWN;
+            leaf.nr_known -= 1;
+            nr_forgotten += 1;
+            if leaf.nr_known == 0 {
+                leaves.remove(&number);
+                drop(leaves);
+                self.records.shrink(ByteSize(LEAF_BYTES));
+            }
+        }
+        nr_forgotten
+    }
+
+    /// The first unit in a range that may have been written.
+    pub(super) fn next_known(&self, units: Range<u64>) -> Option<u64> {
+        let leaves = locked(&self.leaves);
+        let numbers = units.start / LEAF as u64..units.end.div_ceil(LEAF as u64);
+        let mut known = leaves.range(numbers).flat_map(|(number, leaf)| {
+            let words = (number * LEAF as u64..).zip(leaf.words);
+            words.filter(|(_, word)| word & KNOWN != 0)
+        });
+        known.find_map(|(unit, _)| units.contains(&unit).then_some(unit))
+    }
+
+    /// The slot of a unit.
+    pub(super) fn get(&self, unit: u64) -> Option<u32> {
+        let (leaf, word) = place(unit);
+        let leaves = locked(&self.leaves);
+        slot_of(leaves.get(&leaf)?.words[word])
+    }
+
+    /// Whether one of the units has a slot.
+    pub(super) fn has_any(&self, mut units: Range<u64>) -> bool {
+        units.any(|unit| self.get(unit).is_some())
+    }
+
+    /// Names the slot of a unit that was expected and has none.
+    ///
+    /// # Panics
+    /// Where it was not expected, or has one.
+    pub(super) fn put(&self, unit: u64, slot: u32) {
+        let (leaf, word) = place(unit);
+        let mut leaves = locked(&self.leaves);
+        let leaf = leaves.get_mut(&leaf).expect("expected before it changed");
+        let word = &mut leaf.words[word];
+        assert_eq!(*word, KNOWN, "a page that is written has no slot");
+        *word |= slot + 1;
+    }
+
+    /// Takes the slot of a unit away, and tells `give` if it can go now.
+    pub(super) fn take(&self, unit: u64, give: impl FnOnce(u32)) {
+        let (leaf, word) = place(unit);
+        let mut leaves = locked(&self.leaves);
+        let Some(leaf) = leaves.get_mut(&leaf) else {
+            return;
+        };
+        let word = &mut leaf.words[word];
+        let Some(slot) = slot_of(*word) else { return };
+        if *word & READING == 0 {
+            *word &= !SLOT;
+            give(slot);
+        } else {
+            *word |= DOOMED;
+        }
+    }
+
+    /// Keeps the slots of units until [`SlotMap::end_read`]; whether they have any.
+    pub(super) fn begin_read(&self, units: Range<u64>) -> bool {
+        let mut has_any = false;
+        for unit in units {
+            let (leaf, word) = place(unit);
+            let mut leaves = locked(&self.leaves);
+            if let Some(leaf) = leaves.get_mut(&leaf)
+                && slot_of(leaf.words[word]).is_some()
+            {
+                leaf.words[word] |= READING;
+                has_any = true;
+            }
+        }
+        has_any
+    }
+
+    /// The slot that a read under way has of a unit.
+    pub(super) fn read_of(&self, unit: u64) -> Option<u32> {
+        let (leaf, word) = place(unit);
+        let word = locked(&self.leaves).get(&leaf)?.words[word];
+        let slot = (word & SLOT).checked_sub(1)?;
+        (word & READING != 0).then_some(slot)
+    }
+
+    /// Lets go of them; tells `give` which ones went meanwhile.
+    pub(super) fn end_read(&self, units: Range<u64>, mut give: impl FnMut(u32)) {
+        for unit in units {
+            let (leaf, word) = place(unit);
+            let mut leaves = locked(&self.leaves);
+            let Some(leaf) = leaves.get_mut(&leaf) else {
+                continue;
+            };
+            let word = &mut leaf.words[word];
+            if *word & DOOMED != 0 {
+                give((*word & SLOT) - 1);
+                *word &= !SLOT;
+            }
+            *word &= !(READING | DOOMED);
+        }
+    }
+
+    /// Takes all slots away: nobody uses the region any more. Returns the units that were known.
+    pub(super) fn take_all(&mut self, mut give: impl FnMut(u32)) -> u32 {
+        let leaves = std::mem::take(&mut *locked(&self.leaves));
+        let mut nr_known = 0;
+        for leaf in leaves.into_values() {
+            nr_known += leaf.nr_known;
+            leaf.words
+                .into_iter()
+                .filter_map(slot_of)
+                .for_each(&mut give);
+        }
+        nr_known
+    }
+}
