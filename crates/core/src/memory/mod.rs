@@ -22,6 +22,7 @@ mod region;
 mod reserve;
 mod room;
 mod stat;
+mod turn;
 mod write;
 mod write_reserve;
 

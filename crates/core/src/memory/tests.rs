@@ -14,6 +14,7 @@ mod prefetch;
 mod region;
 mod reserve;
 mod stat;
+mod turn;
 mod write;
 
 use super::*;

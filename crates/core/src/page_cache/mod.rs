@@ -2,6 +2,8 @@
 
 mod index;
 mod latch;
+pub mod readahead;
+pub mod streams;
 mod write;
 
 pub use index::{Index, Locked};

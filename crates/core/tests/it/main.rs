@@ -11,6 +11,7 @@ mod memory;
 mod mglru;
 mod pressure;
 mod progress;
+mod readahead;
 mod reclaim;
 mod reserve;
 mod stocks;

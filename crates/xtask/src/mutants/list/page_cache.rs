@@ -130,4 +130,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "word.may_be_latched(word.pins())",
         tests: Tests::Loom,
     },
+    Mutant {
+        name: "a window that follows begins within the one before",
+        file: "page_cache/readahead.rs",
+        find: "            start: self.end(),\n            size,",
+        replace: "            start: self.marker(),\n            size,",
+        tests: Tests::Plain("readahead"),
+    },
+    Mutant {
+        name: "a reader is read for beyond the end of the file",
+        file: "page_cache/streams.rs",
+        find: "pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)",
+        replace: "pages.start..pages.end",
+        tests: Tests::Plain("readahead"),
+    },
+    Mutant {
+        name: "pages are kept for a reader that stopped",
+        file: "page_cache/streams.rs",
+        find: "&& now - one.seen <= MAX_SILENCE",
+        replace: "",
+        tests: Tests::Plain("streams"),
+    },
+    Mutant {
+        name: "what one reader alone passes goes next",
+        file: "page_cache/streams.rs",
+        find: "(passed, was_kept.then_some(Turn::Next))",
+        replace: "(passed, (was_kept || kept.0 <= kept.1).then_some(Turn::Next))",
+        tests: Tests::Plain("streams"),
+    },
 ];

@@ -1,0 +1,284 @@
+//! Sequential readers of one file, a bounded number of them, each with its window, and what they
+//! say of the pages that they pass.
+//!
+//! Whoever owns a [`Streams`] tells it of misses and of reads of marked pages, and of nothing else:
+//! [`Streams::marks`] says which pages to tell of, so that a hit costs a load and a compare.
+//!
+//! Of two readers one behind the other, near enough that the pages between them fit memory, the
+//! pages between are kept for the one behind, and go first once it has passed. What a reader alone
+//! passes stays with the policy: the next reader of a file that is read again and again finds some
+//! of it, which it would not if all of it went at once.
+//!
+//! Source: windows as in [`super::readahead`]. The table in place of a state in each open file, and
+//! the rule of two readers, are ours; buffer managers that let scans share a buffer pool do alike.
+
+use super::readahead::{self, Start, Window};
+use crate::reclaim::Turn;
+use core::ops::Range;
+
+/// Readers that are told apart.
+pub const NR_STREAMS: usize = 16;
+/// Pages that a reader has passed before others' pages are kept for it, or its own go: shorter runs
+/// say nothing of what will be read.
+const MIN_RUN: u64 = 32;
+/// A reader that was not heard of while so many pages were read of the file has stopped: eight
+/// windows of 128 KiB.
+const MAX_SILENCE: u64 = 256;
+/// A reader that was not heard of while so many pages were read gives way to any other.
+const MAX_REST: u64 = 4096;
+
+/// What is there to read, and what may be had.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Pages of the file.
+    pub nr_pages: u64,
+    /// Pages that are read at once at most: not 0.
+    pub max: u32,
+    /// Pages between two readers at most, where those between are kept for the one behind: as many
+    /// as are resident. 0: none are, and none go.
+    pub reach: u64,
+}
+
+/// What a reader's coming to a page calls for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// Pages to bring in; after a miss the page itself is the first.
+    pub read: Range<u64>,
+    /// Pages that the reader has left behind since it was last heard of, and their turn: `None`
+    /// where that is their policy's.
+    pub passed: Range<u64>,
+    /// See there.
+    pub turn: Option<Turn>,
+    /// The page had been read ahead, and was gone before it was read.
+    pub was_lost: bool,
+}
+
+/// One reader.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// What was read for it last. Until it is known to be sequential, what it asked for.
+    window: Window,
+    is_sequential: bool,
+    /// The first page of its run, and the page where it was last heard of.
+    from: u64,
+    at: u64,
+    /// Pages that another one passed, and that are kept for it.
+    kept: (u64, u64),
+    /// When it was first and last heard of.
+    began: u64,
+    seen: u64,
+}
+
+impl Stream {
+    fn is_old(&self, now: u64) -> bool {
+        !self.is_sequential || now - self.seen > MAX_REST
+    }
+
+    /// Whether a miss there goes on with it.
+    fn reads(&self, page: u64) -> bool {
+        let end = self.window.end();
+        page == end || self.is_sequential && (self.at + 1..end).contains(&page)
+    }
+}
+
+/// The readers of a file.
+#[derive(Debug)]
+pub struct Streams {
+    streams: [Option<Stream>; NR_STREAMS],
+    /// Pages read, as far as told.
+    clock: u64,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Streams::new()
+    }
+}
+
+impl Streams {
+    /// Of a file that nobody has read.
+    #[must_use]
+    pub const fn new() -> Streams {
+        Streams {
+            streams: [None; NR_STREAMS],
+            clock: 0,
+        }
+    }
+
+    /// The pages to tell of when they are read: those whose number, modulo 64, is a set bit. O(1).
+    #[must_use]
+    pub fn marks(&self) -> u64 {
+        let sequential = self
+            .streams
+            .iter()
+            .flatten()
+            .filter(|one| one.is_sequential);
+        sequential.fold(0, |marks, one| marks | mark_of(one.window.marker()))
+    }
+
+    /// Page `request.start` was missed by a request of these pages. `cached` tells how many pages
+    /// directly before it are cached, looking at no more than it is given.
+    ///
+    /// What is to be read has the page, is no longer than `bounds.max` and ends with the file. Of a
+    /// reader who is not sequential it is what was asked for.
+    /// O([`NR_STREAMS`]), and one call of `cached` at most.
+    ///
+    /// # Panics
+    /// Where `bounds.max` is 0.
+    pub fn missed(
+        &mut self,
+        request: Range<u64>,
+        bounds: Bounds,
+        cached: impl FnOnce(u32) -> u32,
+    ) -> Ahead {
+        let (page, max) = (request.start, bounds.max);
+        let nr_asked = request.end.saturating_sub(page).max(1);
+        let nr_asked = u32::try_from(nr_asked).unwrap_or(u32::MAX);
+        self.clock += 1;
+        let Some(index) = self.going_on(page) else {
+            let start = match page == 0 || nr_asked > max {
+                true => Start::Sequential,
+                false => Start::After(cached(max)),
+            };
+            let window = readahead::first(page, nr_asked, start, max);
+            return self.begin(page, nr_asked, window, bounds);
+        };
+        let stream = self.streams[index].as_mut().expect("found just now");
+        let goes_on = stream.is_sequential && page == stream.window.end();
+        let was_lost = stream.is_sequential && !goes_on;
+        stream.window = match goes_on {
+            true => stream.window.next(max),
+            false => readahead::first(page, nr_asked, Start::Sequential, max)
+                .expect("there is a window for who is sequential"),
+        };
+        stream.is_sequential = true;
+        let read = up_to(stream.window.pages(), bounds);
+        let (passed, turn) = self.pass(index, page, bounds.reach);
+        Ahead {
+            read,
+            passed,
+            turn,
+            was_lost,
+        }
+    }
+
+    /// A page was read that [`Streams::marks`] has a bit for; `None` where it is not a marker.
+    /// O([`NR_STREAMS`]).
+    ///
+    /// # Panics
+    /// Where `bounds.max` is 0.
+    pub fn marked(&mut self, page: u64, bounds: Bounds) -> Option<Ahead> {
+        let is_there = |one: &Option<Stream>| {
+            one.is_some_and(|one| one.is_sequential && one.window.marker() == page)
+        };
+        let index = self.streams.iter().position(is_there)?;
+        let stream = self.streams[index].as_mut().expect("found just now");
+        stream.window = stream.window.next(bounds.max);
+        let read = up_to(stream.window.pages(), bounds);
+        let (passed, turn) = self.pass(index, page, bounds.reach);
+        Some(Ahead {
+            read,
+            passed,
+            turn,
+            was_lost: false,
+        })
+    }
+
+    /// Whose next page this is: of several, who is nearest.
+    fn going_on(&self, page: u64) -> Option<usize> {
+        let streams = self.streams.iter().enumerate();
+        let there = streams.filter_map(|(index, one)| Some((index, one.as_ref()?)));
+        let reading = there.filter(|(_, one)| one.reads(page));
+        reading
+            .max_by_key(|(_, one)| one.at)
+            .map(|(index, _)| index)
+    }
+
+    /// A reader of whom nothing was known, in the place of the one who matters least.
+    fn begin(&mut self, page: u64, nr_asked: u32, window: Option<Window>, bounds: Bounds) -> Ahead {
+        let asked = Window {
+            start: page,
+            size: nr_asked,
+            async_size: 1,
+        };
+        let pages = window.unwrap_or(asked).pages();
+        let read = up_to(
+            pages.start..pages.end.min(page + u64::from(bounds.max)),
+            bounds,
+        );
+        let now = self.clock;
+        let least = (0..NR_STREAMS)
+            .min_by_key(|&index| self.streams[index].map(|one| (!one.is_old(now), one.seen)));
+        self.streams[least.expect("there are places")] = Some(Stream {
+            window: window.unwrap_or(asked),
+            is_sequential: window.is_some(),
+            from: page,
+            at: page,
+            kept: (page, page),
+            began: now,
+            seen: now,
+        });
+        Ahead {
+            read,
+            passed: page..page,
+            turn: None,
+            was_lost: false,
+        }
+    }
+
+    /// A reader came to a page: which ones it has left behind, and their turn.
+    fn pass(&mut self, index: usize, page: u64, reach: u64) -> (Range<u64>, Option<Turn>) {
+        let now = self.clock;
+        let stream = self.streams[index].as_mut().expect("the caller found it");
+        let passed = stream.at..page;
+        let nr_passed = page.saturating_sub(passed.start);
+        stream.at = page;
+        let (from, began, kept) = (stream.from, stream.began, stream.kept);
+        self.clock = now + nr_passed;
+        stream.seen = self.clock;
+        if nr_passed == 0 || reach == 0 || page - from < MIN_RUN {
+            return (passed, None);
+        }
+        // Behind it, at work since before it began to be, and not for the first time.
+        let follows = |one: &Stream| {
+            one.at <= passed.start
+                && passed.start - one.at < reach
+                && one.at - one.from >= MIN_RUN
+                && now - one.seen <= MAX_SILENCE
+                && one.seen > began
+        };
+        let others = self.streams.iter_mut().enumerate();
+        let others = others.filter(|&(other, _)| other != index);
+        let behind = others.filter_map(|(_, one)| one.as_mut().filter(|one| follows(one)));
+        if let Some(next) = behind.max_by_key(|one| one.at) {
+            let (start, end) = next.kept;
+            // Where it has passed all that was kept, or another was nearer for a while: anew.
+            let start = match end == passed.start {
+                true => start,
+                false => passed.start,
+            };
+            next.kept = (start, page);
+            return (passed, Some(Turn::Last));
+        }
+        let was_kept = (kept.0..kept.1).contains(&passed.start);
+        (passed, was_kept.then_some(Turn::Next))
+    }
+}
+
+fn mark_of(page: u64) -> u64 {
+    1 << (page % 64)
+}
+
+/// Whether a page is to be told of.
+#[must_use]
+#[inline]
+pub const fn is_marked(marks: u64, page: u64) -> bool {
+    marks >> (page % 64) & 1 != 0
+}
+
+fn up_to(pages: Range<u64>, bounds: Bounds) -> Range<u64> {
+    pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)
+}
+
+#[cfg(test)]
+mod tests;

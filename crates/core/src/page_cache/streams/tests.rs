@@ -1,0 +1,228 @@
+//! Named cases of readers.
+
+extern crate std;
+
+use super::*;
+use std::collections::BTreeSet;
+use std::vec::Vec;
+
+const MAX: u32 = 32;
+
+/// A file that is cached without a limit, and what was read of it.
+struct Cached {
+    streams: Streams,
+    bounds: Bounds,
+    pages: BTreeSet<u64>,
+    reads: Vec<Range<u64>>,
+    turns: Vec<(Range<u64>, Turn)>,
+}
+
+impl Cached {
+    fn new(nr_pages: u64) -> Cached {
+        Cached {
+            streams: Streams::new(),
+            bounds: Bounds {
+                nr_pages,
+                max: MAX,
+                reach: 1000,
+            },
+            pages: BTreeSet::new(),
+            reads: Vec::new(),
+            turns: Vec::new(),
+        }
+    }
+
+    /// Reads some pages by one request.
+    fn read(&mut self, request: Range<u64>) {
+        for page in request.clone() {
+            let ahead = if !self.pages.contains(&page) {
+                let pages = &self.pages;
+                let cached = |most: u32| {
+                    let before = (0..page).rev().take(most as usize);
+                    before
+                        .take_while(|page| pages.contains(page))
+                        .map(|_| 1)
+                        .sum()
+                };
+                let ahead = self.streams.missed(page..request.end, self.bounds, cached);
+                assert_eq!(ahead.read.start, page, "a window begins with the page");
+                Some(ahead)
+            } else if is_marked(self.streams.marks(), page) {
+                self.streams.marked(page, self.bounds)
+            } else {
+                None
+            };
+            let Some(ahead) = ahead else { continue };
+            assert!(ahead.read.end - ahead.read.start <= u64::from(self.bounds.max));
+            if ahead.read.clone().any(|page| !self.pages.contains(&page)) {
+                self.reads.push(ahead.read.clone());
+            }
+            self.pages.extend(ahead.read);
+            self.turns
+                .extend(ahead.turn.map(|turn| (ahead.passed, turn)));
+        }
+    }
+
+    fn read_each(&mut self, pages: Range<u64>) {
+        pages.for_each(|page| self.read(page..page + 1));
+    }
+}
+
+#[test]
+fn a_file_that_is_read_page_by_page_costs_a_read_a_window() {
+    let mut file = Cached::new(1000);
+    file.read_each(0..1000);
+    assert_eq!(
+        file.reads[..6],
+        [0..4, 4..12, 12..28, 28..60, 60..92, 92..124]
+    );
+    assert_eq!(
+        file.reads.last(),
+        Some(&(988..1000)),
+        "it ends with the file"
+    );
+    assert_eq!(file.reads.len(), 34);
+    assert!(file.turns.is_empty(), "one reader alone");
+}
+
+#[test]
+fn one_large_request_reads_on_at_its_markers() {
+    let mut file = Cached::new(1000);
+    file.read(100..400);
+    assert_eq!(file.reads[..3], [100..132, 132..164, 164..196]);
+    assert!(
+        file.pages.contains(&399) && file.reads.len() <= 12,
+        "{:?}",
+        file.reads
+    );
+}
+
+#[test]
+fn reads_here_and_there_bring_what_was_asked_for() {
+    let mut file = Cached::new(10_000);
+    for nr in 1..100 {
+        let page = nr * 7919 % 9973;
+        file.read(page..page + 2);
+    }
+    assert!(
+        file.reads.iter().all(|read| read.end - read.start <= 2),
+        "{:?}",
+        file.reads
+    );
+}
+
+#[test]
+fn a_second_page_in_a_row_is_enough_anywhere() {
+    let mut file = Cached::new(10_000);
+    file.read_each(5000..5003);
+    assert_eq!(file.reads, [5000..5001, 5001..5005, 5005..5013]);
+}
+
+#[test]
+fn whoever_comes_to_the_end_of_a_cached_run_has_a_history() {
+    let mut file = Cached::new(10_000);
+    file.pages.extend(500..520);
+    file.read_each(515..522);
+    assert_eq!((file.reads.len(), file.reads[0].clone()), (1, 520..541));
+}
+
+#[test]
+fn readers_in_turns_have_a_window_each() {
+    let mut file = Cached::new(100_000);
+    for page in 0..640 {
+        (0..10).for_each(|reader| file.read_each(reader * 1000 + page..reader * 1000 + page + 1));
+    }
+    // 10 readers of 640 pages: 20 windows of the largest size each, and few smaller ones.
+    assert!(file.reads.len() <= 10 * 25, "{}", file.reads.len());
+}
+
+#[test]
+fn the_table_is_bounded_and_the_one_unheard_of_goes() {
+    let mut file = Cached::new(1 << 20);
+    for reader in 0..NR_STREAMS as u64 + 1 {
+        file.read_each(reader * 1000 + 10..reader * 1000 + 14);
+    }
+    let known = |file: &Cached| {
+        file.streams
+            .streams
+            .iter()
+            .flatten()
+            .map(|one| one.from)
+            .min()
+    };
+    assert_eq!(known(&file), Some(1010));
+    // Those who read one page only give way first.
+    (0..100).for_each(|nr| file.read_each(500_000 + nr * 10..500_001 + nr * 10));
+    assert_eq!(known(&file), Some(2010));
+}
+
+#[test]
+fn a_page_that_is_gone_before_it_is_read_begins_anew() {
+    let mut file = Cached::new(1000);
+    file.read_each(0..70);
+    file.pages.remove(&71);
+    let bounds = file.bounds;
+    assert!(!file.streams.missed(500..501, bounds, |_| 0).was_lost);
+    let ahead = file.streams.missed(71..72, bounds, |_| 0);
+    assert!(ahead.was_lost);
+    assert_eq!(ahead.read, 71..75);
+}
+
+#[test]
+fn pages_between_two_readers_are_kept_for_the_one_behind() {
+    let mut file = Cached::new(10_000);
+    file.read_each(0..200);
+    // Who is behind has read on its own so far.
+    file.pages.clear();
+    file.turns.clear();
+    for page in 0..500 {
+        file.read_each(page..page + 1);
+        file.read_each(page + 200..page + 201);
+    }
+    let turns = |turn| {
+        let of_turn = file.turns.iter().filter(|&&(_, one)| one == turn);
+        of_turn
+            .flat_map(|(pages, _)| pages.clone())
+            .collect::<Vec<_>>()
+    };
+    let (kept, went) = (turns(Turn::Last), turns(Turn::Next));
+    assert!(kept.len() > 400 && went.len() > 200, "{:?}", file.turns);
+    assert!(
+        went.iter().all(|page| kept.contains(page)),
+        "{:?}",
+        file.turns
+    );
+    assert!(*kept.last().unwrap() > 600 && *went.last().unwrap() < 500);
+}
+
+#[test]
+fn nothing_is_kept_for_who_is_far_behind_has_stopped_or_hardly_began() {
+    let turns = |distance: u64, reach: u64, nr_before: u64, nr_after: u64| {
+        let mut file = Cached::new(100_000);
+        file.bounds.reach = reach;
+        for page in 0..600 {
+            file.read_each(5000 + distance + page..5001 + distance + page);
+            if (nr_before..nr_after).contains(&page) {
+                file.read_each(5000 + page..5001 + page);
+            }
+        }
+        file.turns.len()
+    };
+    assert!(turns(1000, 2000, 0, 600) > 10);
+    assert_eq!(turns(1000, 900, 0, 600), 0, "the pages between do not fit");
+    assert_eq!(turns(1000, 0, 0, 600), 0, "not wanted");
+    assert_eq!(turns(1000, 2000, 580, 600), 0, "a few pages are no scan");
+    // What was read since is 256 pages at most, or two windows more.
+    let stopped = turns(1000, 2000, 0, 100);
+    assert!(stopped > 0 && stopped <= (100 + 256) / 32 + 2, "{stopped}");
+}
+
+#[test]
+fn a_reader_that_jumps_is_not_two() {
+    let mut file = Cached::new(100_000);
+    for round in 0..20 {
+        let start = round * 300;
+        file.read_each(start..start + 100);
+    }
+    assert!(file.turns.is_empty(), "{:?}", file.turns);
+}
