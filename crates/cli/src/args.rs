@@ -56,8 +56,26 @@ pub(crate) enum BenchName {
     Drain(DrainArgs),
     /// Where a charge stock could have a cliff, against the straight path.
     PingPong(StockArgs),
-    /// Read a file of four times the limit at random: policies side by side, counted and timed.
+    /// Read data of four times the limit at random: policies side by side, or with `--device` the
+    /// page cache beside the kernel's.
     RandomRead(RandomReadArgs),
+    /// One run of `random-read --device`.
+    #[command(hide = true)]
+    DeviceChild {
+        /// What to measure, as JSON.
+        spec: String,
+    },
+    /// Holds what `random-read --device` borrows from the machine, until its input ends.
+    #[command(hide = true)]
+    DeviceHolder(HolderArgs),
+    /// Read pages that are there, by copies and by views: beside `memcpy`, `pread` and a mapping.
+    Hit(HitArgs),
+    /// Write pages at random and in order, synced now and then: beside `pwrite` and `fdatasync`.
+    Write(WriteArgs),
+    /// Open many files, read a page of each, close them: beside `open`, `pread` and `close`.
+    OpenClose(OpenCloseArgs),
+    /// Point reads, scans and writes of three tenants under one budget, alone and together.
+    Mixed(MixedArgs),
     /// Gets and sets of a store of which half fits in memory: policies side by side, swaps counted.
     KeyValue(KeyValueArgs),
     /// Where the instructions of an eviction go, alone and beside many groups, by callgrind.
@@ -174,6 +192,113 @@ pub(crate) struct RandomReadArgs {
           value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) runs: u32,
     /// Folder for the data file (unlinked at once) [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Beside the kernel's page cache instead, on this device: a folder for the data file, a file
+    /// to read, or `zram` for a block device in memory (takes root).
+    #[arg(long, value_name = "zram|DIR|FILE", conflicts_with = "dir")]
+    pub(crate) device: Option<String>,
+    /// With `--device`: threads that read.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,2",
+          value_parser = clap::value_parser!(u32).range(1..=256), requires = "device")]
+    pub(crate) threads: Vec<u32>,
+    /// With `--device`: reads that each thread has in flight.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,32,128",
+          value_parser = clap::value_parser!(u32).range(1..=4096), requires = "device")]
+    pub(crate) depths: Vec<u32>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct HolderArgs {
+    /// Room for files on a block device in memory.
+    #[arg(long)]
+    pub(crate) zram_bytes: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct HitArgs {
+    /// Pages of the hot set.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,512,4096,131072",
+          value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    pub(crate) pages: Vec<u32>,
+    /// Numbers of threads.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,2,8",
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) threads: Vec<u32>,
+    /// Reads of each run, of all threads together.
+    #[arg(long, value_name = "N", default_value = "400000",
+          value_parser = clap::value_parser!(u64).range(256..=1_000_000_000))]
+    pub(crate) reads: u64,
+    /// Times that each variant is timed, in turn and in both orders.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct WriteArgs {
+    /// Pages of the file, of which a quarter may be resident.
+    #[arg(long, value_name = "N", default_value = "65536",
+          value_parser = clap::value_parser!(u32).range(256..=16_777_216))]
+    pub(crate) pages: u32,
+    /// Writes of a page in each run.
+    #[arg(long, value_name = "N", default_value = "50000",
+          value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) writes: u32,
+    /// Writes between two syncs.
+    #[arg(long, value_name = "N", default_value = "1000",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) sync_every: u32,
+    /// Times that each engine is timed, in turn and in both orders.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Folder for the data file (unlinked at once) [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct OpenCloseArgs {
+    /// Files, of four pages each.
+    #[arg(long, value_name = "N", default_value = "2000",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) files: u32,
+    /// Times that each engine is timed, in turn and in both orders.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Folder for the data files [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Run one engine once, for a tool that counts.
+    #[arg(long, hide = true)]
+    pub(crate) count: Option<usize>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MixedArgs {
+    /// Pages of the budget; the three files have four times as many.
+    #[arg(long, value_name = "N", default_value = "16384",
+          value_parser = clap::value_parser!(u32).range(384..=4_194_304))]
+    pub(crate) frames: u32,
+    /// Milliseconds of each phase, after as many to warm up.
+    #[arg(long, value_name = "MS", default_value = "3000",
+          value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub(crate) millis: u64,
+    /// Folder for the data files (unlinked at once) [default: the temporary folder].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
     /// Print JSON lines instead of a table.

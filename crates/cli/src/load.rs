@@ -1,10 +1,11 @@
-//! Loading a trace, and progress bars.
+//! Loading a trace, progress bars, and what is measured everywhere.
 
 use crate::args::TraceArgs;
 use crate::failure::{Failure, chain};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagetide_sim::trace::{Trace, TraceOptions};
+use std::time::{Duration, Instant};
 
 /// Reads the trace that the command line names.
 pub(crate) fn trace(args: &TraceArgs) -> Result<Trace, Failure> {
@@ -26,4 +27,32 @@ pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
 /// Latencies of 1 ns to a minute, to three digits; longer ones count as a minute.
 pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds and digits are allowed")
+}
+
+/// Does something, and records how long it took.
+pub(crate) fn timed<T>(latencies: &mut Histogram<u64>, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = work();
+    let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    latencies.saturating_record(ns);
+    done
+}
+
+/// CPU time of all threads of this process.
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Bytes that this process had moved to or from devices: a line of `/proc/self/io`.
+pub(crate) fn io_bytes(name: &str) -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/io");
+    let text = text.map_err(|error| Failure::of("cannot count this process's I/O", &error))?;
+    let count = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    count
+        .and_then(|count| count.parse().ok())
+        .ok_or_else(|| Failure::Run(format!("/proc/self/io has no {name}")))
 }

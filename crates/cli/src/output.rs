@@ -76,6 +76,12 @@ pub(crate) fn time(nanos: u64) -> String {
     }
 }
 
+/// The nearest whole number, from 0 on.
+#[expect(clippy::cast_possible_truncation)] // What is larger than any count stays the largest.
+pub(crate) fn whole(value: f64) -> u64 {
+    value.round() as u64
+}
+
 /// Rounds to six decimals, as ratios are printed.
 pub(crate) fn rounded(ratio: f64) -> f64 {
     (ratio * 1e6).round() / 1e6
@@ -100,5 +106,6 @@ mod tests {
             ("98.77 %".into(), "1.5 MiB".into())
         );
         assert_eq!(rounded(0.123_456_78), 0.123_457);
+        assert_eq!([-1.0, 0.5, 7.4, 1e30].map(whole), [0, 1, 7, u64::MAX]);
     }
 }

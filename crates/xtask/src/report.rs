@@ -41,6 +41,18 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "not every file system has files of 16 TiB; the same is tested over a store",
     ),
     (
+        "zram",
+        "a block device in memory takes root and a kernel that has zram",
+    ),
+    (
+        "device bench",
+        "peers need direct reads, rings and memory cgroups, which a container may not have",
+    ),
+    (
+        "io_uring",
+        "a container may not let its processes make rings",
+    ),
+    (
         "full disk",
         "mounting a small tmpfs takes root; a store that is full is tested everywhere",
     ),

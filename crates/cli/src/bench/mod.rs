@@ -6,10 +6,14 @@ mod charge;
 mod charge_parts;
 mod costs;
 mod counted;
+mod device;
 mod drain;
 mod evacuate;
+mod hit;
 mod hog;
 mod key_value;
+mod mixed;
+mod open_close;
 mod page_fault;
 mod ping_pong;
 mod random_read;
@@ -20,6 +24,8 @@ mod stocks;
 mod stream;
 mod truncate;
 mod tuners;
+mod turns;
+mod write;
 
 use crate::args::BenchArgs;
 use crate::args::BenchName;
@@ -38,6 +44,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::Reserve(args) => reserve::run(args),
         BenchName::Evacuate(args) => evacuate::run(args),
         BenchName::RandomRead(args) => random_read::run(args),
+        BenchName::DeviceChild { spec } => device::child::run(spec),
+        BenchName::DeviceHolder(args) => device::holder::serve(args),
+        BenchName::Hit(args) => hit::run(args),
+        BenchName::Write(args) => write::run(args),
+        BenchName::OpenClose(args) => open_close::run(args),
+        BenchName::Mixed(args) => mixed::run(args),
         BenchName::KeyValue(args) => key_value::run(args),
         BenchName::ReclaimCost(args) => reclaim_cost::run(args),
         BenchName::Costs => costs::run(),

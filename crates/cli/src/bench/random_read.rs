@@ -1,6 +1,7 @@
 //! `bench random-read`: pages of a file are read at random under a limit of a quarter of it,
 //! policies side by side: counted in the simulator, timed in the runtime.
 
+use super::device;
 use crate::args::RandomReadArgs;
 use crate::failure::{Failure, chain};
 use crate::{load, output, scratch};
@@ -12,7 +13,7 @@ use pagetide_sim::{CoreCache, CorePolicy, Costs, policy};
 use serde::Serialize;
 use std::time::Instant;
 
-const PAGES: [Distribution; 3] = [
+pub(super) const PAGES: [Distribution; 3] = [
     Distribution::Uniform,
     Distribution::Zipf(0.9),
     Distribution::Zipf(1.1),
@@ -61,6 +62,9 @@ struct Run {
 }
 
 pub(super) fn run(args: &RandomReadArgs) -> Result<(), Failure> {
+    if let Some(device) = &args.device {
+        return device::run(args, device);
+    }
     let nr_counted = CorePolicy::ALL.len() + BESIDE.len();
     let nr_timed = CorePolicy::ALL.len() * args.runs as usize;
     let bar = load::progress("reading", (PAGES.len() * (nr_counted + nr_timed)) as u64);

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod bench;
+mod device;
 mod eviction;
 mod mrc;
+mod page_cache;
 mod reserve;
 
 use serde_json::Value;

@@ -1,0 +1,163 @@
+//! One measurement, in a process of its own: its CPU time and memory are nobody else's.
+
+use super::cgroup;
+use super::readers::{self, Source};
+use super::spec::{Outcome, Spec};
+use crate::failure::Failure;
+use crate::{load, output};
+use hdrhistogram::Histogram;
+use pagetide::resident_bytes;
+use rustix::process::Signal;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// Bytes of a thread's stack and histograms at most.
+const OF_THREAD: u64 = 512 << 10;
+/// Requests of pages that are there, of each thread.
+const NR_HITS: usize = 100_000;
+
+pub(in crate::bench) fn run(spec: &str) -> Result<(), Failure> {
+    // Whoever started it may be killed: then nobody reads what it measures.
+    let died = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    died.map_err(|error| Failure::of("cannot be ended with its parent", &error))?;
+    let spec: Spec = serde_json::from_str(spec)
+        .map_err(|error| Failure::Usage(format!("no measurement: {error}")))?;
+    if let Some(folder) = &spec.cgroup {
+        cgroup::enter(folder)?;
+    }
+    let requests = spec.requests();
+    let baseline = resident()?;
+    if let Some(folder) = &spec.cgroup {
+        // What the last run cached there is charged there still.
+        readers::forget(&spec.file)
+            .map_err(|error| Failure::of("cannot empty the kernel's page cache", &error))?;
+        // The requests are no pages of the file, and neither is what threads have of their own.
+        let pages = u64::from(spec.frames) * pagetide::PAGE_BYTES as u64;
+        cgroup::leave_room(folder, pages + u64::from(spec.threads) * OF_THREAD)?;
+    }
+    let source = Source::open(&spec)?;
+    let mut outcome = measure(&spec, &source, &requests)?;
+    outcome.resident_bytes = match &spec.cgroup {
+        Some(folder) => cgroup::usage(folder)?,
+        None => resident()?.saturating_sub(baseline),
+    };
+    output::json(&outcome)
+}
+
+fn resident() -> Result<u64, Failure> {
+    resident_bytes().map_err(|error| Failure::of("cannot read its resident memory", &error))
+}
+
+/// What is counted for the whole process.
+struct Counts {
+    at: Instant,
+    cpu: Duration,
+    misses: u64,
+}
+
+impl Counts {
+    fn now(source: &Source) -> Result<Counts, Failure> {
+        // Ours are exact; of the kernel's page cache the device tells, a page at a time.
+        let misses = match source.misses() {
+            Some(misses) => misses,
+            None => load::io_bytes("read_bytes")? / pagetide::PAGE_BYTES as u64,
+        };
+        Ok(Counts {
+            at: Instant::now(),
+            cpu: load::cpu_time(),
+            misses,
+        })
+    }
+}
+
+fn measure(
+    spec: &Spec,
+    source: &Source,
+    requests: &[(Vec<u32>, Vec<u32>)],
+) -> Result<Outcome, Failure> {
+    let barrier = &Barrier::new(requests.len() + 1);
+    let (counts, done) = std::thread::scope(|scope| {
+        let threads: Vec<_> = requests
+            .iter()
+            .map(|(warm_up, measured)| scope.spawn(|| thread(source, (warm_up, measured), barrier)))
+            .collect();
+        // All are warm; all have measured.
+        barrier.wait();
+        let before = Counts::now(source);
+        barrier.wait();
+        barrier.wait();
+        let after = Counts::now(source);
+        barrier.wait();
+        let done: Vec<_> = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a reader does not panic"))
+            .collect();
+        ((before, after), done)
+    });
+    let (before, after) = (counts.0?, counts.1?);
+    let (mut latencies, mut hit_ns) = (load::histogram(), Vec::new());
+    for thread in done {
+        let thread = thread?;
+        latencies.add(thread.latencies).expect("of the same bounds");
+        hit_ns.extend(thread.hit_ns);
+    }
+    let requests = f64::from(spec.requests);
+    let elapsed = after.at - before.at;
+    let misses = (after.misses - before.misses) as f64;
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    Ok(Outcome {
+        hit_ratio: output::rounded((1.0 - misses / requests).max(0.0)),
+        iops: requests / elapsed.as_secs_f64(),
+        ns_p50: latencies.value_at_quantile(0.5),
+        ns_p99: latencies.value_at_quantile(0.99),
+        cpu_ns: (after.cpu - before.cpu).as_nanos() as f64 / requests,
+        resident_bytes: 0,
+        hit_ns: (!hit_ns.is_empty()).then(|| mean(&hit_ns)),
+    })
+}
+
+struct Measured {
+    latencies: Histogram<u64>,
+    hit_ns: Option<f64>,
+}
+
+/// A reader: warms up, measures, and where that tells something reads what is there again.
+fn thread(
+    source: &Source,
+    (warm_up, measured): (&[u32], &[u32]),
+    barrier: &Barrier,
+) -> Result<Measured, Failure> {
+    // Whoever fails comes to all barriers all the same.
+    let reader = source.reader();
+    let (mut reader, mut latencies) = (reader, load::histogram());
+    let mut run = |pages: &[u32], latencies: &mut Histogram<u64>| match &mut reader {
+        Ok(reader) => reader.run(pages, latencies),
+        Err(_) => Ok(()),
+    };
+    let warmed = run(warm_up, &mut load::histogram());
+    barrier.wait();
+    barrier.wait();
+    let read = run(measured, &mut latencies);
+    barrier.wait();
+    barrier.wait();
+    let hit_ns = match source.misses() {
+        Some(_) => Some(hits(&mut run, measured)?),
+        None => None,
+    };
+    reader.and(warmed.and(read))?;
+    Ok(Measured { latencies, hit_ns })
+}
+
+/// Nanoseconds of a read of what is there: of a few pages, again and again.
+fn hits(
+    run: &mut impl FnMut(&[u32], &mut Histogram<u64>) -> Result<(), Failure>,
+    pages: &[u32],
+) -> Result<f64, Failure> {
+    let few = &pages[..pages.len().min(64)];
+    let again: Vec<u32> = few.iter().copied().cycle().take(NR_HITS).collect();
+    let mut latencies = load::histogram();
+    run(few, &mut latencies)?;
+    latencies.clear();
+    run(&again, &mut latencies)?;
+    Ok(latencies.mean())
+}

@@ -1,0 +1,182 @@
+//! The engines: each reads the same pages and looks at the same words of them.
+
+use super::spec::{Engine, Spec};
+use super::sys::{Aligned, Mapping, Ring};
+use crate::failure::Failure;
+use crate::{load, scratch};
+use hdrhistogram::Histogram;
+use pagetide::{ByteSize, Group, Memory, PAGE_BYTES};
+use rustix::fs::{Advice, OFlags};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// What all threads of a process read from.
+pub(super) struct Source {
+    kind: Kind,
+    is_stamped: bool,
+    depth: u32,
+}
+
+enum Kind {
+    Ours {
+        file: pagetide::File,
+        group: Group,
+        /// Keeps the pages.
+        _memory: Memory,
+    },
+    Kernel(File),
+    Mapped(Mapping),
+    Direct(File),
+    Ring(File),
+}
+
+fn direct(path: &Path) -> io::Result<File> {
+    let flags = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags).open(path)
+}
+
+/// A file of which the kernel reads nothing ahead.
+fn random(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
+    Ok(file)
+}
+
+/// Drops what the kernel has cached of a file.
+pub(super) fn forget(path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(
+        File::open(path)?,
+        0,
+        None,
+        Advice::DontNeed,
+    )?)
+}
+
+impl Source {
+    pub(super) fn open(spec: &Spec) -> Result<Source, Failure> {
+        let path = &spec.file;
+        let failed =
+            |error: io::Error| Failure::of(&format!("cannot open {}", path.display()), &error);
+        let kind = match spec.engine {
+            Engine::ReadAt => {
+                let builder = Memory::builder().for_resident_pages(spec.frames);
+                let memory = builder.build()?;
+                let max = ByteSize(u64::from(spec.frames) * PAGE_BYTES as u64);
+                let group = memory.root().child("random-read")?.max(max)?;
+                Kind::Ours {
+                    file: memory.open(path, &group)?,
+                    group,
+                    _memory: memory,
+                }
+            }
+            Engine::Pread => Kind::Kernel(random(path).map_err(failed)?),
+            Engine::Mmap => {
+                let file = random(path).map_err(failed)?;
+                let len = spec.nr_pages() as usize * PAGE_BYTES;
+                Kind::Mapped(Mapping::of(&file, len).map_err(failed)?)
+            }
+            Engine::Direct => Kind::Direct(direct(path).map_err(failed)?),
+            Engine::DirectRing => Kind::Ring(direct(path).map_err(failed)?),
+        };
+        Ok(Source {
+            kind,
+            is_stamped: spec.is_stamped,
+            depth: spec.depth,
+        })
+    }
+
+    /// Requests so far whose page was not there, where that is counted.
+    pub(super) fn misses(&self) -> Option<u64> {
+        match &self.kind {
+            Kind::Ours { group, .. } => Some(group.misses()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn reader(&self) -> Result<Reader<'_>, Failure> {
+        let ring = match &self.kind {
+            Kind::Ring(file) => {
+                let ring = file
+                    .try_clone()
+                    .and_then(|file| Ring::new(file, self.depth));
+                Some(ring.map_err(|error| Failure::of("cannot make a ring", &error))?)
+            }
+            _ => None,
+        };
+        Ok(Reader {
+            source: self,
+            buf: Aligned::zeroed(),
+            ring,
+        })
+    }
+
+    /// Looks at a page that was read.
+    fn check(&self, page: u32, bytes: &[u8; PAGE_BYTES]) -> io::Result<()> {
+        match !self.is_stamped || scratch::is_page(bytes, page.into()) {
+            true => Ok(()),
+            false => Err(io::Error::other(format!("page {page} has other bytes"))),
+        }
+    }
+}
+
+/// One thread of a source.
+pub(super) struct Reader<'a> {
+    source: &'a Source,
+    buf: Box<Aligned>,
+    ring: Option<Ring>,
+}
+
+impl Reader<'_> {
+    /// Reads pages, in order; one at a time but for a ring.
+    pub(super) fn run(
+        &mut self,
+        pages: &[u32],
+        latencies: &mut Histogram<u64>,
+    ) -> Result<(), Failure> {
+        let source = self.source;
+        let failed = |error: io::Error| Failure::of("cannot read", &error);
+        if let Some(ring) = &mut self.ring {
+            let done = |page, bytes: &[u8; PAGE_BYTES], ns| {
+                latencies.saturating_record(ns);
+                source.check(page, bytes)
+            };
+            return ring.read(pages, done).map_err(failed);
+        }
+        for &page in pages {
+            load::timed(latencies, || self.read(page))?;
+            source.check(page, &self.buf.0).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, page: u32) -> Result<(), Failure> {
+        let (buf, offset) = (&mut self.buf.0, u64::from(page) * PAGE_BYTES as u64);
+        match &self.source.kind {
+            Kind::Ours { file, .. } => {
+                file.read_at(buf, offset)?;
+            }
+            Kind::Mapped(mapping) => mapping.copy(page, buf),
+            Kind::Kernel(file) | Kind::Direct(file) | Kind::Ring(file) => {
+                let read = file.read_exact_at(buf, offset);
+                read.map_err(|error| Failure::of("cannot read", &error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// Why the file cannot be read directly.
+pub(super) fn try_direct(path: &Path) -> io::Result<()> {
+    let mut buf = Aligned::zeroed();
+    direct(path)?.read_exact_at(&mut buf.0, 0)
+}
+
+/// # Errors
+/// Why it cannot be read by a ring.
+pub(super) fn try_ring(path: &Path) -> io::Result<()> {
+    Ring::new(direct(path)?, 1)?.read(&[0], |_, _, _| Ok(()))
+}

@@ -1,0 +1,158 @@
+//! What a measuring process is told, and what it tells.
+
+use super::super::random_read::PAGES;
+use pagetide_sim::requests::{Distribution, Requests};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The data is the limit times this.
+pub(super) const TIMES: u32 = 4;
+const SEED: usize = 1;
+
+/// Who reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Engine {
+    /// `File::read_at`.
+    ReadAt,
+    /// `pread` through the kernel's page cache.
+    Pread,
+    /// Copies out of a mapping, through the kernel's page cache.
+    Mmap,
+    /// `pread` with `O_DIRECT`: no cache.
+    Direct,
+    /// `io_uring` with `O_DIRECT`: no cache, many in flight.
+    DirectRing,
+}
+
+impl Engine {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Engine::ReadAt => "pagetide read_at",
+            Engine::Pread => "kernel pread",
+            Engine::Mmap => "kernel mmap",
+            Engine::Direct => "direct pread",
+            Engine::DirectRing => "direct io_uring",
+        }
+    }
+
+    /// Whether it reads through the kernel's page cache, and so wants a memory cgroup.
+    pub(super) fn is_kernel(self) -> bool {
+        matches!(self, Engine::Pread | Engine::Mmap)
+    }
+
+    /// Whether it reads more than one page at a time.
+    pub(super) fn is_deep(self) -> bool {
+        self == Engine::DirectRing
+    }
+}
+
+/// One run, by a process of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) engine: Engine,
+    pub(super) file: PathBuf,
+    /// Whether the file's pages say which ones they are.
+    pub(super) is_stamped: bool,
+    /// Pages that may be resident.
+    pub(super) frames: u32,
+    /// Which of [`PAGES`].
+    pub(super) pages: usize,
+    pub(super) threads: u32,
+    /// Reads in flight of each thread.
+    pub(super) depth: u32,
+    /// Requests of all threads together, after the warm-up.
+    pub(super) requests: u32,
+    /// The memory cgroup that it enters and limits.
+    pub(super) cgroup: Option<PathBuf>,
+}
+
+impl Spec {
+    pub(super) fn distribution(&self) -> Distribution {
+        PAGES[self.pages]
+    }
+
+    /// Pages of the data.
+    pub(super) fn nr_pages(&self) -> u32 {
+        self.frames * TIMES
+    }
+
+    /// The requests of each thread: those of its warm-up, and those that are measured. The same
+    /// for all engines.
+    pub(super) fn requests(&self) -> Vec<(Vec<u32>, Vec<u32>)> {
+        let mut requests = Requests::new(self.distribution(), self.nr_pages(), SEED);
+        let share = |nr: u32, thread: u32| {
+            let up_to = |thread| u64::from(nr) * u64::from(thread) / u64::from(self.threads);
+            usize::try_from(up_to(thread + 1) - up_to(thread)).expect("a count")
+        };
+        let mut take = |nr: u32| -> Vec<Vec<u32>> {
+            let shares = (0..self.threads).map(|thread| share(nr, thread));
+            shares
+                .map(|nr| requests.by_ref().take(nr).collect())
+                .collect()
+        };
+        // As many as bring in every page that is asked for often.
+        let warm_up = take(2 * self.nr_pages());
+        warm_up.into_iter().zip(take(self.requests)).collect()
+    }
+}
+
+/// What one run took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    pub(super) hit_ratio: f64,
+    pub(super) iops: f64,
+    pub(super) ns_p50: u64,
+    pub(super) ns_p99: u64,
+    pub(super) cpu_ns: f64,
+    pub(super) resident_bytes: u64,
+    /// Of `File::read_at`: nanoseconds of a request whose page is there, as many threads at once.
+    pub(super) hit_ns: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_engines_are_asked_for_the_same_pages_whatever_the_threads() {
+        let mut spec = Spec {
+            engine: Engine::ReadAt,
+            file: "data".into(),
+            is_stamped: true,
+            frames: 16,
+            pages: 1,
+            threads: 1,
+            depth: 1,
+            requests: 1000,
+            cgroup: None,
+        };
+        let of = |spec: &Spec| spec.requests();
+        let [one] = &of(&spec)[..] else {
+            panic!("one thread")
+        };
+        assert_eq!((one.0.len(), one.1.len()), (128, 1000));
+        (spec.engine, spec.threads, spec.depth) = (Engine::Mmap, 3, 8);
+        let three = of(&spec);
+        let warm_up: Vec<u32> = three.iter().flat_map(|thread| thread.0.clone()).collect();
+        let measured: Vec<u32> = three.iter().flat_map(|thread| thread.1.clone()).collect();
+        assert!((warm_up, measured) == *one);
+    }
+
+    #[test]
+    fn a_spec_is_told_as_text() {
+        let spec = Spec {
+            engine: Engine::DirectRing,
+            file: "/proc/7/fd/3".into(),
+            is_stamped: false,
+            frames: 64,
+            pages: 2,
+            threads: 2,
+            depth: 128,
+            requests: 9,
+            cgroup: Some("/sys/fs/cgroup/x".into()),
+        };
+        let text = serde_json::to_string(&spec).expect("text");
+        assert_eq!(serde_json::from_str::<Spec>(&text).expect("a spec"), spec);
+    }
+}

@@ -1,0 +1,239 @@
+//! What the peers of the page cache need and no safe library has: a mapping to copy out of, and
+//! reads that are many in flight.
+#![allow(unsafe_code)]
+
+use io_uring::{IoUring, opcode, types};
+use pagetide::PAGE_BYTES;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::time::Instant;
+
+/// The bytes of a page where a device can put them.
+#[repr(C, align(4096))]
+pub(in crate::bench) struct Aligned(pub(in crate::bench) [u8; PAGE_BYTES]);
+
+impl Aligned {
+    pub(in crate::bench) fn zeroed() -> Box<Aligned> {
+        Box::new(Aligned([0; PAGE_BYTES]))
+    }
+}
+
+/// A file mapped for reading by all threads, without readahead.
+pub(in crate::bench) struct Mapping {
+    start: *const u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is only read, from memory that lives as long as this value.
+unsafe impl Send for Mapping {}
+
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(in crate::bench) fn of(file: &File, len: usize) -> io::Result<Mapping> {
+        let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: the kernel chooses a place where nothing is.
+        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, flags, file, 0) }?;
+        let mapping = Mapping {
+            start: start.cast_const().cast(),
+            len,
+        };
+        // SAFETY: the whole mapping and nothing else; the advice changes no byte.
+        unsafe { rustix::mm::madvise(start, len, Advice::Random) }?;
+        Ok(mapping)
+    }
+
+    /// Copies a page out. Of a file that others cut meanwhile it would end the process: the data
+    /// files of the benchmark have no name, or are only read.
+    pub(in crate::bench) fn copy(&self, page: u32, buf: &mut [u8; PAGE_BYTES]) {
+        let at = page as usize * PAGE_BYTES;
+        assert!(at + PAGE_BYTES <= self.len, "a page of the mapping");
+        let from = self.start.wrapping_add(at);
+        // SAFETY:
+        // 1. The page lies inside the mapping (asserted), which lives as long as `self`.
+        // 2. `buf` is memory of ours, which no mapping of the file overlaps.
+        unsafe { ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), PAGE_BYTES) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let start = self.start.cast_mut().cast::<c_void>();
+        // SAFETY: made by `mmap` with this length, and nothing refers to it any more.
+        let gone = unsafe { rustix::mm::munmap(start, self.len) };
+        debug_assert!(gone.is_ok(), "a mapping of ours");
+    }
+}
+
+/// Reads of one thread, up to a depth in flight.
+pub(super) struct Ring {
+    ring: IoUring,
+    file: File,
+    /// A buffer a read; the kernel writes to those in flight.
+    buffers: Box<[UnsafeCell<Aligned>]>,
+    nr_in_flight: usize,
+}
+
+/// Reads that are submitted, and waited for, at a time at most.
+const BATCH: usize = 32;
+
+impl Ring {
+    /// For reads of `file`, which is open for direct reads.
+    pub(super) fn new(file: File, depth: u32) -> io::Result<Ring> {
+        let buffers = (0..depth).map(|_| UnsafeCell::new(Aligned([0; PAGE_BYTES])));
+        Ok(Ring {
+            ring: IoUring::new(depth.next_power_of_two())?,
+            file,
+            buffers: buffers.collect(),
+            nr_in_flight: 0,
+        })
+    }
+
+    /// Reads pages in order; tells each that has come, its bytes, and the nanoseconds since it was
+    /// submitted.
+    pub(super) fn read(
+        &mut self,
+        pages: &[u32],
+        mut done: impl FnMut(u32, &[u8; PAGE_BYTES], u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let batch = BATCH.min(self.buffers.len());
+        let mut free: VecDeque<usize> = (0..self.buffers.len()).collect();
+        let mut asked: Vec<(u32, Instant)> = vec![(0, Instant::now()); self.buffers.len()];
+        let mut left = pages.iter();
+        loop {
+            while free.len() >= batch || left.len() == 0 {
+                let some = left.by_ref().take(batch);
+                let mut nr_pushed = 0;
+                for (&page, slot) in some.zip(free.drain(..batch.min(free.len()))) {
+                    asked[slot] = (page, Instant::now());
+                    self.push(page, slot)?;
+                    nr_pushed += 1;
+                }
+                if nr_pushed == 0 {
+                    break;
+                }
+            }
+            if self.nr_in_flight == 0 {
+                return Ok(());
+            }
+            self.ring.submit_and_wait(batch.min(self.nr_in_flight))?;
+            while let Some(entry) = self.ring.completion().next() {
+                self.nr_in_flight -= 1;
+                let slot = usize::try_from(entry.user_data()).expect("a slot");
+                let read = usize::try_from(entry.result())
+                    .map_err(|_| io::Error::from_raw_os_error(-entry.result()))?;
+                if read != PAGE_BYTES {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                let (page, since) = asked[slot];
+                let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                // SAFETY: the read of this slot has completed, and the next one into it is pushed
+                // by this same thread after `bytes` is gone.
+                let bytes = unsafe { &*self.buffers[slot].get() };
+                done(page, &bytes.0, ns)?;
+                free.push_back(slot);
+            }
+        }
+    }
+
+    fn push(&mut self, page: u32, slot: usize) -> io::Result<()> {
+        let fd = types::Fd(self.file.as_raw_fd());
+        let to = self.buffers[slot].get().cast::<u8>();
+        let len = u32::try_from(PAGE_BYTES).expect("a page is short");
+        let read = opcode::Read::new(fd, to, len).offset(u64::from(page) * u64::from(len));
+        let entry = read.build().user_data(slot as u64);
+        let mut queue = self.ring.submission();
+        // SAFETY:
+        // 1. The buffer is a page long, and lives until the read has completed: `drop` waits.
+        // 2. Nobody refers to it: its slot was free.
+        // 3. The file is open as long as `self`.
+        let pushed = unsafe { queue.push(&entry) };
+        pushed.map_err(io::Error::other)?;
+        drop(queue);
+        self.nr_in_flight += 1;
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    /// Waits for what is in flight: its buffers are about to go.
+    fn drop(&mut self) {
+        while self.nr_in_flight > 0 {
+            if self.ring.submit_and_wait(1).is_err() {
+                // The kernel may write to them still: they stay.
+                std::mem::forget(std::mem::take(&mut self.buffers));
+                return;
+            }
+            self.nr_in_flight -= self.ring.completion().count();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+
+    fn numbered(nr_pages: u32) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        for page in 0..nr_pages {
+            let bytes = page.to_le_bytes().repeat(PAGE_BYTES / 4);
+            file.write_all(&bytes).expect("room for the file");
+        }
+        file
+    }
+
+    #[test]
+    fn a_ring_reads_each_page_once() {
+        let data = numbered(100);
+        let file = OpenOptions::new().read(true).open(data.path());
+        let pages: Vec<u32> = (0..997).map(|at| at * 37 % 100).collect();
+        for depth in [1, 7, 128] {
+            let file = file.as_ref().expect("the file").try_clone();
+            let Ok(mut ring) = Ring::new(file.expect("a descriptor"), depth) else {
+                return println!("skipped: io_uring: the kernel has none for us");
+            };
+            let mut seen = vec![0; 100];
+            ring.read(&pages, |page, bytes, _| {
+                assert!(bytes.chunks(4).all(|word| word == page.to_le_bytes()));
+                seen[page as usize] += 1;
+                Ok(())
+            })
+            .expect("reads");
+            let wanted = |page| pages.iter().filter(|&&wanted| wanted == page).count();
+            assert!((0..100).zip(seen).all(|(page, seen)| seen == wanted(page)));
+        }
+    }
+
+    #[test]
+    fn a_ring_whose_reader_fails_waits_for_the_rest() {
+        let data = numbered(64);
+        let file = File::open(data.path()).expect("the file");
+        let Ok(mut ring) = Ring::new(file, 32) else {
+            return println!("skipped: io_uring: the kernel has none for us");
+        };
+        let pages: Vec<u32> = (0..64).collect();
+        let failed = ring.read(&pages, |_, _, _| Err(io::ErrorKind::Other.into()));
+        assert!(failed.is_err() && ring.nr_in_flight > 0);
+    }
+
+    #[test]
+    fn a_mapping_is_copied_out_of() {
+        let data = numbered(9);
+        let file = File::open(data.path()).expect("the file");
+        let mapping = Mapping::of(&file, 9 * PAGE_BYTES).expect("a mapping");
+        let mut bytes = Aligned::zeroed();
+        for page in [8, 0, 5] {
+            mapping.copy(page, &mut bytes.0);
+            assert!(bytes.0.chunks(4).all(|word| word == page.to_le_bytes()));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! `bench mixed`: tenants of one budget at once: one reads points, one scans, one writes. What each
+//! gets alone and what it gets beside the others.
+
+use crate::args::MixedArgs;
+use crate::failure::Failure;
+use crate::{load, output, scratch};
+use hdrhistogram::Histogram;
+use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES};
+use pagetide_sim::requests::{Distribution, Requests};
+use serde::Serialize;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// One tenant in one phase: a stable interface.
+#[derive(Debug, Serialize)]
+struct Row {
+    phase: &'static str,
+    tenant: &'static str,
+    ops: u64,
+    ops_per_s: u64,
+    hit_ratio: f64,
+    ns_p50: u64,
+    ns_p99: u64,
+    ns_p999: u64,
+    memory_bytes: u64,
+    /// To what the tenant had alone.
+    to_alone: Option<f64>,
+}
+
+const TENANTS: [&str; 3] = ["points", "scan", "writes"];
+/// Pages of a scan's step, and of those that are written between two syncs.
+const SCAN_PAGES: u64 = 32;
+const SYNC_EVERY: u64 = 256;
+
+/// Three tenants, a file each, four times the budget together.
+struct World {
+    groups: Vec<Group>,
+    files: Vec<File>,
+    /// Pages of each file.
+    nr_pages: u32,
+    _memory: Memory,
+    _data: Vec<std::fs::File>,
+}
+
+struct Done {
+    latencies: Histogram<u64>,
+    misses: u64,
+}
+
+pub(super) fn run(args: &MixedArgs) -> Result<(), Failure> {
+    let phase_time = Duration::from_millis(args.millis);
+    let mut rows: Vec<Row> = Vec::new();
+    let phases = [
+        ("alone", 0..1),
+        ("alone", 1..2),
+        ("alone", 2..3),
+        ("together", 0..3),
+    ];
+    let bar = load::progress("running", phases.len() as u64);
+    for (phase, tenants) in phases {
+        // Of its own: what another phase had cached is no help.
+        let world = World::new(args)?;
+        // Once to warm up.
+        world.run(tenants.clone(), phase_time)?;
+        let done = world.run(tenants.clone(), phase_time)?;
+        for (tenant, done) in tenants.zip(done) {
+            let alone = rows.iter().find(|row| row.tenant == TENANTS[tenant]);
+            let per_s = done.latencies.len() as f64 / phase_time.as_secs_f64();
+            let to_alone = alone.map(|row| output::rounded(per_s / row.ops_per_s.max(1) as f64));
+            rows.push(world.row((phase, tenant), &done, per_s, to_alone));
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    output::rows(args.json, &rows, table)
+}
+
+impl World {
+    fn new(args: &MixedArgs) -> Result<World, Failure> {
+        let nr_pages = args.frames * 4 / 3;
+        let memory = Memory::builder().for_resident_pages(args.frames).build()?;
+        let (mut groups, mut files, mut data) = (Vec::new(), Vec::new(), Vec::new());
+        for tenant in TENANTS {
+            let group = memory.root().child(tenant)?;
+            let file = scratch::stamped(args.dir.as_deref(), nr_pages.into(), |_| ())?;
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            files.push(memory.open_rw(path, &group)?);
+            groups.push(group);
+            data.push(file);
+        }
+        // Half of the budget is the points', whatever the others do.
+        let half = u64::from(args.frames / 2) * PAGE_BYTES as u64;
+        groups[0] = groups[0].clone().min(ByteSize(half))?;
+        Ok(World {
+            groups,
+            files,
+            nr_pages,
+            _memory: memory,
+            _data: data,
+        })
+    }
+
+    /// Runs some tenants at once.
+    fn run(&self, tenants: std::ops::Range<usize>, time: Duration) -> Result<Vec<Done>, Failure> {
+        let is_over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = tenants
+                .map(|tenant| scope.spawn(move || self.work(tenant, is_over)))
+                .collect();
+            let end = Instant::now() + time;
+            // Who fails ends all.
+            while Instant::now() < end && !threads.iter().any(|thread| thread.is_finished()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            let done = threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a tenant does not panic"));
+            done.collect()
+        })
+    }
+
+    fn work(&self, tenant: usize, is_over: &AtomicBool) -> Result<Done, Failure> {
+        let (file, group) = (&self.files[tenant], &self.groups[tenant]);
+        let misses = group.misses();
+        let mut latencies = load::histogram();
+        let mut requests = Requests::new(Distribution::Zipf(1.1), self.nr_pages, tenant);
+        let mut buf = vec![0; PAGE_BYTES * 32];
+        let mut nr_done = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let page = u64::from(requests.next().expect("requests without end"));
+            load::timed(&mut latencies, || match tenant {
+                0 => read_point(file, page, &mut buf[..PAGE_BYTES]),
+                1 => scan(file, nr_done, &mut buf),
+                _ => write(file, page, nr_done, &buf[..PAGE_BYTES]),
+            })?;
+            nr_done += 1;
+        }
+        let misses = group.misses() - misses;
+        Ok(Done { latencies, misses })
+    }
+
+    fn row(
+        &self,
+        (phase, tenant): (&'static str, usize),
+        done: &Done,
+        per_s: f64,
+        to_alone: Option<f64>,
+    ) -> Row {
+        let ops = done.latencies.len();
+        let nr_pages = if tenant == 1 { ops * SCAN_PAGES } else { ops };
+        let misses = done.misses.min(nr_pages);
+        let at = |quantile| done.latencies.value_at_quantile(quantile);
+        Row {
+            phase,
+            tenant: TENANTS[tenant],
+            ops,
+            ops_per_s: output::whole(per_s),
+            hit_ratio: output::rounded(1.0 - misses as f64 / nr_pages.max(1) as f64),
+            ns_p50: at(0.5),
+            ns_p99: at(0.99),
+            ns_p999: at(0.999),
+            memory_bytes: self.groups[tenant].usage().as_u64(),
+            to_alone,
+        }
+    }
+}
+
+fn read_point(file: &File, page: u64, buf: &mut [u8]) -> Result<(), Failure> {
+    file.read_at(buf, page * PAGE_BYTES as u64)?;
+    match scratch::is_page(buf, page) {
+        true => Ok(()),
+        false => Err(Failure::Run(format!("page {page} has other bytes"))),
+    }
+}
+
+/// The next pages of the file, from its start again at its end.
+fn scan(file: &File, nr_done: u64, buf: &mut [u8]) -> Result<(), Failure> {
+    let nr_steps = file.len() / buf.len() as u64;
+    let step = nr_done % nr_steps.max(1);
+    Ok(file.read_at(buf, step * buf.len() as u64).map(drop)?)
+}
+
+fn write(file: &File, page: u64, nr_done: u64, buf: &[u8]) -> Result<(), Failure> {
+    file.write_at(buf, page * PAGE_BYTES as u64)?;
+    match nr_done % SYNC_EVERY == SYNC_EVERY - 1 {
+        true => Ok(file.sync()?),
+        false => Ok(()),
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let header = [
+        "phase",
+        "tenant",
+        "ops/s",
+        "to alone",
+        "hit ratio",
+        "p50",
+        "p99",
+        "p99.9",
+        "memory",
+    ];
+    let row = |row: &Row| {
+        vec![
+            row.phase.to_owned(),
+            row.tenant.to_owned(),
+            output::count(row.ops_per_s),
+            row.to_alone
+                .map_or_else(|| "-".to_owned(), |to| format!("x{to:.2}")),
+            output::percent(row.hit_ratio),
+            output::time(row.ns_p50),
+            output::time(row.ns_p99),
+            output::time(row.ns_p999),
+            output::mib(row.memory_bytes),
+        ]
+    };
+    output::table(&header, 2, rows.iter().map(row).collect())
+}

@@ -1,0 +1,144 @@
+//! `bench random-read --device`, run tiny: what it counts, and that it gives back what it borrows.
+
+use crate::{BIN, failure, json};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SMALL: [&str; 11] = [
+    "bench",
+    "random-read",
+    "--frames",
+    "512",
+    "--requests",
+    "4000",
+    "--runs",
+    "1",
+    "--json",
+    "--depths",
+    "1,8",
+];
+
+fn run(device: &str, threads: &str) -> Vec<Value> {
+    let more = ["--device", device, "--threads", threads];
+    json(&[&SMALL[..], &more].concat())
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap()
+}
+
+/// Checks the rows; the engines that were skipped.
+fn check(rows: &[Value], nr_threads: usize) -> Vec<&str> {
+    let (rows, skipped): (Vec<&Value>, Vec<&Value>) =
+        rows.iter().partition(|row| row.get("engine").is_some());
+    let of = |engine: &str| -> Vec<&&Value> {
+        rows.iter().filter(|row| row["engine"] == engine).collect()
+    };
+    let ours = of("pagetide read_at");
+    assert_eq!(ours.len(), 3 * nr_threads);
+    for row in ours {
+        let hit_ratio = number(row, "hit_ratio");
+        let expected = match row["pages"].as_str().unwrap() {
+            "uniform" => 0.2..0.3,
+            "zipf 0.9" => 0.5..0.9,
+            _ => 0.65..0.95,
+        };
+        assert!(expected.contains(&hit_ratio), "{row}");
+        // The limit, the records of its frames, the stacks of its threads.
+        assert!(number(row, "resident_bytes") < 6e6, "{row}");
+        assert!(
+            number(row, "hit_ns") > 0.0 && number(row, "cpu_ns") > 0.0,
+            "{row}"
+        );
+        if let Some(of_ceiling) = row["of_ceiling"].as_f64() {
+            let ratio = number(row, "iops") / number(row, "ceiling_iops");
+            assert!((of_ceiling / ratio - 1.0).abs() < 0.01, "{row}");
+        }
+    }
+    for (engine, depth) in [("direct pread", 1.0), ("direct io_uring", 8.0)] {
+        for row in of(engine) {
+            assert_eq!(number(row, "depth"), depth, "{row}");
+            assert_eq!(number(row, "hit_ratio"), 0.0, "{row}");
+        }
+    }
+    for row in of("kernel pread") {
+        assert_eq!(number(row, "to_kernel"), 1.0, "{row}");
+    }
+    let names = skipped.iter().map(|row| row["skipped"].as_str().unwrap());
+    names.collect()
+}
+
+#[test]
+fn the_page_cache_beside_the_kernels_in_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = run(folder.path().to_str().unwrap(), "1,3");
+    for what in check(&rows, 2) {
+        println!("skipped: device bench: {what}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_that_is_there_is_read_and_a_short_one_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let with = |path| [&SMALL[..], &["--device", path]].concat();
+    let (code, message) = failure(&with(path));
+    assert_eq!(code, 2, "{message}");
+    assert!(
+        message.contains("no regular file of 8388608 bytes"),
+        "{message}"
+    );
+    assert_eq!(failure(&with("/dev/null")).0, 2);
+    assert_eq!(failure(&with("/none/such")).0, 1);
+    fs::write(path, vec![1; 8 << 20]).unwrap();
+    file.as_file().sync_data().unwrap();
+    check(&run(path, "1"), 1);
+}
+
+fn devices() -> BTreeSet<String> {
+    let names = fs::read_dir("/sys/block").into_iter().flatten();
+    let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("zram")).collect()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// One test: both look at all devices of the machine.
+#[test]
+fn a_device_in_memory_is_given_back_however_the_run_ends() {
+    let before = devices();
+    let rows = run("zram", "1");
+    let skip = rows.iter().find(|row| row["skipped"] == "zram");
+    if let Some(skip) = skip {
+        return println!("skipped: zram: {}", skip["reason"]);
+    }
+    for what in check(&rows, 1) {
+        println!("skipped: device bench: {what}");
+    }
+    assert_eq!(devices(), before);
+    let mut killed = Command::new(BIN)
+        .args(["bench", "random-read", "--device", "zram"])
+        .args(["--frames", "1024", "--requests", "100000000"])
+        .stdout(Stdio::null())
+        .spawn();
+    let killed = killed.as_mut().unwrap();
+    wait_until("a device", || devices() != before);
+    // Somewhere between making the file system and measuring.
+    std::thread::sleep(Duration::from_millis(300));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    wait_until("the device is left", || devices() == before);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let is_left = |line: &str| line.contains("/pagetide-zram");
+    wait_until("a mount is left", || !mounts.lines().any(is_left));
+}
