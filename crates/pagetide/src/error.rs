@@ -63,6 +63,14 @@ pub enum Error {
         /// What the OS said.
         source: io::Error,
     },
+    /// A socket to look at the memory through was not opened.
+    #[error("cannot open the socket {path}", path = path.display())]
+    Watch {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What the OS said.
+        source: io::Error,
+    },
     /// A node or CPU that is not there.
     #[error("group {group}: no {what} {number}, but {count}")]
     NoPlace {

@@ -4,8 +4,9 @@ use crate::builder::bytes_of;
 use crate::home::Home;
 use crate::page::Buf;
 use crate::pins;
+use crate::shared::Named;
 use crate::shrinker::{Registration, Shrinker};
-use crate::{ByteSize, Error, Mempolicy, Order, cpu};
+use crate::{ByteSize, Error, Memory, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
@@ -24,12 +25,21 @@ pub struct Group {
     node: Arc<Node>,
 }
 
-struct Node {
+/// What the handles of a group share.
+pub(crate) struct Node {
     shared: Arc<Home>,
     id: u32,
     pin_budget_seen: pins::Seen,
     /// Kept alive by its children.
     parent: Option<Group>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Drop for Node {
@@ -51,6 +61,47 @@ impl fmt::Debug for Group {
             .field("name", &self.name())
             .field("usage", &self.usage())
             .finish()
+    }
+}
+
+/// Groups that are shown at most.
+#[cfg(any(feature = "metrics", feature = "watch"))]
+const MAX_SHOWN: usize = 1000;
+
+impl Memory {
+    /// The groups that are shown: those with the largest usage, in the order of
+    /// [`Memory::groups`], and how many others there are. A group uses no more than its parent,
+    /// which therefore is there, too.
+    #[cfg(any(feature = "metrics", feature = "watch"))]
+    pub(crate) fn largest_groups(&self) -> (Vec<(String, Group)>, u64) {
+        let groups = self.groups();
+        let nr_left_out = groups.len().saturating_sub(MAX_SHOWN) as u64;
+        let mut ranked: Vec<_> = groups
+            .into_iter()
+            .map(|named| (named.1.usage(), named))
+            .enumerate()
+            .collect();
+        // Of equal ones those that come first stay: parents before children.
+        ranked.sort_by_key(|&(place, (usage, _))| (std::cmp::Reverse(usage), place));
+        ranked.truncate(MAX_SHOWN);
+        ranked.sort_by_key(|&(place, _)| place);
+        let shown = ranked.into_iter().map(|(_, (_, named))| named);
+        (shown.collect(), nr_left_out)
+    }
+
+    /// All groups that live, with their [`Group::path`]: the root first, children after their
+    /// parent, siblings by name. A handle of each, so that none goes meanwhile. O(groups).
+    #[must_use]
+    pub fn groups(&self) -> Vec<(String, Group)> {
+        let names = self.home().names();
+        let live = names.values().filter_map(|named| named.node.upgrade());
+        let live: Vec<Group> = live.map(|node| Group { node }).collect();
+        drop(names);
+        let mut groups = vec![("/".to_owned(), self.root())];
+        groups.extend(live.into_iter().map(|group| (group.path(), group)));
+        // By name, not by text: `a b` would come between `a` and `a/c`.
+        groups.sort_by(|(a, _), (b, _)| a.split('/').cmp(b.split('/')));
+        groups
     }
 }
 
@@ -104,7 +155,7 @@ impl Group {
         let mut names = shared.names();
         if names
             .values()
-            .any(|(parent, taken)| *parent == self.id() && taken == name)
+            .any(|taken| taken.parent == self.id() && taken.name == name)
         {
             return Err(refused("is taken by a sibling"));
         }
@@ -113,21 +164,23 @@ impl Group {
             .new_group(shared.here(), self.id())
             .map_err(|error| match error {
                 ChildError::TooDeep => Error::TooDeep {
-                    group: names[&self.id()].1.clone(),
+                    group: names[&self.id()].name.clone(),
                 },
                 _ => Error::NoMetadata { what: "a group" },
             })?;
-        names.insert(id, (self.id(), name.to_owned()));
-        drop(names);
-        let parent = Some(self.clone());
-        Ok(Group {
-            node: Arc::new(Node {
-                shared: Arc::clone(shared),
-                id,
-                pin_budget_seen: pins::Seen::default(),
-                parent,
-            }),
-        })
+        let node = Arc::new(Node {
+            shared: Arc::clone(shared),
+            id,
+            pin_budget_seen: pins::Seen::default(),
+            parent: Some(self.clone()),
+        });
+        let named = Named {
+            parent: self.id(),
+            name: name.to_owned(),
+            node: Arc::downgrade(&node),
+        };
+        names.insert(id, named);
+        Ok(Group { node })
     }
 
     /// Nodes that the group and those below it may use, of those that its ancestors may; none lifts
@@ -219,6 +272,17 @@ impl Group {
     #[must_use]
     pub fn name(&self) -> String {
         self.shared().name_of(self.id())
+    }
+
+    /// The names from below the root down to the group, a slash before each, and `/` for the root:
+    /// as `/proc/PID/cgroup` has it.
+    #[must_use]
+    pub fn path(&self) -> String {
+        match &self.node.parent {
+            None => "/".to_owned(),
+            Some(parent) if parent.node.parent.is_none() => format!("/{}", self.name()),
+            Some(parent) => format!("{}/{}", parent.path(), self.name()),
+        }
     }
 
     /// Bytes charged to the group and its children, a few batches of 64 pages a CPU included that

@@ -30,6 +30,9 @@
 //! any executor. An operation that pins several pages takes a [`PinPermit`] first, so that no pin
 //! budget ([`Group::set_pin_max`]) stops it half way while it holds some.
 //!
+//! Features, none of which is on by default: `metrics` for OpenMetrics text (`Memory::metrics`),
+//! `watch` for a socket through which `pagetide top` looks at a running process (`Memory::watch`).
+//!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
 //! background, on several nodes one more for each further one (none with
 //! [`Builder::without_thread`]), another one writes back once a file is written. A page is read by
@@ -54,6 +57,8 @@ mod limits;
 mod lru_gen;
 mod machine;
 mod memory_wait;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod options;
 mod page;
 mod park;
@@ -68,6 +73,8 @@ mod reservation;
 mod resident;
 mod shared;
 mod shrinker;
+#[cfg(feature = "watch")]
+mod snapshot;
 mod spill;
 mod stall;
 mod stat;
@@ -76,6 +83,8 @@ mod store;
 mod throttle;
 mod topology;
 mod wait;
+#[cfg(feature = "watch")]
+mod watch;
 mod worker;
 mod working_set;
 mod writeback;
@@ -98,11 +107,15 @@ pub use pressure::{Pressure, PressureKind, PressureLine, Trigger};
 pub use reservation::Reservation;
 pub use resident::resident_bytes;
 pub use shrinker::{Registration, Shrinker};
+#[cfg(feature = "watch")]
+pub use snapshot::{GenerationSnapshot, GroupSnapshot, PagesetSnapshot, Snapshot};
 pub use stall::Task;
 pub use stat::{GroupStat, StockStats};
-pub use stats::{NodeStats, Stats};
+pub use stats::{NodeStats, Pageset, Stats};
 pub use store::Store;
 pub use topology::{BadTopology, Topology};
+#[cfg(feature = "watch")]
+pub use watch::{Answer, VIEWS, Watch};
 pub use working_set::WorkingSet;
 
 /// Bytes of a page of order 0.

@@ -220,16 +220,21 @@ impl Events {
             oom: core.oom,
         }
     }
+
+    /// The numbers by the kernel's names.
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 4] {
+        [
+            ("low", self.low),
+            ("high", self.high),
+            ("max", self.max),
+            ("oom", self.oom),
+        ]
+    }
 }
 
 impl std::fmt::Display for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Events {
-            low,
-            high,
-            max,
-            oom,
-        } = self;
-        write!(f, "low {low}\nhigh {high}\nmax {max}\noom {oom}")
+        let lines = self.lines().map(|(name, count)| format!("{name} {count}"));
+        f.write_str(&lines.join("\n"))
     }
 }

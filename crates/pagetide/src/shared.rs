@@ -6,6 +6,7 @@ use crate::backing::{Backing, error_of};
 use crate::cpu;
 use crate::file::Open;
 use crate::flusher::Flusher;
+use crate::group;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
 use crate::pins::Pins;
@@ -32,6 +33,14 @@ const REAP: Duration = Duration::from_millis(1);
 /// Device, inode and page size of an open file.
 pub(crate) type FileKey = (u64, u64, u8);
 
+/// A live group.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) parent: u32,
+    pub(crate) name: String,
+    pub(crate) node: Weak<group::Node>,
+}
+
 /// One memory. Dropped with its last handle.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -40,8 +49,7 @@ pub(crate) struct Shared {
     pub(crate) waiters: Waiters,
     /// How many reads get under way together.
     pub(crate) io: Engine,
-    /// Names of live groups, each with its parent's id.
-    names: Mutex<HashMap<u32, (u32, String)>>,
+    names: Mutex<HashMap<u32, Named>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
     closed: Condvar,
@@ -97,13 +105,18 @@ impl Shared {
         topology: Topology,
         unbound: Option<std::io::Error>,
     ) -> Shared {
-        let root = core.groups().root();
+        let root = Named {
+            parent: 0,
+            name: "root".to_owned(),
+            node: Weak::new(),
+        };
+        let names = HashMap::from([(core.groups().root(), root)]);
         Shared {
             core,
             arena,
             waiters: Waiters::new(),
             io,
-            names: Mutex::new(HashMap::from([(root, (0, "root".to_owned()))])),
+            names: Mutex::new(names),
             files: Mutex::default(),
             closed: Condvar::new(),
             backings: Mutex::default(),
@@ -181,7 +194,8 @@ impl Shared {
         Duration::from_nanos(next.saturating_sub(now))
     }
 
-    pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, (u32, String)>> {
+    /// Names of live groups by their id. Group handles must not be dropped under this lock.
+    pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, Named>> {
         locked(&self.names)
     }
 
@@ -233,7 +247,7 @@ impl Shared {
     pub(crate) fn name_of(&self, group: u32) -> String {
         self.names()
             .get(&group)
-            .map_or_else(|| format!("#{group}"), |(_, name)| name.clone())
+            .map_or_else(|| format!("#{group}"), |named| named.name.clone())
     }
 
     /// Wakes whom core names; the effects of calls that cannot ask for a read.

@@ -72,42 +72,77 @@ pub struct GroupStat {
     pub pgforced: u64,
 }
 
-impl fmt::Display for GroupStat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl GroupStat {
+    /// The numbers by the kernel's names: first bytes, then counts from `workingset_refault_anon`.
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 29] {
+        let GroupStat {
+            anon,
+            file,
+            kernel,
+            slab_reclaimable,
+            slab_unreclaimable,
+            stock,
+            pgmajfault,
+            pgscan,
+            pgsteal,
+            pgscan_kswapd,
+            pgscan_direct,
+            pgscan_proactive,
+            pgscan_anon,
+            pgsteal_kswapd,
+            pgsteal_direct,
+            pgsteal_proactive,
+            pgsteal_anon,
+            pgrefill,
+            pgactivate,
+            pgdeactivate,
+            workingset_refault_file,
+            workingset_refault_anon,
+            workingset_activate_file,
+            workingset_activate_anon,
+            workingset_restore_file,
+            workingset_restore_anon,
+            pgforced,
+        } = *self;
         // Of moments that differ.
         let of_files = |all: u64, anon: u64| all.saturating_sub(anon);
-        let lines = [
-            ("anon", self.anon),
-            ("file", self.file),
-            ("kernel", self.kernel),
-            ("slab_reclaimable", self.slab_reclaimable),
-            ("slab_unreclaimable", self.slab_unreclaimable),
-            ("stock", self.stock),
-            ("workingset_refault_anon", self.workingset_refault_anon),
-            ("workingset_refault_file", self.workingset_refault_file),
-            ("workingset_activate_anon", self.workingset_activate_anon),
-            ("workingset_activate_file", self.workingset_activate_file),
-            ("workingset_restore_anon", self.workingset_restore_anon),
-            ("workingset_restore_file", self.workingset_restore_file),
-            ("pgscan", self.pgscan),
-            ("pgsteal", self.pgsteal),
-            ("pgscan_kswapd", self.pgscan_kswapd),
-            ("pgscan_direct", self.pgscan_direct),
-            ("pgscan_proactive", self.pgscan_proactive),
-            ("pgsteal_kswapd", self.pgsteal_kswapd),
-            ("pgsteal_direct", self.pgsteal_direct),
-            ("pgsteal_proactive", self.pgsteal_proactive),
-            ("pgscan_anon", self.pgscan_anon),
-            ("pgscan_file", of_files(self.pgscan, self.pgscan_anon)),
-            ("pgsteal_anon", self.pgsteal_anon),
-            ("pgsteal_file", of_files(self.pgsteal, self.pgsteal_anon)),
-            ("pgrefill", self.pgrefill),
-            ("pgactivate", self.pgactivate),
-            ("pgdeactivate", self.pgdeactivate),
-            ("pgmajfault", self.pgmajfault),
-            ("pgforced", self.pgforced),
-        ];
-        lines
+        [
+            ("anon", anon),
+            ("file", file),
+            ("kernel", kernel),
+            ("slab_reclaimable", slab_reclaimable),
+            ("slab_unreclaimable", slab_unreclaimable),
+            ("stock", stock),
+            ("workingset_refault_anon", workingset_refault_anon),
+            ("workingset_refault_file", workingset_refault_file),
+            ("workingset_activate_anon", workingset_activate_anon),
+            ("workingset_activate_file", workingset_activate_file),
+            ("workingset_restore_anon", workingset_restore_anon),
+            ("workingset_restore_file", workingset_restore_file),
+            ("pgscan", pgscan),
+            ("pgsteal", pgsteal),
+            ("pgscan_kswapd", pgscan_kswapd),
+            ("pgscan_direct", pgscan_direct),
+            ("pgscan_proactive", pgscan_proactive),
+            ("pgsteal_kswapd", pgsteal_kswapd),
+            ("pgsteal_direct", pgsteal_direct),
+            ("pgsteal_proactive", pgsteal_proactive),
+            ("pgscan_anon", pgscan_anon),
+            ("pgscan_file", of_files(pgscan, pgscan_anon)),
+            ("pgsteal_anon", pgsteal_anon),
+            ("pgsteal_file", of_files(pgsteal, pgsteal_anon)),
+            ("pgrefill", pgrefill),
+            ("pgactivate", pgactivate),
+            ("pgdeactivate", pgdeactivate),
+            ("pgmajfault", pgmajfault),
+            ("pgforced", pgforced),
+        ]
+    }
+}
+
+impl fmt::Display for GroupStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines()
             .iter()
             .try_for_each(|(name, number)| writeln!(f, "{name} {number}"))
     }

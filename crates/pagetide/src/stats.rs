@@ -1,10 +1,12 @@
 //! Counts of a memory, and views of its zones.
 
 use crate::Memory;
-use pagetide_core::units::Node;
+use pagetide_core::units::{Cpu, Node};
+use std::fmt;
 use std::sync::atomic::Ordering;
 
-/// Counts since the memory was built.
+/// Counts since the memory was built. Displayed as `/proc/vmstat` has them: a name and a number a
+/// line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -79,6 +81,101 @@ pub struct Stats {
     pub releases_deferred: u64,
 }
 
+impl Stats {
+    /// The numbers by their names. All but `resident_pages` only grow.
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 29] {
+        let Stats {
+            bytes_read,
+            bytes_written,
+            pages_lost,
+            buffered_reads,
+            ring_enters,
+            batched_reads,
+            batched_pages,
+            resident_pages,
+            pgscan,
+            pgsteal,
+            pgscan_kswapd,
+            pgscan_direct,
+            pgscan_proactive,
+            pgsteal_kswapd,
+            pgsteal_direct,
+            pgsteal_proactive,
+            allocstall,
+            pageoutrun,
+            kswapd_low_wmark_hit_quickly,
+            kswapd_high_wmark_hit_quickly,
+            evacuate_scanned,
+            evacuate_success,
+            evacuate_fail,
+            zone_lock_takes,
+            pgalloc,
+            pgfree,
+            released_bytes,
+            release_calls,
+            releases_deferred,
+        } = *self;
+        [
+            ("bytes_read", bytes_read),
+            ("bytes_written", bytes_written),
+            ("pages_lost", pages_lost),
+            ("buffered_reads", buffered_reads),
+            ("resident_pages", resident_pages),
+            ("pgscan", pgscan),
+            ("pgsteal", pgsteal),
+            ("pgscan_kswapd", pgscan_kswapd),
+            ("pgscan_direct", pgscan_direct),
+            ("pgscan_proactive", pgscan_proactive),
+            ("pgsteal_kswapd", pgsteal_kswapd),
+            ("pgsteal_direct", pgsteal_direct),
+            ("pgsteal_proactive", pgsteal_proactive),
+            ("allocstall", allocstall),
+            ("pageoutrun", pageoutrun),
+            ("kswapd_low_wmark_hit_quickly", kswapd_low_wmark_hit_quickly),
+            (
+                "kswapd_high_wmark_hit_quickly",
+                kswapd_high_wmark_hit_quickly,
+            ),
+            ("evacuate_scanned", evacuate_scanned),
+            ("evacuate_success", evacuate_success),
+            ("evacuate_fail", evacuate_fail),
+            ("zone_lock_takes", zone_lock_takes),
+            ("pgalloc", pgalloc),
+            ("pgfree", pgfree),
+            ("released_bytes", released_bytes),
+            ("release_calls", release_calls),
+            ("releases_deferred", releases_deferred),
+            ("ring_enters", ring_enters),
+            ("batched_reads", batched_reads),
+            ("batched_pages", batched_pages),
+        ]
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines()
+            .iter()
+            .try_for_each(|(name, number)| writeln!(f, "{name} {number}"))
+    }
+}
+
+/// The per-CPU page cache of a CPU in one zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pageset {
+    /// The zone's node.
+    pub node: u32,
+    /// The zone's number, as in the order of [`Memory::zoneinfo`].
+    pub zone: u32,
+    /// The CPU.
+    pub cpu: u32,
+    /// Free pages that it holds.
+    pub count: u32,
+    /// What it may hold: it follows how deep the CPU's allocations and frees go.
+    pub high: u32,
+}
+
 /// Blocks served by a node, as `numastat` counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -117,6 +214,28 @@ impl Memory {
     #[must_use]
     pub fn zoneinfo(&self) -> String {
         self.home().core.zones().zoneinfo().to_string()
+    }
+
+    /// The per-CPU page caches, zone by zone. Takes the lock of each for a moment.
+    #[must_use]
+    pub fn pagesets(&self) -> Vec<Pageset> {
+        let zones = self.home().core.zones();
+        let nr_cpus = zones.config().topology.nr_cpus();
+        let of_zone = |(number, zone): (u32, &pagetide_core::alloc::Zone)| {
+            let node = zone.config().node.number().into();
+            let of_cpu = |cpu| {
+                let (count, high) = zone.pageset(Cpu::new(cpu));
+                Pageset {
+                    node,
+                    zone: number,
+                    cpu,
+                    count,
+                    high,
+                }
+            };
+            (0..nr_cpus).map(of_cpu).collect::<Vec<_>>()
+        };
+        (0..).zip(zones.iter()).flat_map(of_zone).collect()
     }
 
     /// Free blocks of each zone by order, in the words of `/proc/buddyinfo`.

@@ -20,6 +20,8 @@ mod lru_gen;
 mod machine;
 mod many;
 mod memcg;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod nodes;
 mod pins;
 mod pressure;
@@ -32,4 +34,6 @@ mod system_calls;
 mod torture;
 mod views;
 mod waits;
+#[cfg(feature = "watch")]
+mod watch;
 mod writes;

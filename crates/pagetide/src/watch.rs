@@ -1,0 +1,253 @@
+//! A socket through which others look at a memory: `pagetide top` and `pagetide stat`.
+//!
+//! A connection is one question, a line of text, and one answer, a line of JSON; the server takes
+//! one at a time, each for [`PATIENCE`] at most, so that nobody who connects can hold up more.
+
+use crate::shared::locked;
+use crate::snapshot::Snapshot;
+use crate::{Error, Group, Memory};
+use rustix::fs::Mode;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a connection may be silent.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Connections that wait to be taken.
+const BACKLOG: i32 = 16;
+/// Bytes of a question at most.
+const MAX_QUESTION: u64 = 4096;
+
+/// What can be asked for: each name, followed by a group's path where it is of one group.
+pub const VIEWS: &[&str] = &[
+    "snapshot",
+    "vmstat",
+    "zoneinfo",
+    "buddyinfo",
+    "stocks",
+    "lru_gen",
+    "memory.stat",
+    "memory.pressure",
+    "memory.events",
+    #[cfg(feature = "metrics")]
+    "metrics",
+];
+
+/// An answer of the socket, a line of JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Answer {
+    /// What was asked for, as the kernel's file of that name would have it.
+    Text(String),
+    /// The figures.
+    Snapshot(Box<Snapshot>),
+    /// Why there is no answer.
+    Error(String),
+}
+
+/// An open socket. Dropped, it is closed and its file removed.
+#[derive(Debug)]
+pub struct Watch {
+    path: PathBuf,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct State {
+    memory: Memory,
+    listener: UnixListener,
+    is_closed: AtomicBool,
+    /// What the program told, by the path of the group.
+    requests: Mutex<HashMap<String, u64>>,
+}
+
+impl Memory {
+    /// Opens a socket at `path` through which `pagetide top PATH` and `pagetide stat PATH VIEW`
+    /// look at this memory, and starts a thread that answers. It keeps the memory alive.
+    ///
+    /// Only this user's processes and root's are answered: the file has mode 0600, and the kernel
+    /// is asked who connects. Nothing can be changed through it. A socket of that name which
+    /// nobody listens on any more, as a process leaves it that was killed, is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Watch`].
+    pub fn watch(&self, path: impl AsRef<Path>) -> Result<Watch, Error> {
+        let path = path.as_ref();
+        let failed = |source| Error::Watch {
+            path: path.to_owned(),
+            source,
+        };
+        let listener = listen(path).map_err(failed)?;
+        let state = Arc::new(State {
+            memory: self.clone(),
+            listener,
+            is_closed: AtomicBool::new(false),
+            requests: Mutex::default(),
+        });
+        let served = Arc::clone(&state);
+        let mut watch = Watch {
+            path: path.to_owned(),
+            state,
+            thread: None,
+        };
+        let thread = std::thread::Builder::new().name("pagetide-watch".to_owned());
+        let thread = thread.spawn(move || served.serve());
+        watch.thread = Some(thread.map_err(failed)?);
+        Ok(watch)
+    }
+}
+
+impl Watch {
+    /// Says how many requests the users of a group made so far. The library counts misses only,
+    /// because a hit would cost more if it were counted; with both, `top` shows hit ratios.
+    pub fn set_requests(&self, group: &Group, requests: u64) {
+        locked(&self.state.requests).insert(group.path(), requests);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.state.is_closed.store(true, Ordering::Relaxed);
+        // Ends the `accept` that the thread waits in.
+        let _ended = net::shutdown(&self.state.listener, net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let joined = thread.join();
+            debug_assert!(joined.is_ok(), "the thread that answers does not panic");
+        }
+        let _removed = fs::remove_file(&self.path);
+    }
+}
+
+impl State {
+    fn serve(&self) {
+        for stream in self.listener.incoming() {
+            if self.is_closed.load(Ordering::Relaxed) {
+                break;
+            }
+            // Who went away, or may not ask, is nobody's trouble but their own. Out of descriptors,
+            // the next `accept` fails at once: not to spin then, it waits.
+            match stream {
+                Ok(stream) => drop(self.answer(&stream)),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn answer(&self, stream: &UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let answer = match is_allowed(stream)? {
+            true => {
+                let mut question = String::new();
+                BufReader::new(stream.take(MAX_QUESTION)).read_line(&mut question)?;
+                self.view(question.trim_end())
+            }
+            false => Answer::Error("this socket answers its own user and root only".to_owned()),
+        };
+        let mut line = serde_json::to_vec(&answer)?;
+        line.push(b'\n');
+        (&mut &*stream).write_all(&line)
+    }
+
+    fn view(&self, question: &str) -> Answer {
+        let memory = &self.memory;
+        let (view, path) = question.split_once(' ').unwrap_or((question, ""));
+        let text = match (view, path) {
+            ("snapshot", "") => return Answer::Snapshot(Box::new(self.snapshot())),
+            ("vmstat", "") => memory.stats().to_string(),
+            ("zoneinfo", "") => memory.zoneinfo(),
+            ("buddyinfo", "") => memory.buddyinfo(),
+            ("stocks", "") => memory.stock_stats().to_string(),
+            #[cfg(feature = "metrics")]
+            ("metrics", "") => memory.metrics(),
+            ("lru_gen", "") => {
+                let groups = memory.groups();
+                let texts = groups.iter().map(|(_, group)| group.lru_gen().to_string());
+                texts.collect()
+            }
+            ("lru_gen", _) => return self.of_group(path, |group| group.lru_gen().to_string()),
+            ("memory.stat", _) => return self.of_group(path, |group| group.stat().to_string()),
+            ("memory.pressure", _) => {
+                return self.of_group(path, |group| format!("{}\n", group.pressure()));
+            }
+            ("memory.events", _) => {
+                return self.of_group(path, |group| format!("{}\n", group.events()));
+            }
+            _ => {
+                let mut text = format!("no view '{question}': one of");
+                for name in VIEWS {
+                    let written = write!(text, " {name}");
+                    debug_assert!(written.is_ok(), "writing to a string");
+                }
+                return Answer::Error(text);
+            }
+        };
+        Answer::Text(text)
+    }
+
+    /// The root where no path is given.
+    fn of_group(&self, path: &str, view: impl FnOnce(&Group) -> String) -> Answer {
+        let path = if path.is_empty() { "/" } else { path };
+        let groups = self.memory.groups();
+        match groups.iter().find(|(of_group, _)| of_group == path) {
+            Some((_, group)) => Answer::Text(view(group)),
+            None => Answer::Error(format!("no group '{path}'")),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.memory.snapshot();
+        let told = locked(&self.requests);
+        for group in &mut snapshot.groups {
+            group.requests = told.get(&group.path).copied();
+        }
+        snapshot
+    }
+}
+
+/// Whether the process at the other end is this user's or root's, as the kernel saw it connect.
+fn is_allowed(stream: &UnixStream) -> io::Result<bool> {
+    let peer = sockopt::socket_peercred(stream)?;
+    Ok(peer.uid.is_root() || peer.uid == rustix::process::geteuid())
+}
+
+/// A socket at `path` that has mode 0600 from the moment it is there.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let bound = bind(path);
+    match bound {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path)? => {
+            fs::remove_file(path)?;
+            bind(path)
+        }
+        bound => bound,
+    }
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The kernel makes the file with the mode that the socket has.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Whether it is a socket that nobody listens on.
+fn is_left_over(path: &Path) -> io::Result<bool> {
+    let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    Ok(is_socket && UnixStream::connect(path).is_err_and(refused))
+}

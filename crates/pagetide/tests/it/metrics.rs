@@ -1,0 +1,133 @@
+//! OpenMetrics text: names, values, and that others can read it.
+
+use pagetide::{ByteSize, File, Group, Memory};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+fn text() -> (Memory, (Group, File), String) {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let web = memory.root().child("web \"1\"").unwrap();
+    let web = web.max(ByteSize::mib(1)).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), vec![1; 2 << 20]).unwrap();
+    let table = memory.open(file.path(), &web).unwrap();
+    let mut bytes = vec![0; 2 << 20];
+    table.read_at(&mut bytes, 0).unwrap();
+    let text = memory.metrics();
+    (memory, (web, table), text)
+}
+
+/// Sample lines: name with labels, value.
+fn samples(text: &str) -> BTreeMap<&str, &str> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.rsplit_once(' ').unwrap()).collect()
+}
+
+#[test]
+fn figures_are_those_of_the_library() {
+    let (memory, (web, _table), text) = text();
+    let samples = samples(&text);
+    let label = r#"group="/web \"1\"""#;
+    let number = |name: &str| samples[name].parse::<u64>().unwrap();
+    let of_web = |name: &str| number(format!("pagetide_group_{name}{{{label}}}").as_str());
+    assert_eq!(of_web("max_bytes"), 1 << 20);
+    assert_eq!(of_web("usage_bytes"), web.usage().as_u64());
+    assert_eq!(of_web("pgmajfault_total"), 512);
+    assert_eq!(of_web("pgsteal_total"), web.stat().pgsteal);
+    assert!(web.stat().pgsteal > 200);
+    let stats = memory.stats();
+    assert_eq!(number("pagetide_read_bytes_total"), stats.bytes_read);
+    assert_eq!(number("pagetide_pgscan_total"), stats.pgscan);
+    let file = format!("pagetide_group_memory_bytes{{{label},kind=\"file\"}}");
+    assert_eq!(number(&file), web.stat().file);
+}
+
+#[test]
+fn every_count_of_the_library_has_a_metric() {
+    let (memory, (web, _table), text) = text();
+    let names: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE pagetide_"))
+        .map(|line| line.split(' ').next().unwrap())
+        .collect();
+    for line in memory.stats().to_string().lines() {
+        let name = line.split(' ').next().unwrap();
+        let name = match name {
+            "bytes_read" => "read_bytes",
+            "bytes_written" => "written_bytes",
+            "resident_pages" => "resident_bytes",
+            other => other,
+        };
+        assert!(names.contains(name), "no metric of {name}");
+    }
+    for line in web.stat().to_string().lines() {
+        let name = line.split(' ').next().unwrap();
+        let kind = format!("kind=\"{name}\"");
+        let counts = names.contains(format!("group_{name}").as_str());
+        assert!(counts || text.contains(&kind), "no metric of {name}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+}
+
+/// Prometheus's own linter, where it is installed (Debian: `prometheus`).
+#[test]
+fn promtool_finds_nothing_wrong() {
+    let promtool = std::env::var_os("PROMTOOL").unwrap_or_else(|| "promtool".into());
+    let run = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut run) = run else {
+        println!("skipped: promtool: not installed (Debian package prometheus)");
+        return;
+    };
+    // It reads the older text format, in which a counter's name in comments has its `_total`.
+    let (_memory, _used, text) = text();
+    let mut counters = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(name) = line.strip_suffix(" counter") {
+            counters.insert(name.rsplit(' ').next().unwrap());
+        }
+    }
+    let older = text.lines().map(|line| {
+        let mut words: Vec<String> = line.splitn(4, ' ').map(str::to_owned).collect();
+        if words[0] == "#" && words.len() > 2 && counters.contains(words[2].as_str()) {
+            words[2] += "_total";
+        }
+        words.join(" ") + "\n"
+    });
+    let older: String = older.collect();
+    run.stdin
+        .take()
+        .unwrap()
+        .write_all(older.as_bytes())
+        .unwrap();
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.is_empty(), "{said}");
+}
+
+/// The dashboard asks for nothing that is not told.
+#[test]
+fn the_dashboard_knows_only_metrics_that_are_there() {
+    let dashboard = include_str!("../../../../docs/grafana/pagetide.json");
+    let parsed: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    assert!(parsed["panels"].as_array().unwrap().len() > 8);
+    let (_memory, _used, text) = text();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut nr_names = 0;
+    for part in dashboard.split("pagetide_").skip(1) {
+        let name = part.split(|c| !is_name(c)).next().unwrap();
+        let samples = [
+            format!("\npagetide_{name} "),
+            format!("\npagetide_{name}{{"),
+        ];
+        let is_told = samples.iter().any(|sample| text.contains(sample));
+        assert!(is_told, "the dashboard asks for pagetide_{name}");
+        nr_names += 1;
+    }
+    assert!(nr_names > 15, "{nr_names}");
+}

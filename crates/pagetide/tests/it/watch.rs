@@ -1,0 +1,136 @@
+//! A memory looked at from outside, by its socket and as metrics.
+
+use pagetide::{Answer, ByteSize, Error, Memory, Order, Snapshot, VIEWS, Watch};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+fn ask(path: &Path, question: &str) -> Answer {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream
+        .write_all(format!("{question}\n").as_bytes())
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+fn text(path: &Path, question: &str) -> String {
+    match ask(path, question) {
+        Answer::Text(text) => text,
+        other => panic!("{question}: {other:?}"),
+    }
+}
+
+fn snapshot(path: &Path) -> Snapshot {
+    match ask(path, "snapshot") {
+        Answer::Snapshot(snapshot) => *snapshot,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn watched(dir: &tempfile::TempDir) -> (Memory, Watch, std::path::PathBuf) {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let path = dir.path().join("socket");
+    let watch = memory.watch(&path).unwrap();
+    (memory, watch, path)
+}
+
+#[test]
+fn groups_are_listed_after_their_parents_while_they_live() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let names = |memory: &Memory| -> Vec<String> {
+        let groups = memory.groups().into_iter();
+        groups.map(|(path, _)| path).collect()
+    };
+    assert_eq!(names(&memory), ["/"]);
+    let a = memory.root().child("a").unwrap();
+    let spaced = memory.root().child("a b").unwrap();
+    let leaf = a.child("c").unwrap();
+    assert_eq!(leaf.path(), "/a/c");
+    assert_eq!(names(&memory), ["/", "/a", "/a/c", "/a b"]);
+    drop((a, spaced));
+    assert_eq!(
+        names(&memory),
+        ["/", "/a", "/a/c"],
+        "a child keeps its parent"
+    );
+    drop(leaf);
+    assert_eq!(names(&memory), ["/"]);
+}
+
+#[test]
+fn the_socket_tells_what_the_memory_tells() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, watch, path) = watched(&dir);
+    let web = memory.root().child("web").unwrap();
+    let web = web.max(ByteSize::mib(4)).unwrap();
+    let work = web.alloc(Order::new(4)).unwrap();
+    watch.set_requests(&web, 77);
+    let snapshot = snapshot(&path);
+    assert_eq!(snapshot.pid, std::process::id());
+    assert_eq!(snapshot.budget_bytes, 16 << 20);
+    assert_eq!(snapshot.groups[0].path, "/");
+    let group = &snapshot.groups[1];
+    assert_eq!((group.path.as_str(), group.requests), ("/web", Some(77)));
+    assert_eq!(group.max_bytes, Some(4 << 20));
+    assert_eq!(group.stat["anon"], work.len() as u64);
+    assert_eq!(group.usage_bytes, web.usage().as_u64());
+    assert!(snapshot.stats["pgalloc"] >= 16);
+    assert!(!snapshot.pagesets.is_empty());
+    assert_eq!(text(&path, "memory.stat /web"), web.stat().to_string());
+    assert_eq!(
+        text(&path, "memory.events /web"),
+        format!("{}\n", web.events())
+    );
+    assert!(text(&path, "memory.stat").contains("kernel "));
+    assert!(text(&path, "vmstat").contains("\npgalloc "));
+    for view in VIEWS {
+        let answer = ask(&path, view);
+        assert!(!matches!(answer, Answer::Error(_)), "{view}: {answer:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_answered_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_memory, _watch, path) = watched(&dir);
+    for (question, expected) in [
+        ("memory.stat /gone", "no group '/gone'"),
+        ("vmstat /web", "no view 'vmstat /web'"),
+        ("", "no view ''"),
+        ("memory.max", "no view 'memory.max': one of snapshot vmstat"),
+    ] {
+        let Answer::Error(error) = ask(&path, question) else {
+            panic!("{question} was answered")
+        };
+        assert!(error.contains(expected), "{question}: {error}");
+    }
+    // Who hangs up, or sends what is no text, costs the next one nothing.
+    drop(UnixStream::connect(&path).unwrap());
+    let mut rubbish = UnixStream::connect(&path).unwrap();
+    rubbish.write_all(&[0xFF, 0xFE, b'\n']).unwrap();
+    assert!(text(&path, "vmstat").contains("pgalloc"));
+}
+
+#[test]
+fn only_its_user_may_open_the_socket_and_it_goes_with_its_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, watch, path) = watched(&dir);
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let Err(Error::Watch { source, .. }) = memory.watch(&path) else {
+        panic!("a socket that is in use was replaced")
+    };
+    assert_eq!(source.kind(), std::io::ErrorKind::AddrInUse);
+    drop(watch);
+    assert!(!path.exists());
+    // What a killed process leaves behind is replaced, but nothing that is no socket.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(memory.watch(&path).unwrap());
+    std::fs::write(&path, "mine").unwrap();
+    assert!(memory.watch(&path).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+}
