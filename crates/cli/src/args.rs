@@ -8,7 +8,21 @@ use std::path::PathBuf;
 ///
 /// Sizes are written as people write them: 64MiB, 2GiB, 500MB, 4096.
 #[derive(Debug, Parser)]
-#[command(name = "pagetide", version, arg_required_else_help = true)]
+#[command(
+    name = "pagetide",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
+Examples:
+  pagetide demo                                 what it does, in 40 seconds
+  pagetide replay trace.csv --memory 64MiB      your own requests through the page cache
+  pagetide mrc trace.csv --target 95%           how much memory they need
+  pagetide stat /run/app.sock vmstat            a running process, in the kernel's words
+
+Exit codes: 0 done (also where the reader of the output went away), 1 something went wrong or a
+claim did not hold, 2 the command line asks for what cannot be.
+Colour is left out where NO_COLOR is set or the output is no terminal."
+)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -16,7 +30,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve one file to three tenants under one budget, and check that it holds (25 seconds).
+    /// Serve one file to three tenants under one budget, and check that it holds (40 seconds).
     Demo(DemoArgs),
     /// Replay a recorded page trace through the real page cache, with real reads.
     Replay(ReplayArgs),
@@ -24,6 +38,71 @@ pub(crate) enum Command {
     Mrc(MrcArgs),
     /// Measure one mechanism, its variants side by side.
     Bench(BenchArgs),
+    /// Show figures of a running process that opened a socket (`Memory::watch`).
+    Stat(StatArgs),
+    /// Watch such a process in the terminal: groups, generations, per-CPU page caches, I/O.
+    Top(TopArgs),
+    /// Print completions for a shell, as in: pagetide completions bash > pagetide.bash
+    Completions(CompletionsArgs),
+    /// Print the manual page, as in: pagetide man > pagetide.1
+    Man,
+    /// Read a file through the kernel's page cache: the part of `demo --kernel` inside the cgroup.
+    #[command(hide = true)]
+    KernelCache(KernelCacheArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  pagetide stat /run/app.sock                        counts of the memory, as /proc/vmstat has them
+  pagetide stat /run/app.sock memory.stat /web       what a group's memory is
+  pagetide stat /run/app.sock metrics                OpenMetrics text
+  pagetide stat /run/app.sock snapshot               all of it as JSON")]
+pub(crate) struct StatArgs {
+    /// The socket that the process opened.
+    #[arg(value_name = "SOCKET")]
+    pub(crate) socket: PathBuf,
+    /// What to show.
+    #[arg(value_name = "VIEW", default_value = "vmstat",
+          value_parser = clap::builder::PossibleValuesParser::new(pagetide::VIEWS.iter().copied()))]
+    pub(crate) view: String,
+    /// The group, for lru_gen, memory.stat, memory.pressure and memory.events [default: the root]
+    #[arg(value_name = "GROUP")]
+    pub(crate) group: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  pagetide demo --watch /tmp/demo.sock &
+  pagetide top /tmp/demo.sock
+  pagetide top /tmp/demo.sock --once            one view as text, for a pipe or a log
+
+Hit ratios are shown where the program tells its requests (`Watch::set_requests`).")]
+pub(crate) struct TopArgs {
+    /// The socket that the process opened.
+    #[arg(value_name = "SOCKET")]
+    pub(crate) socket: PathBuf,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) interval: f64,
+    /// Print one view after an interval and end, as where the output is no terminal.
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let refused = || format!("'{text}' is not a number of seconds from 0.05 to 3600");
+    let seconds: f64 = text.parse().map_err(|_| refused())?;
+    let is_sane = (0.05..=3600.0).contains(&seconds);
+    is_sane.then_some(seconds).ok_or_else(refused)
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -400,10 +479,34 @@ pub(crate) struct TunersArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+pub(crate) struct KernelCacheArgs {
+    pub(crate) file: PathBuf,
+    pub(crate) phase_ms: u64,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  pagetide demo                                 tables, 40 seconds
+  pagetide demo --report demo.html              and all that happened as plots in one page
+  pagetide demo --watch /tmp/demo.sock          look at it meanwhile: pagetide top /tmp/demo.sock")]
 pub(crate) struct DemoArgs {
+    /// Write one HTML page with plots of all that happened: no server, no network, no script.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Let the kernel's page cache serve the same reads in a memory cgroup of the budget's size,
+    /// below this process's own: for root, mostly. An interrupt may leave the empty cgroup behind.
+    #[arg(long)]
+    pub(crate) kernel: bool,
+    /// Length of a phase, for tests.
+    #[arg(long, hide = true)]
+    pub(crate) phase_ms: Option<u64>,
     /// Folder for the data file (256 MiB, unlinked at once) [default: the temporary folder].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// Open a socket at this path while it runs, for `pagetide top` and `pagetide stat`.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) watch: Option<PathBuf>,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -434,6 +537,9 @@ pub(crate) struct ReplayArgs {
     /// File to read from [default: a sparse file of its own].
     #[arg(long, value_name = "PATH")]
     pub(crate) file: Option<PathBuf>,
+    /// Open a socket at this path while it runs, for `pagetide top` and `pagetide stat`.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) watch: Option<PathBuf>,
     /// Policy of the page cache: default, fifo, gated-2q, mglru, mglru-next, mglru-seed, two-list.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) policy: String,

@@ -47,7 +47,7 @@ pub(crate) const STYLE: &str = "\
 .chart [stroke=\"#CC79A7\"]{stroke:var(--c3);stroke-dasharray:36 10 8 10}\
 .chart [stroke=\"#E69F00\"]{stroke:var(--c4);stroke-dasharray:52 14}\
 .chart [stroke=\"#56B4E9\"]{stroke:var(--c5);stroke-dasharray:16 8}\
-.chart [stroke=\"#333333\"]{stroke:var(--c6);stroke-dasharray:4 6}\
+.chart [stroke=\"#333333\"]{stroke:var(--c6);stroke-dasharray:24 8 6 8 6 8}\
 .chart [fill=\"#0072B2\"]{fill:var(--c0)}\
 @media(prefers-color-scheme:dark){.chart{--ink:#ddd;--grid:#3a3a3a;--c0:#56b4e9;--c1:#ff8a3d;\
 --c2:#2fd0a2;--c3:#e29cc4;--c4:#f0b63a;--c5:#9bd4f5;--c6:#bbb}}";
@@ -166,10 +166,17 @@ impl Chart {
         for (x, text) in &self.marks {
             let ends = [(*x, self.y.range.start), (*x, self.y.range.end)];
             chart.draw_series([PathElement::new(ends, INK.stroke_width(FINE / 2))])?;
-            let anchor = Pos::new(HPos::Left, VPos::Top);
+            // What begins near the right edge would not fit.
+            let way = (x - self.x.range.start) / (self.x.range.end - self.x.range.start);
+            let (side, gap) = if way > 0.85 {
+                (HPos::Right, -3)
+            } else {
+                (HPos::Left, 3)
+            };
             let style = ("sans-serif", TEXT * FINE, &INK).into_text_style(chart.plotting_area());
+            let style = style.pos(Pos::new(side, VPos::Top));
             let place = EmptyElement::at((*x, self.y.range.end))
-                + Text::new(text.clone(), (3 * FINE as i32, 0), style.pos(anchor));
+                + Text::new(text.clone(), (gap * FINE as i32, 0), style);
             chart.draw_series([place])?;
         }
         Ok(())
@@ -181,7 +188,7 @@ impl Chart {
         let mut places = Vec::new();
         for curve in &self.curves {
             // A character takes about half its height; a line and gaps come with it.
-            let width = 46 + 7 * u32::try_from(curve.name.chars().count()).unwrap_or(SIZE.0);
+            let width = 44 + 8 * u32::try_from(curve.name.chars().count()).unwrap_or(SIZE.0);
             if left > 8 && left + width > SIZE.0 {
                 (left, row) = (8, row + 1);
             }
@@ -275,14 +282,15 @@ mod tests {
             "scan",
             "memory",
             "miss ratio",
-            "50 %",
+            "40 %",
             "4 MiB",
         ] {
             assert!(svg.contains(text), "{text} is not in {svg}");
         }
         assert!(svg.contains("<title>a &lt;b> &amp; &quot;c&quot;</title>"));
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-        assert_eq!(svg.matches("<polyline").filter(|_| true).count() >= 2, true);
+        // Each curve, and its line in the legend.
+        assert!(svg.matches("<polyline").count() >= 4);
     }
 
     #[test]

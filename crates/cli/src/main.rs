@@ -15,8 +15,11 @@ mod output;
 mod replay;
 mod sampler;
 mod scratch;
+mod stat;
+mod top;
+mod watched;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
 
@@ -26,6 +29,11 @@ fn main() -> ExitCode {
         args::Command::Replay(args) => replay::run(&args),
         args::Command::Mrc(args) => mrc::run(&args),
         args::Command::Bench(args) => bench::run(&args),
+        args::Command::Stat(args) => stat::run(&args),
+        args::Command::Top(args) => top::run(&args),
+        args::Command::Completions(args) => completions(args.shell),
+        args::Command::Man => man(),
+        args::Command::KernelCache(args) => demo::kernel_cache(&args),
     };
     match run {
         Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
@@ -34,4 +42,28 @@ fn main() -> ExitCode {
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut args::Args::command(), "pagetide", &mut text);
+    output::text(&String::from_utf8_lossy(&text))
+}
+
+/// The manual page: the command's own, and after it a section for each subcommand.
+fn man() -> Result<(), Failure> {
+    let mut text = Vec::new();
+    let mut command = args::Args::command();
+    command.build();
+    let mut render = |command: &clap::Command| {
+        let man = clap_mangen::Man::new(command.clone());
+        man.render(&mut text)
+    };
+    let rendered = render(&command).and_then(|()| {
+        let subcommands = command.get_subcommands();
+        let mut shown = subcommands.filter(|command| !command.is_hide_set());
+        shown.try_for_each(&mut render)
+    });
+    rendered.map_err(|error| Failure::of("cannot write the manual page", &error))?;
+    output::text(&String::from_utf8_lossy(&text))
 }

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
     });
     if args.json {
         computed.points.iter().try_for_each(output::json)?;
-        let needed = needed.iter().flat_map(|(_, needed)| needed);
-        return needed.map(output::json).collect();
+        let mut needed = needed.iter().flat_map(|(_, needed)| needed);
+        return needed.try_for_each(output::json);
     }
     if args.csv {
         return output::text(&csv(&computed.points));
@@ -77,6 +77,19 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
         }
         None => Ok(()),
     }
+}
+
+/// A chart of these policies at `points` sizes.
+pub(crate) fn curves(trace: &Trace, names: &[&str], points: u32) -> Result<Chart, Failure> {
+    let runners = names.iter().map(|name| Runner::of(name));
+    let runners: Vec<Runner> = runners.collect::<Result<_, _>>()?;
+    let work = Work {
+        trace,
+        samples: None,
+    };
+    let frames = spread(LEAST_FRAMES, trace.nr_unique.max(LEAST_FRAMES), points);
+    let computed = compute(&work, &runners, &frames)?;
+    Ok(chart(trace, &computed))
 }
 
 /// A policy that was named twice is computed once.

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::sampler::Sampler;
 use crate::{load, output, scratch};
 use hdrhistogram::Histogram;
-use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES, Policy};
+use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES, Policy, Watch};
 use pagetide_sim::trace::Trace;
 use serde::Serialize;
 use std::path::Path;
@@ -58,8 +58,10 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         None => (memory.root().child("replay")?, memory.content_pages()),
     };
     let file = open(&memory, &group, args.file.as_deref(), &trace)?;
+    let watch = args.watch.as_ref().map(|path| memory.watch(path));
+    let watch = watch.transpose()?;
     let start = Instant::now();
-    replay(&trace, &file, &group, &mut latencies)?;
+    replay(&trace, &file, (&group, watch.as_ref()), &mut latencies)?;
     let seconds = start.elapsed().as_secs_f64();
     let requests = trace.pages.len() as u64;
     let misses = group.misses();
@@ -134,7 +136,7 @@ fn open(
 fn replay(
     trace: &Trace,
     file: &File,
-    group: &Group,
+    (group, watch): (&Group, Option<&Watch>),
     latencies: &mut Latencies,
 ) -> Result<(), Failure> {
     let bar = load::progress("replay", trace.pages.len() as u64);
@@ -154,6 +156,9 @@ fn replay(
         misses = now;
         if done % PROGRESS_STEP == 0 {
             bar.set_position(done);
+            if let Some(watch) = watch {
+                watch.set_requests(group, done);
+            }
         }
     }
     bar.finish_and_clear();

@@ -54,6 +54,11 @@ impl Sampler {
         Ok(Sampler { shared, thread })
     }
 
+    /// What was resident at its start, in bytes.
+    pub(crate) fn baseline(&self) -> u64 {
+        self.shared.baseline
+    }
+
     /// The largest growth so far, in bytes.
     pub(crate) fn peak(&self) -> u64 {
         self.shared.sample();
