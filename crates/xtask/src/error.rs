@@ -52,6 +52,12 @@ pub(crate) enum Error {
         component: &'static str,
         source: Box<Error>,
     },
+    /// No browser to look at the report with.
+    #[error("no Chromium found: on Debian, `apt-get install chromium`")]
+    NoBrowser,
+    /// The report is not as it should be.
+    #[error("{0} problems with the report")]
+    Report(usize),
     /// The folder of recorded traces is not there.
     #[error(
         "no recorded traces at {}: set {variable} to the folder that has manifest.csv",

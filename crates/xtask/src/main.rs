@@ -4,6 +4,7 @@
 //! of steps (`verbs.rs`), run by `step.rs` and summed up by `report.rs`. The rules that neither
 //! rustfmt nor clippy can check live in `tidy/`.
 
+mod browser;
 mod error;
 mod mutants;
 mod report;
@@ -42,6 +43,8 @@ enum Verb {
         /// Only those whose name or file has this text in it
         filter: Option<String>,
     },
+    /// The demo's report in Chromium: all plots, light and dark, on a phone (needs chromium)
+    Browser,
     /// The project's own rules: order of rooms, unsafe list, file shape, docs
     Tidy,
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
         Verb::Mutants { filter } => mutants::run(&workspace, filter.as_deref()),
+        Verb::Browser => browser::run(&workspace),
         Verb::Tidy => tidy::run(&workspace),
     };
     match outcome {
