@@ -1,6 +1,6 @@
 //! The figures of a memory as OpenMetrics text.
 
-use crate::{Group, Memory, PAGE_BYTES};
+use crate::{Group, Memory, PAGE_BYTES, Stats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -36,6 +36,12 @@ const COUNTS: &[(&str, &str, &str)] = &[
         "batched_pages",
         "Pages that came in by these",
     ),
+    (
+        "pswpin",
+        "pswpin",
+        "Pages that were read back from a spill file",
+    ),
+    ("pswpout", "pswpout", "Pages that went to a spill file"),
     ("pgscan", "pgscan", "Pages that reclaim looked at"),
     ("pgsteal", "pgsteal", "Pages that reclaim evicted"),
     (
@@ -245,6 +251,11 @@ impl Scrape {
                 resident,
             ),
             (
+                "swap_used_bytes",
+                "Of spill files, what pages take",
+                stats.swap_used_bytes,
+            ),
+            (
                 "groups_left_out",
                 "Groups that are not told of, of many",
                 nr_left_out,
@@ -253,7 +264,7 @@ impl Scrape {
             gauge(encoder, name, help)?.encode_gauge(&bytes)?;
         }
         for (of_stats, number) in stats.lines() {
-            if of_stats == "resident_pages" {
+            if Stats::GAUGES.contains(&of_stats) {
                 continue;
             }
             let listed = COUNTS.iter().find(|(listed, ..)| *listed == of_stats);

@@ -82,8 +82,13 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The numbers by their names. All but `resident_pages` only grow.
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 29] {
+    /// Those that fall, too.
+    #[cfg(feature = "metrics")]
+    pub(crate) const GAUGES: [&str; 2] = ["resident_pages", "swap_used_bytes"];
+
+    /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
+    #[expect(clippy::too_many_lines, reason = "a list of all fields")]
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 32] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -114,6 +119,9 @@ impl Stats {
             released_bytes,
             release_calls,
             releases_deferred,
+            pswpin,
+            pswpout,
+            swap_used_bytes,
         } = *self;
         [
             ("bytes_read", bytes_read),
@@ -148,6 +156,9 @@ impl Stats {
             ("ring_enters", ring_enters),
             ("batched_reads", batched_reads),
             ("batched_pages", batched_pages),
+            ("pswpin", pswpin),
+            ("pswpout", pswpout),
+            ("swap_used_bytes", swap_used_bytes),
         ]
     }
 }
