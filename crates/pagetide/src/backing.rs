@@ -3,6 +3,7 @@
 //! Kept apart from the handles, so that whoever writes pages back has it for as long as a write of
 //! the file is under way.
 
+use crate::behind::{Behind, Turn};
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -97,9 +98,7 @@ pub(crate) struct Backing {
     poison: AtomicU32,
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
-    /// The store has bytes beyond the end of the file, because it could not be cut.
-    is_too_long: AtomicBool,
-    cutting: Mutex<()>,
+    pub(crate) behind: Behind,
     /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
     syncing: Mutex<()>,
     /// The folder of a file that was created, until its entry is durable.
@@ -137,8 +136,7 @@ impl Backing {
             dirty: Mutex::default(),
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
-            is_too_long: AtomicBool::new(false),
-            cutting: Mutex::default(),
+            behind: Behind::default(),
             syncing: Mutex::default(),
             new_in: Mutex::default(),
             nr_flights: AtomicU32::new(0),
@@ -167,38 +165,65 @@ impl Backing {
         self.len.fetch_max(len, Ordering::AcqRel);
     }
 
-    /// Makes the file this short; whoever calls this has its length for itself.
+    /// Makes the file this short; whoever calls this has the file for itself, and its turn until
+    /// pages behind the end are gone and the store is cut: a write of one may be under way.
     pub(crate) fn cut(&self, len: u64) {
         self.len.store(len, Ordering::Release);
         self.stored.fetch_min(len, Ordering::AcqRel);
-        self.is_too_long.store(true, Ordering::Release);
+        self.behind.set_too_long();
     }
 
     /// Whether who writes first has to give the store another chance.
     pub(crate) fn is_obstructed(&self) -> bool {
-        self.is_too_long.load(Ordering::Acquire) || self.is_failing.load(Ordering::Relaxed)
+        self.behind.is_any() || self.is_failing.load(Ordering::Relaxed)
     }
 
-    /// Cuts the store to the length of the file, if that has to be done yet.
+    /// Whole pages read as zeros from now on, as in [`Backing::cut`].
+    pub(crate) fn begin_hole(&self, pages: Range<u64>) {
+        self.behind.set_hole(pages);
+    }
+
+    /// Does what the store has to do yet: its end, its hole.
     ///
     /// # Errors
     /// [`Error::WritebackFailed`].
-    pub(crate) fn cut_store(&self) -> Result<(), Error> {
-        if !self.is_too_long.load(Ordering::Acquire) {
-            return Ok(());
+    pub(crate) fn catch_up(&self) -> Result<(), Error> {
+        match self.behind.is_any() {
+            true => self.catch_up_in(&self.behind.turn()),
+            false => Ok(()),
         }
-        let _one_at_a_time = locked(&self.cutting);
-        if !self.is_too_long.load(Ordering::Acquire) {
-            return Ok(());
+    }
+
+    /// [`Backing::catch_up`] in the caller's turn.
+    pub(crate) fn catch_up_in(&self, turn: &Turn<'_>) -> Result<(), Error> {
+        let store = self.source.written();
+        if self.behind.is_too_long() {
+            // Nobody makes the file longer before this is done. The store may be shorter, too,
+            // where only what was behind the new end had been written.
+            let len = self.len();
+            store
+                .set_len(len)
+                .map_err(|error| self.failed_with(&error))?;
+            self.has_stored(len);
         }
-        // Nobody makes the file longer before this is done. The store may be shorter, too, where
-        // only what was behind the new end had been written.
-        let len = self.len();
-        let cut = self.source.written().set_len(len);
-        cut.map_err(|error| self.failed_with(&error))?;
-        self.has_stored(len);
-        self.is_too_long.store(false, Ordering::Release);
+        if let Some(pages) = self.behind.hole() {
+            let page_bytes = self.order.bytes() as u64;
+            let start = pages.start * page_bytes;
+            // Beyond what it has there is nothing to give up.
+            let end = (pages.end * page_bytes).min(self.stored.load(Ordering::Acquire));
+            if start < end {
+                let punched = store.punch(start, end - start);
+                punched.map_err(|error| self.failed_with(&error))?;
+            }
+        }
+        turn.end();
         Ok(())
+    }
+
+    /// Makes the file as long as the store was found; whoever calls this has its length for itself.
+    pub(crate) fn set_len_found(&self, len: u64) {
+        self.stored.store(len, Ordering::Release);
+        self.len.store(len, Ordering::Release);
     }
 
     /// Makes the file as short as the store; whoever calls this has its length for itself.
@@ -223,6 +248,9 @@ impl Backing {
             } else {
                 0
             };
+        }
+        if self.behind.has_hole_at(page) {
+            return 0;
         }
         let stored = self.stored.load(Ordering::Acquire);
         self.bytes_of(page, stored.min(self.len()))
@@ -326,10 +354,10 @@ impl Backing {
         }
     }
 
-    /// Forgets pages from `first` on that were dropped.
-    pub(crate) fn settle_from(&self, shared: &Shared, first: u64) {
-        let mut next = first;
-        while let Some(page) = self.next_dirty(next..=u64::MAX, u32::MAX) {
+    /// Forgets pages that were dropped.
+    pub(crate) fn settle_all(&self, shared: &Shared, pages: RangeInclusive<u64>) {
+        let mut next = *pages.start();
+        while let Some(page) = self.next_dirty(next..=*pages.end(), u32::MAX) {
             self.settle(shared, page);
             next = page + 1;
         }
@@ -337,6 +365,9 @@ impl Backing {
 
     /// The first page in `pages` that may be dirty, since `before` at the latest.
     pub(crate) fn next_dirty(&self, pages: RangeInclusive<u64>, before: u32) -> Option<u64> {
+        if pages.is_empty() {
+            return None;
+        }
         let dirty = locked(&self.dirty);
         let mut pages = dirty.range(pages);
         pages.find_map(|(&page, &since)| (since <= before).then_some(page))
@@ -376,7 +407,7 @@ impl Backing {
     pub(crate) fn make_durable(&self) -> Result<(), Error> {
         let _one_at_a_time = locked(&self.syncing);
         self.check_poison()?;
-        self.cut_store()?;
+        self.catch_up()?;
         if let Err(error) = self.source.written().sync() {
             self.poison(code_of(&error));
         }

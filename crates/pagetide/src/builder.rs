@@ -449,8 +449,8 @@ impl Memory {
     /// Opens a regular file with pages of 4 KiB; what it brings in is charged to `group`.
     ///
     /// A file that is open already shares its pages with the new handle. Its length is read now:
-    /// bytes that others than this memory's handles add later are not seen before it is opened
-    /// anew.
+    /// what others than this memory's handles write later is not seen before it is opened anew or
+    /// [`File::invalidate_range`] is called.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`].

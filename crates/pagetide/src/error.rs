@@ -266,6 +266,14 @@ pub enum Error {
         /// The page's number.
         page: u64,
     },
+    /// A page whose bytes are not written yet and would be lost.
+    #[error("page {page} of {file} is dirty")]
+    PageDirty {
+        /// The file.
+        file: String,
+        /// The page's number.
+        page: u64,
+    },
     /// A page beyond the end of the file.
     #[error("page {page} is beyond the end of {file}, which has {len} bytes")]
     PastEnd {

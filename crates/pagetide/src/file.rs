@@ -3,6 +3,7 @@
 mod anon;
 mod many;
 mod open;
+mod punch;
 mod resize;
 mod view;
 mod write;
@@ -27,8 +28,8 @@ use pagetide_core::units::{Frame, PageKey};
 use std::cell::Cell;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use write::Part;
 
@@ -222,6 +223,9 @@ impl File {
             return Err(self.past_end(page));
         }
         let make = |key| PageIn::longterm(key, group.id());
+        // Whoever drops pages may miss one that moves at the same time.
+        let still = self.open.backing.resize.read();
+        let _still = still.unwrap_or_else(PoisonError::into_inner);
         let pin = self.bring_in(group, page, make, &Fill::from_store())?;
         Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }

@@ -43,6 +43,7 @@ mod alloc_wait;
 mod arena;
 mod audit;
 mod backing;
+mod behind;
 mod builder;
 mod claims;
 mod cpu;

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// regular file is as without.
 pub(crate) const UNBLOCKED: i32 = libc::O_NONBLOCK;
 
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
 /// Bytes that can be read at an offset, and written where the store says so.
 ///
 /// Called from any thread, several at once, with no lock of pagetide held. No two calls at a time
@@ -72,6 +74,15 @@ pub trait Store: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Makes `len` bytes from `offset` on read as zeros, and gives up their space if it can; its
+    /// length stays. Only bytes that it has are asked for. Default: writes zeros.
+    ///
+    /// # Errors
+    /// What the store says: it is asked again later.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        write_zeros(self, offset, len)
+    }
+
     /// Whether a write that failed may have lost bytes of earlier ones, because somebody below
     /// keeps them: then the file takes no more writes, as after a failed [`Store::sync`]. Default:
     /// no.
@@ -86,6 +97,21 @@ pub trait Store: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
+}
+
+fn write_zeros<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> io::Result<()> {
+    let mut at = offset;
+    let end = offset.saturating_add(len);
+    while at < end {
+        let part = usize::try_from(end - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+        match store.write_at(&ZEROS[..part], at) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => at += written.min(part) as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// A file of the system: read and written with `O_DIRECT` where the file system takes it, else
@@ -209,7 +235,7 @@ impl DirectFile {
     }
 
     /// Makes a hole: its space on the disk is free, its bytes read as zeros.
-    pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.buffered, flags, offset, len)?)
     }
@@ -296,6 +322,16 @@ impl Store for DirectFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.buffered.set_len(len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        match self.punch_hole(offset, len) {
+            // A file system without holes.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                write_zeros(self, offset, len)
+            }
+            done => done,
+        }
     }
 
     fn has_lost_writes(&self) -> bool {

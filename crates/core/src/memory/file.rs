@@ -100,6 +100,14 @@ impl Memory {
         Discard::Gone
     }
 
+    /// Resident pages of a mapping; none where it was closed.
+    #[must_use]
+    pub fn nr_resident(&self, id: u32) -> u32 {
+        self.mappings
+            .get(id)
+            .map_or(0, |mapping| mapping.nr_pages())
+    }
+
     /// Tells `visit` the numbers of all pages of a mapping that are resident, and perhaps of some
     /// that came or went meanwhile; a page that moves at the same time may be left out. Holds the
     /// mapping's lock for 64 pages at a time.

@@ -191,6 +191,12 @@ impl File {
         Ok(page.into_mut(Arc::clone(&self.open), key.page()))
     }
 
+    /// A view of a page for a caller that has the file for itself, and counts in no pin budget.
+    pub(super) fn view_alone(&self, page: u64) -> Result<PageMut, Error> {
+        let frame = self.latched(&self.group, page, Content::Stored)?;
+        Ok(self.view((page, frame), self.len_of(page), None))
+    }
+
     /// Counts a view against the pin budget, where one is.
     fn count_view(&self) -> Result<Option<Counted<'_>>, Error> {
         let has_budget = self.group.has_pin_budget();

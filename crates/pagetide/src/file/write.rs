@@ -153,8 +153,8 @@ impl File {
     pub(super) fn check_writable(&self) -> Result<(), Error> {
         let backing = &*self.open.backing;
         self.check_may_write()?;
-        // Behind a shorter end would be old bytes.
-        backing.cut_store()?;
+        // Behind a shorter end and in a hole would be old bytes.
+        backing.catch_up()?;
         if backing.is_failing.load(Ordering::Relaxed) {
             // Whoever writes on gives the store another chance; the others' files are not asked.
             let some = Which {
@@ -291,19 +291,10 @@ impl File {
     }
 
     /// The pages that a range of bytes lies in.
-    fn pages_of(&self, range: impl RangeBounds<u64>) -> Option<RangeInclusive<u64>> {
+    pub(super) fn pages_of(&self, range: impl RangeBounds<u64>) -> Option<RangeInclusive<u64>> {
         let page_bytes = self.open.order.bytes() as u64;
-        let start = match range.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&start) => start.checked_add(1)?,
-            Bound::Unbounded => 0,
-        };
-        let last = match range.end_bound() {
-            Bound::Included(&last) => last,
-            Bound::Excluded(&end) => end.checked_sub(1)?,
-            Bound::Unbounded => u64::MAX,
-        };
-        (start <= last).then(|| start / page_bytes..=last / page_bytes)
+        let (start, last) = bytes_of(range)?;
+        Some(start / page_bytes..=last / page_bytes)
     }
 
     /// Writes the dirty pages of a range of bytes to the store, without making them durable.
@@ -314,6 +305,7 @@ impl File {
     pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         backing.check_poison()?;
+        backing.catch_up()?;
         if let Some(pages) = self.pages_of(range) {
             shared.write_dirty(backing, pages, Which::ALL)?;
         }
@@ -365,4 +357,19 @@ impl File {
             source: Box::new(source),
         })
     }
+}
+
+/// The first and the last byte of a range that is not empty.
+pub(super) fn bytes_of(range: impl RangeBounds<u64>) -> Option<(u64, u64)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.checked_add(1)?,
+        Bound::Unbounded => 0,
+    };
+    let last = match range.end_bound() {
+        Bound::Included(&last) => last,
+        Bound::Excluded(&end) => end.checked_sub(1)?,
+        Bound::Unbounded => u64::MAX,
+    };
+    (start <= last).then_some((start, last))
 }

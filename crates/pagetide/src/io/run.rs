@@ -129,10 +129,18 @@ impl Run {
         self.ios.len()
     }
 
-    /// Bytes of it that the store has now.
+    /// Bytes of it up to the last one that the store has now.
     fn wanted(&self) -> usize {
-        let pages = self.ios.iter().map(|io| io.key().page());
-        pages.map(|page| self.backing.stored_of(page)).sum()
+        let page_bytes = self.backing.order.bytes();
+        let stored = self.ios.iter().enumerate().map(|(at, io)| {
+            let stored = self.backing.stored_of(io.key().page());
+            if stored == 0 {
+                0
+            } else {
+                at * page_bytes + stored
+            }
+        });
+        stored.max().unwrap_or(0)
     }
 
     /// Where in the file the next byte is.

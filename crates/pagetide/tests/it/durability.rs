@@ -70,6 +70,14 @@ impl Model {
         }
     }
 
+    fn check_read(&self, file: &File, at: usize, len: usize) {
+        let mut bytes = vec![0; len];
+        let nr_read = file.read_at(&mut bytes, at as u64).unwrap();
+        let now = self.now();
+        let at = at.min(now.len());
+        assert_eq!(bytes[..nr_read], now[at..][..len.min(now.len() - at)]);
+    }
+
     fn check_written(&self, disk: &Disk, at: usize, len: usize) {
         let on_disk = disk.state().bytes.clone();
         for (at, model) in self.bytes.iter().enumerate().skip(at).take(len) {
@@ -121,6 +129,10 @@ enum Op {
         len: usize,
         byte: u8,
     },
+    Punch {
+        at: usize,
+        len: usize,
+    },
     /// A page of one byte's value.
     New {
         page: usize,
@@ -143,6 +155,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..NR_PAGES * PAGE).prop_map(Op::SetLen),
         3 => (place.clone(), any::<u8>()).prop_map(|((at, len), byte)| Op::View { at, len, byte }),
         1 => (0..NR_PAGES / 2, any::<u8>()).prop_map(|(page, byte)| Op::New { page, byte }),
+        2 => place.clone().prop_map(|(at, len)| Op::Punch { at, len }),
         1 => place.prop_map(|(at, len)| Op::Flush { at, len }),
         1 => Just(Op::Reopen),
     ]
@@ -188,11 +201,7 @@ fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
                 model.write(at, &bytes);
             }
             Op::Read { at, len } => {
-                let mut bytes = vec![0; len];
-                let nr_read = file.read_at(&mut bytes, at as u64).unwrap();
-                let now = model.now();
-                let at = at.min(now.len());
-                assert_eq!(bytes[..nr_read], now[at..][..len.min(now.len() - at)]);
+                model.check_read(&file, at, len);
             }
             Op::Flush { at, len } => {
                 file.flush_range(at as u64..(at + len) as u64).unwrap();
@@ -214,10 +223,14 @@ fn run(ops: &[Op], order: u8, old_len: usize, coins: u64, lies: bool) {
                     model.write(at, &bytes);
                 }
             }
+            Op::Punch { at, len } => {
+                file.punch(at as u64..(at + len) as u64).unwrap();
+                let end = (at + len).min(model.len);
+                model.write(at.min(end), &vec![0; end.saturating_sub(at)]);
+            }
             Op::New { page, byte } => {
                 file.pin_new(page as u64).unwrap().fill(byte);
-                let page_bytes = file.page_bytes();
-                model.write(page * page_bytes, &vec![byte; page_bytes]);
+                model.write(page * file.page_bytes(), &vec![byte; file.page_bytes()]);
             }
             Op::Reopen => {
                 drop(file);

@@ -14,6 +14,7 @@ mod durability;
 mod files;
 mod global;
 mod hit_cost;
+mod holes;
 mod isolated;
 mod longterm;
 mod lru_gen;

@@ -1,0 +1,230 @@
+//! Pages that are dropped instead of written: holes, what others wrote, what nobody needs.
+
+use super::File;
+use crate::backing::Backing;
+use crate::page::PageMut;
+use crate::shared::Shared;
+use crate::writeback::LATCH_PATIENCE;
+use crate::{Error, cpu};
+use pagetide_core::memory::{Discard, Effects};
+use pagetide_core::units::Frame;
+use std::ops::{Range, RangeBounds, RangeInclusive};
+use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, RwLockWriteGuard};
+use std::time::Instant;
+
+impl File {
+    /// Makes a range of bytes a hole: it reads as zeros, and the store gives up its space where it
+    /// can ([`Store::punch`](crate::Store::punch)). Whole pages are dropped without being written,
+    /// dirty or not; pinned ones keep their bytes, and their memory until they are let go. Of the
+    /// others the bytes are zeroed in memory. The file stays as long as it is.
+    ///
+    /// Not durable before [`File::sync`]. O(pages of the range, or resident ones of the file).
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page of the range, or has
+    /// one pinned that is a part of it, for more than a second: the file is as it was; as
+    /// [`File::read_at`] for such a page. [`Error::WritebackFailed`] where the store fails: the
+    /// range reads as zeros all the same, and the next write or `sync` of the file tries again.
+    pub fn punch(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.check_may_write()?;
+        let backing = &*self.open.backing;
+        let Some((start, last)) = super::write::bytes_of(range) else {
+            return Ok(());
+        };
+        let page_bytes = self.open.order.bytes() as u64;
+        let _alone = self.alone(start / page_bytes..=last / page_bytes)?;
+        self.check_writable()?;
+        let len = backing.len();
+        let end = last.saturating_add(1).min(len);
+        if start >= end {
+            return Ok(());
+        }
+        // The last page of the file is whole, too, if all is gone that the file has of it.
+        let first_whole = start.div_ceil(page_bytes);
+        let end_whole = match end {
+            end if end == len => end.div_ceil(page_bytes),
+            end => end / page_bytes,
+        };
+        self.zero_parts(start..end, first_whole..end_whole)?;
+        if first_whole >= end_whole {
+            return Ok(());
+        }
+        let turn = backing.behind.turn();
+        backing.begin_hole(first_whole..end_whole);
+        self.drop_pages(first_whole..=end_whole - 1);
+        backing.catch_up_in(&turn)
+    }
+
+    /// Zeroes those bytes of a range that do not lie in its whole pages: all or none.
+    fn zero_parts(&self, bytes: Range<u64>, whole: Range<u64>) -> Result<(), Error> {
+        let page_bytes = self.open.order.bytes() as u64;
+        let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
+        let view = |page: u64| -> Result<Option<PageMut>, Error> {
+            if whole.contains(&page) {
+                return Ok(None);
+            }
+            self.view_alone(page).map(Some)
+        };
+        let views = [view(first)?, if last == first { None } else { view(last)? }];
+        for mut view in views.into_iter().flatten() {
+            let start = view.page() * page_bytes;
+            let in_page = |at: u64| {
+                let at = at.saturating_sub(start).min(view.len() as u64);
+                usize::try_from(at).expect("at most a page")
+            };
+            let part = in_page(bytes.start)..in_page(bytes.end);
+            view[part].fill(0);
+        }
+        Ok(())
+    }
+
+    /// Drops what is cached of a range of bytes, so that it is read again: for files that others
+    /// than this memory's handles write. The length of the file becomes that of the store, too,
+    /// whatever the range. Pinned pages keep their bytes until they are let go.
+    ///
+    /// What others write at the same time may be seen or not. O(pages of the range, or resident
+    /// ones of the file).
+    ///
+    /// # Errors
+    /// [`Error::PageDirty`] where a page has bytes that are not written, which would be lost, in
+    /// the range or where the length has changed; [`Error::PageBusy`] where somebody changes one
+    /// for more than a second; [`Error::Open`] where the store does not tell its length;
+    /// [`Error::WritebackFailed`] where it has to be cut yet. Nothing is dropped then.
+    pub fn invalidate_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let page_bytes = self.open.order.bytes() as u64;
+        let _alone = self.alone(0..=u64::MAX)?;
+        backing.catch_up()?;
+        let (old_len, len) = (backing.len(), backing.source.store().len());
+        let len = len.map_err(|source| Error::Open {
+            path: (*backing.name).into(),
+            source,
+        })?;
+        // A page that the file ended in has zeros behind.
+        let changed = (old_len != len).then(|| old_len.min(len) / page_bytes..=u64::MAX);
+        let stale = [self.pages_of(range), changed].into_iter().flatten();
+        for pages in stale.clone() {
+            if let Some(page) = dirty_in(shared, backing, pages) {
+                let file = backing.name.to_string();
+                return Err(Error::PageDirty { file, page });
+            }
+        }
+        backing.set_len_found(len);
+        stale.for_each(|pages| self.drop_pages(pages));
+        Ok(())
+    }
+
+    /// Drops the dirty pages of the file instead of writing them, and returns how many: what was
+    /// written to them is lost, and the file has again what the store has. The way out where the
+    /// store fails for good and nobody needs the bytes.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page for more than a
+    /// second: nothing is dropped then.
+    pub fn discard_dirty(&self) -> Result<u64, Error> {
+        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        self.check_handle()?;
+        let _alone = self.alone(0..=u64::MAX)?;
+        let (mut next, mut nr_dropped) = (0, 0);
+        while let Some(page) = dirty_in(shared, backing, next..=u64::MAX) {
+            nr_dropped += 1;
+            discard(shared, backing, page);
+            backing.settle(shared, page);
+            next = page + 1;
+        }
+        backing.cut_to_stored();
+        backing.is_failing.store(false, Ordering::Relaxed);
+        // Whoever gives up knows of the errors.
+        let errors = shared.core.write_errors(self.open.mapping);
+        self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
+        Ok(nr_dropped)
+    }
+
+    /// The file for this call alone, as soon as nobody changes any of these pages.
+    pub(super) fn alone(
+        &self,
+        pages: RangeInclusive<u64>,
+    ) -> Result<RwLockWriteGuard<'_, ()>, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let deadline = Instant::now() + LATCH_PATIENCE;
+        loop {
+            let alone = backing.resize.write();
+            let alone = alone.unwrap_or_else(PoisonError::into_inner);
+            let Some((page, frame, version)) = latched_in(shared, backing, pages.clone()) else {
+                return Ok(alone);
+            };
+            // Whoever changes it may need the lock to go on.
+            drop(alone);
+            if !shared.wait_until(frame, version, deadline) {
+                let file = backing.name.to_string();
+                return Err(Error::PageBusy { file, page });
+            }
+        }
+    }
+
+    /// Drops pages, dirty or not, of a file that the caller has for itself. One pass meets all: a
+    /// page does not move meanwhile.
+    pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
+        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let nr_pages = pages.end() - pages.start();
+        if nr_pages < u64::from(shared.core.nr_resident(self.open.mapping)) {
+            pages
+                .clone()
+                .for_each(|page| discard(shared, backing, page));
+        } else {
+            let drop_page = &mut |page| {
+                if pages.contains(&page) {
+                    discard(shared, backing, page);
+                }
+            };
+            shared.core.resident_pages(self.open.mapping, drop_page);
+        }
+        backing.settle_all(shared, pages);
+    }
+}
+
+/// A page that somebody changes, its frame, and the version to wait for. Each is noted as one that
+/// gets dirty.
+fn latched_in(
+    shared: &Shared,
+    backing: &Backing,
+    pages: RangeInclusive<u64>,
+) -> Option<(u64, Frame, u32)> {
+    let mut next = *pages.start();
+    while let Some(page) = backing.next_dirty(next..=*pages.end(), u32::MAX) {
+        let key = backing.key(page);
+        if let Some((frame, version)) = key.and_then(|key| shared.core.await_unlatched(key)) {
+            return Some((page, frame, version));
+        }
+        next = page + 1;
+    }
+    None
+}
+
+/// The first page that has to be written.
+fn dirty_in(shared: &Shared, backing: &Backing, pages: RangeInclusive<u64>) -> Option<u64> {
+    let mut next = *pages.start();
+    while let Some(page) = backing.next_dirty(next..=*pages.end(), u32::MAX) {
+        let key = backing.key(page);
+        if key.is_some_and(|key| !shared.core.is_clean(key)) {
+            return Some(page);
+        }
+        next = page + 1;
+    }
+    None
+}
+
+/// Drops a page, when nobody reads, writes or changes it any more.
+fn discard(shared: &Shared, backing: &Backing, page: u64) {
+    let Some(key) = backing.key(page) else { return };
+    loop {
+        let mut effects = Effects::new();
+        let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
+        shared.wake_all(&mut effects);
+        match discarded {
+            Discard::Gone => return shared.settle(),
+            Discard::Wait { frame, version } => shared.wait(frame, version),
+        }
+    }
+}

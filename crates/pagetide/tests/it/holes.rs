@@ -1,0 +1,231 @@
+//! Holes, and files that others write.
+
+use crate::disk::{Disk, EIO, Fault};
+use pagetide::{ByteSize, Error, File, Memory, Order};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PAGE: usize = 4096;
+const P: u64 = PAGE as u64;
+
+fn memory() -> Memory {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    builder.without_thread().build().unwrap()
+}
+
+fn sevens(nr_pages: usize) -> (Disk, Memory, File) {
+    let (disk, memory) = (Disk::of(vec![7; nr_pages * PAGE]), memory());
+    let store = Box::new(disk.clone());
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    (disk, memory, file.unwrap())
+}
+
+fn read(file: &File) -> Vec<u8> {
+    let mut bytes = vec![9; usize::try_from(file.len()).unwrap() + 1];
+    let nr_read = file.read_at(&mut bytes, 0).unwrap();
+    bytes.truncate(nr_read);
+    bytes
+}
+
+fn is_busy(result: Result<(), Error>) -> bool {
+    matches!(result, Err(Error::PageBusy { .. }))
+}
+
+#[test]
+fn a_hole_reads_as_zeros_and_takes_no_space() {
+    let folder = tempfile::tempdir().unwrap();
+    for order in [0, 2] {
+        let path = folder.path().join(format!("{order}"));
+        let mut expected = vec![7; 300 * PAGE + 100];
+        fs::write(&path, &expected).unwrap();
+        let memory = memory();
+        let options = pagetide::OpenOptions::new().write(true);
+        let options = options.order(Order::new(order));
+        let file = options.open(&memory, &path, &memory.root()).unwrap();
+        file.sync().unwrap();
+        let blocks = || fs::metadata(&path).unwrap().blocks();
+        let before = blocks();
+        let kept = file.pin(20).unwrap();
+        for range in [
+            100_usize..200,
+            10_000..800_000,
+            1_000_000..1_000_000,
+            1_200_000..9_000_000,
+        ] {
+            file.punch(range.start as u64..range.end as u64).unwrap();
+            let end = range.end.min(expected.len());
+            expected[range.start.min(end)..end].fill(0);
+            assert!(read(&file) == expected, "order {order}, {range:?}");
+        }
+        assert!(kept.iter().all(|&byte| byte == 7));
+        file.sync().unwrap();
+        assert!(fs::read(&path).unwrap() == expected);
+        // In units of 512 bytes. Of file systems without holes nothing is known.
+        assert!(before - blocks() > 1000 || before == blocks());
+        file.punch(..).unwrap();
+        assert_eq!(file.len(), expected.len() as u64);
+        assert!(read(&file).iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn what_is_in_the_hole_is_not_written_and_views_are_waited_for() {
+    let (disk, _memory, file) = sevens(8);
+    file.write_at(&[1; 6 * PAGE], P).unwrap();
+    let mut view = file.pin_mut(3).unwrap();
+    view.fill(2);
+    assert!(is_busy(file.punch(2 * P..5 * P)));
+    drop(view);
+    let page = file.pin(1).unwrap();
+    assert!(is_busy(file.punch(P + 5..4 * P)), "part of it is pinned");
+    assert!(read(&file)[PAGE + 5..][..2 * PAGE] != [0; 2 * PAGE]);
+    file.punch(P..5 * P).unwrap();
+    assert!(page.iter().all(|&byte| byte == 1));
+    // The hole itself, by a store that has no better way, and what is left.
+    let nr_writes = disk.state().nr_writes;
+    assert_eq!(nr_writes, 1);
+    file.sync().unwrap();
+    assert_eq!(disk.state().nr_writes, 3, "of pages 5 and 6");
+    let durable = disk.state().durable.clone();
+    let firsts: Vec<u8> = durable.chunks(PAGE).map(|page| page[0]).collect();
+    assert_eq!(firsts, [7, 0, 0, 0, 0, 1, 1, 7]);
+    assert!(read(&file) == durable);
+}
+
+#[test]
+fn a_store_that_fails_at_a_hole_is_asked_again_and_nobody_sees_its_bytes() {
+    let (disk, memory, file) = sevens(8);
+    file.write_at(&[1; PAGE], 3 * P).unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 2, Fault::Error(EIO)));
+    let punched = file.punch(2 * P..6 * P);
+    assert!(matches!(punched, Err(Error::WritebackFailed { .. })));
+    assert!(file.pin(3).unwrap().iter().all(|&byte| byte == 0));
+    assert_eq!(memory.stats().bytes_read, 0);
+    assert!(file.try_pin_mut(3).unwrap().is_none());
+    assert!(file.write_at(b"x", 0).is_err(), "the store fails still");
+    file.write_at(b"x", 4 * P).unwrap();
+    file.sync().unwrap();
+    let durable = disk.state().durable.clone();
+    assert!(durable[2 * PAGE..4 * PAGE].iter().all(|&byte| byte == 0));
+    assert_eq!(durable[4 * PAGE], b'x');
+    assert!(read(&file) == durable);
+    // Of a file that is closed the store does it, too.
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    assert!(file.punch(..).is_err());
+    file.close().unwrap();
+    assert!(disk.state().bytes.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn readers_never_see_what_was_there_before_the_last_write() {
+    let (_disk, _memory, file) = sevens(4);
+    let is_over = AtomicBool::new(false);
+    let last = file.len() / P - 1;
+    file.punch(..).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut newest = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let mut bytes = [0; 8];
+                file.read_at(&mut bytes, last * P + 16).unwrap();
+                let found = u64::from_le_bytes(bytes);
+                assert!(found == 0 || found >= newest, "{found} after {newest}");
+                newest = newest.max(found);
+            }
+            newest
+        });
+        let changed = (1..4000_u64).try_for_each(|round| {
+            file.write_at(&round.to_le_bytes(), last * P + 16)?;
+            match round % 3 {
+                0 => file.flush_range(..),
+                1 => file.punch((last - 1) * P..),
+                _ => Ok(()),
+            }
+        });
+        is_over.store(true, Ordering::Relaxed);
+        changed.unwrap();
+        assert!(reader.join().unwrap() < 4000);
+    });
+}
+
+/// Changes a file as another process does.
+fn elsewhere(path: &Path, script: &str) {
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-c", script, "sh"]).arg(path).status();
+    assert!(status.unwrap().success(), "{script}");
+}
+
+#[test]
+fn what_another_process_wrote_is_seen_once_it_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, vec![b'a'; 3 * PAGE + 100]).unwrap();
+    let memory = memory();
+    let file = memory.open(&path, &memory.root()).unwrap();
+    let all_a = read(&file);
+    let kept = file.pin(1).unwrap();
+    // Other bytes, and a longer file whose last page was cached.
+    let script = "printf b | dd of=\"$1\" bs=1 seek=5000 conv=notrunc 2>/dev/null && \
+                  head -c 9000 /dev/zero | tr '\\0' c >>\"$1\"";
+    elsewhere(&path, script);
+    assert!(read(&file) == all_a);
+    file.invalidate_range(0..P).unwrap();
+    assert_eq!(file.len(), 3 * P + 9100);
+    let found = read(&file);
+    assert!(found[..3 * PAGE + 100] == all_a, "outside of the range");
+    assert!(found[3 * PAGE + 100..].iter().all(|&byte| byte == b'c'));
+    file.invalidate_range(..).unwrap();
+    assert!(kept.iter().all(|&byte| byte == b'a'));
+    assert!(read(&file) == fs::read(&path).unwrap());
+    assert_eq!(read(&file)[5000], b'b');
+    // A shorter one: an error first, and then its end.
+    elsewhere(&path, "truncate -s 5001 \"$1\" && truncate -s 5010 \"$1\"");
+    memory.reclaim(ByteSize::mib(1)).unwrap_err();
+    assert!(matches!(
+        file.read_at(&mut [0], 9000),
+        Err(Error::Io { .. })
+    ));
+    file.invalidate_range(0..1).unwrap();
+    assert_eq!(file.len(), 5010);
+    assert!(read(&file) == fs::read(&path).unwrap());
+    assert!(matches!(file.pin(2), Err(Error::PastEnd { .. })));
+    // Another one of that name is another file.
+    elsewhere(&path, "echo new >\"$1.new\" && mv \"$1.new\" \"$1\"");
+    file.invalidate_range(..).unwrap();
+    assert_eq!(file.len(), 5010);
+    let other = memory.open(&path, &memory.root()).unwrap();
+    assert_eq!(read(&other), b"new\n");
+}
+
+#[test]
+fn what_is_dirty_is_not_dropped_for_what_others_wrote() {
+    let (disk, _memory, file) = sevens(4);
+    file.write_at(&[1; PAGE], 2 * P).unwrap();
+    disk.state().bytes.fill(8);
+    assert!(matches!(
+        file.invalidate_range(..),
+        Err(Error::PageDirty { page: 2, .. })
+    ));
+    file.invalidate_range(..2 * P).unwrap();
+    let firsts = |file: &File| -> Vec<u8> { read(file).chunks(PAGE).map(|page| page[0]).collect() };
+    assert_eq!(firsts(&file), [8, 8, 1, 8]);
+    // Where the file has lost its page, that is no place for it either.
+    disk.state().bytes.truncate(PAGE);
+    assert!(matches!(
+        file.invalidate_range(..1),
+        Err(Error::PageDirty { page: 2, .. })
+    ));
+    assert_eq!(file.len(), 4 * P);
+    file.discard_dirty().unwrap();
+    file.invalidate_range(..1).unwrap();
+    assert_eq!(firsts(&file), [8]);
+    let view = file.pin_mut(0).unwrap();
+    assert!(is_busy(file.invalidate_range(..)));
+    drop(view);
+    file.invalidate_range(..).unwrap();
+}
