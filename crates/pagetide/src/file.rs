@@ -5,6 +5,7 @@ mod many;
 mod open;
 mod punch;
 mod resize;
+mod tasks;
 mod view;
 mod write;
 

@@ -1,15 +1,38 @@
-//! Where threads wait for a frame: a table of condition variables.
+//! Where threads and tasks wait for a frame: a table of condition variables and wakers.
 
+use crate::park;
+use crate::shared::locked;
 use pagetide_core::units::Frame;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Instant;
 
 const NR_BUCKETS: usize = 64;
 
-/// Threads parked until a frame changes. Frames share buckets: a wake-up may be for another one.
+/// Tasks that wait, by the number of their frame and a ticket.
+type Tasks = BTreeMap<(u32, u64), Waker>;
+
+/// Threads and tasks that wait until a frame changes. For threads frames share buckets: a wake-up
+/// may be for another one.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    buckets: [(Mutex<()>, Condvar); NR_BUCKETS],
+    buckets: [(Mutex<Tasks>, Condvar); NR_BUCKETS],
+    last_ticket: AtomicU64,
+}
+
+/// The place of a task among those who wait for a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    frame: Frame,
+    number: u64,
+}
+
+impl Ticket {
+    fn key(self) -> (u32, u64) {
+        (self.frame.number(), self.number)
+    }
 }
 
 impl Waiters {
@@ -17,13 +40,13 @@ impl Waiters {
     pub(crate) fn new() -> Waiters {
         Waiters {
             buckets: std::array::from_fn(|_| Default::default()),
+            last_ticket: AtomicU64::new(0),
         }
     }
 
-    fn bucket(&self, frame: Frame) -> (MutexGuard<'_, ()>, &Condvar) {
+    fn bucket(&self, frame: Frame) -> (MutexGuard<'_, Tasks>, &Condvar) {
         let (lock, wakes) = &self.buckets[frame.index() % NR_BUCKETS];
-        // The mutex guards no data, so a panic under it broke nothing.
-        (lock.lock().unwrap_or_else(PoisonError::into_inner), wakes)
+        (locked(lock), wakes)
     }
 
     /// Parks while `has_to_wait`, which is asked again under the bucket's lock: a wake-up between
@@ -54,9 +77,122 @@ impl Waiters {
         true
     }
 
+    /// Has a task woken at the next change of the frame, if it has to wait: asked under the lock,
+    /// as by [`Waiters::wait_while`].
+    pub(crate) fn register(
+        &self,
+        frame: Frame,
+        waker: &Waker,
+        has_to_wait: impl Fn() -> bool,
+    ) -> Option<Ticket> {
+        // Foreign code: neither copied nor dropped under the lock.
+        let waker = waker.clone();
+        let number = self.last_ticket.fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket { frame, number };
+        let (mut tasks, _) = self.bucket(frame);
+        if !has_to_wait() {
+            drop(tasks);
+            return None;
+        }
+        tasks.insert(ticket.key(), waker);
+        Some(ticket)
+    }
+
+    /// Has a task not woken any more.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        let (mut tasks, _) = self.bucket(ticket.frame);
+        let waker = tasks.remove(&ticket.key());
+        drop(tasks);
+        drop(waker);
+    }
+
     /// Wakes all who wait for this frame.
     pub(crate) fn wake(&self, frame: Frame) {
-        let (_guard, wakes) = self.bucket(frame);
+        let (mut tasks, wakes) = self.bucket(frame);
         wakes.notify_all();
+        if tasks.is_empty() {
+            return;
+        }
+        let number = frame.number();
+        let of_frame = tasks.range((number, 0)..=(number, u64::MAX));
+        let tickets: Vec<_> = of_frame.map(|(&ticket, _)| ticket).collect();
+        let wakers = tickets.iter().filter_map(|ticket| tasks.remove(ticket));
+        let wakers: Vec<Waker> = wakers.collect();
+        drop(tasks);
+        park::to_each(wakers, Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Counted {
+        wakes: AtomicU32,
+        panics: bool,
+    }
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Counted>) {
+            self.wakes.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "a waker that panics");
+        }
+    }
+
+    fn count(counted: &Counted) -> u32 {
+        counted.wakes.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn a_task_is_woken_once_by_its_own_frame() {
+        let waiters = Waiters::new();
+        let [task, other] = [(); 2].map(|()| Arc::new(Counted::default()));
+        // Frames of one bucket.
+        let [frame, beside] = [5, 69].map(Frame::new);
+        assert!(
+            waiters
+                .register(frame, &Arc::clone(&task).into(), || true)
+                .is_some()
+        );
+        assert!(
+            waiters
+                .register(beside, &Arc::clone(&other).into(), || true)
+                .is_some()
+        );
+        assert!(
+            waiters
+                .register(frame, &Arc::clone(&task).into(), || false)
+                .is_none()
+        );
+        waiters.wake(frame);
+        waiters.wake(frame);
+        assert_eq!((count(&task), count(&other)), (1, 0));
+        let again = waiters.register(frame, &Arc::clone(&task).into(), || true);
+        waiters.forget(again.unwrap());
+        waiters.wake(frame);
+        waiters.wake(beside);
+        assert_eq!((count(&task), count(&other)), (1, 1));
+        assert_eq!(Arc::strong_count(&task), 1, "no waker is kept");
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_asleep() {
+        let waiters = Waiters::new();
+        let frame = Frame::new(7);
+        let bad = Arc::new(Counted {
+            panics: true,
+            ..Counted::default()
+        });
+        let good: Vec<_> = (0..3).map(|_| Arc::new(Counted::default())).collect();
+        for task in [&good[0], &bad, &good[1], &bad, &good[2]] {
+            waiters.register(frame, &Arc::clone(task).into(), || true);
+        }
+        let wake = std::panic::AssertUnwindSafe(|| waiters.wake(frame));
+        assert!(std::panic::catch_unwind(wake).is_err());
+        assert!(good.iter().all(|task| count(task) == 1) && count(&bad) == 2);
     }
 }

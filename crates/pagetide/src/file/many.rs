@@ -32,7 +32,7 @@ pub(super) struct Begun<'a> {
 }
 
 /// What a first step of an operation came to.
-pub(super) enum Begin<'a> {
+enum Begin<'a> {
     Done(Pin<'a>),
     /// The page is being read.
     Reading(Fault<'a>),
@@ -105,14 +105,9 @@ impl<'a> Begun<'a> {
         }
     }
 
-    /// Takes the first step of an operation.
-    pub(super) fn begin(&self, op: PageIn) -> Result<Begin<'a>, PageError> {
+    /// Steps an operation; begins the read that it asks for.
+    pub(super) fn step(&self, op: &mut PageIn) -> Result<Step, PageError> {
         let shared = &self.open.shared;
-        let mut fault = Fault {
-            shared,
-            op: Some(op),
-        };
-        let op = fault.op.as_mut().expect("set above");
         let here = Here {
             platform: self,
             ..shared.here()
@@ -125,6 +120,18 @@ impl<'a> Begun<'a> {
                 Effect::Read(io) | Effect::Copy(io) => self.push(io),
             }
         }
+        step
+    }
+
+    /// Takes the first step of an operation.
+    fn begin(&self, op: PageIn) -> Result<Begin<'a>, PageError> {
+        let shared = &self.open.shared;
+        let mut fault = Fault {
+            shared,
+            op: Some(op),
+        };
+        let op = fault.op.as_mut().expect("set above");
+        let step = self.step(op);
         let is_reading = op.is_reading();
         Ok(match step? {
             Step::Done(frame) => {
@@ -371,7 +378,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::PastEnd`].
-    fn key_and_len(&self, page: u64) -> Result<(PageKey, usize), Error> {
+    pub(super) fn key_and_len(&self, page: u64) -> Result<(PageKey, usize), Error> {
         let len = self.len_of(page);
         let key = self.open.backing.key(page).filter(|_| len > 0);
         key.map(|key| (key, len)).ok_or_else(|| self.past_end(page))

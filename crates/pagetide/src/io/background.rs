@@ -3,6 +3,7 @@
 use super::Counts;
 use super::run::{Next, Run};
 use super::uring::Ring;
+use crate::park;
 use crate::shared::locked;
 use crate::worker::keep_off;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -59,7 +60,8 @@ impl State {
         queue.waiting.extend(runs);
         self.hand_over(&mut queue, &mut over);
         drop(queue);
-        over.into_iter().for_each(Run::read_now);
+        over.iter_mut().for_each(Run::read_now);
+        park::to_each(over, drop);
     }
 
     /// Ends what has landed; whether something had.
@@ -71,16 +73,22 @@ impl State {
             .reap(&mut |run, result| landed.push((run, result)));
         drop(queue);
         let has_landed = !landed.is_empty();
-        let mut again = Vec::new();
-        crate::park::to_each(landed, |(mut run, result)| {
-            if run.landed(result) == Next::Again {
-                self.submit(vec![run]);
+        let (mut ended, mut over) = (Vec::new(), Vec::new());
+        let mut again = VecDeque::new();
+        for (mut run, result) in landed {
+            match run.landed(result) {
+                Next::Again => again.push_back(run),
+                Next::Over => ended.push(run),
             }
-        });
+        }
         let mut queue = locked(&self.queue);
-        self.hand_over(&mut queue, &mut again);
+        queue.waiting.extend(again);
+        self.hand_over(&mut queue, &mut over);
         drop(queue);
-        again.into_iter().for_each(Run::read_now);
+        over.iter_mut().for_each(Run::read_now);
+        ended.extend(over);
+        // Who is woken may wait here until the file's reads have ended.
+        park::to_each(ended, drop);
         has_landed
     }
 

@@ -219,13 +219,13 @@ impl Engine {
         let is_file = runs.iter().all(|run| run.file().is_some());
         if runs.len() <= 1 {
             // One system call by itself.
-            return runs.into_iter().for_each(Run::read_now);
+            return run::read_each(runs);
         }
         if is_file && let Some(mut lease) = self.lease() {
             return lease.read(runs);
         }
         if !self.has_threads {
-            return runs.into_iter().for_each(Run::read_now);
+            return run::read_each(runs);
         }
         // The caller may give up while others have some in hand.
         let runs = runs.into_iter().map(Run::detached).collect();
@@ -248,7 +248,7 @@ impl Engine {
         } else if self.pool.has_threads() {
             self.pool.queue(runs);
         } else {
-            runs.into_iter().for_each(Run::read_now);
+            run::read_each(runs);
         }
     }
 
@@ -364,7 +364,7 @@ impl Lease<'_> {
             left.extend(ring.take_back());
         }
         // Of a broken ring.
-        left.into_iter().for_each(Run::read_now);
+        run::read_each(left);
     }
 }
 

@@ -27,9 +27,9 @@ struct State {
 
 impl State {
     fn work(&self) {
-        while let Some(run) = self.next() {
+        while let Some(mut run) = self.next() {
             // What a store or a waker panics with is its own; the run has ended all the same.
-            let _panic = catch_unwind(AssertUnwindSafe(|| run.read_now()));
+            let _panic = catch_unwind(AssertUnwindSafe(move || run.read_now()));
         }
     }
 
@@ -114,7 +114,7 @@ impl Pool {
     pub(crate) fn help(&self) -> bool {
         let mut has_helped = false;
         loop {
-            let Some(run) = locked(&self.state.queue).runs.pop_front() else {
+            let Some(mut run) = locked(&self.state.queue).runs.pop_front() else {
                 return has_helped;
             };
             run.read_now();

@@ -6,6 +6,7 @@ use crate::park;
 use crate::shared::Shared;
 use crate::{cpu, store::DirectFile};
 use pagetide_core::memory::{Effect, Effects, Io};
+use pagetide_core::units::Frame;
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -45,6 +46,9 @@ impl Drop for Flight {
 
 /// Reads of pages that follow each other, begun and not ended yet. Dropped before its end, it fails
 /// them, so that nobody waits for ever.
+///
+/// When it is dropped, those who wait for its pages are woken: foreign code, which may close the
+/// file. So whoever has several runs in hand that end together ends all before he drops one.
 pub(crate) struct Run {
     shared: Arc<Shared>,
     backing: Arc<Backing>,
@@ -56,6 +60,8 @@ pub(crate) struct Run {
     /// What was asked for last goes past the kernel's page cache.
     is_direct: bool,
     flight: Option<Flight>,
+    /// Frames that somebody may wait for, whose reads have ended.
+    woken: Vec<Frame>,
 }
 
 /// What is left to read of a run: into `bufs`, from `offset` on.
@@ -91,6 +97,7 @@ impl Run {
             is_refused: false,
             is_direct: false,
             flight,
+            woken: Vec::new(),
         }
     }
 
@@ -180,7 +187,7 @@ impl Run {
     }
 
     /// Takes what a read of [`Run::rest`] said. Where it is over, the pages are live or failed, and
-    /// who waits for them is woken.
+    /// who waits for them is woken when it is dropped.
     pub(crate) fn landed(&mut self, result: io::Result<usize>) -> Next {
         let next = match result {
             Ok(0) if self.wanted() <= self.nr_bytes => Next::Over,
@@ -256,7 +263,7 @@ impl Run {
     }
 
     /// Reads all of it on this thread.
-    pub(crate) fn read_now(mut self) {
+    pub(crate) fn read_now(&mut self) {
         if self.file().is_none() {
             return self.read_each();
         }
@@ -271,24 +278,28 @@ impl Run {
         }
     }
 
-    /// Completes pages, then wakes who waits for any: who is woken may close the file.
+    /// Completes pages.
     fn end(&mut self, ended: Vec<(Io, Result<(), u32>)>) {
         let shared = Arc::clone(&self.shared);
-        let mut woken = Vec::with_capacity(ended.len());
+        self.woken.reserve(ended.len());
         for (io, result) in ended {
             let mut effects = Effects::new();
             shared
                 .core
                 .complete(cpu::current(), io, result, &mut effects);
             while let Some(Effect::Wake(frame)) = effects.pop() {
-                woken.push(frame);
+                self.woken.push(frame);
             }
         }
         if self.ios.is_empty() {
             self.flight = None;
         }
-        park::to_each(woken, |frame| shared.waiters.wake(frame));
     }
+}
+
+/// Reads runs one after the other on this thread, for a caller that keeps their file open.
+pub(crate) fn read_each(runs: impl IntoIterator<Item = Run>) {
+    runs.into_iter().for_each(|mut run| run.read_now());
 }
 
 impl Drop for Run {
@@ -297,5 +308,7 @@ impl Drop for Run {
             let failed = self.ios.drain(..).map(|io| (io, Err(NO_NUMBER))).collect();
             self.end(failed);
         }
+        let woken = std::mem::take(&mut self.woken);
+        park::to_each(woken, |frame| self.shared.waiters.wake(frame));
     }
 }

@@ -32,6 +32,7 @@ mod reserve;
 mod sizing;
 mod sparse;
 mod system_calls;
+mod tasks;
 mod torture;
 mod views;
 mod waits;

@@ -1,0 +1,231 @@
+//! Pages of a file for tasks: futures of any executor.
+
+use super::File;
+use super::many::Begun;
+use crate::cpu;
+use crate::group::Group;
+use crate::io::Flight;
+use crate::memory_wait::MemoryWait;
+use crate::page;
+use crate::pins::Counted;
+use crate::wait::Ticket;
+use crate::{Error, Page};
+use pagetide_core::memory::{AllocError, Effects, PageError, PageIn, Step};
+use pagetide_core::page_cache::{Access, Found};
+use pagetide_core::units::PageKey;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// How long a task waits for other readers' pins before a full group refuses it: longer than a
+/// thread, because a page whose read has ended is pinned for its task until that is polled.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A page on its way to being pinned.
+struct BringIn<'a> {
+    file: &'a File,
+    group: &'a Group,
+    key: PageKey,
+    access: Access,
+    op: Option<PageIn>,
+    /// Where its waker is, while it waits for the page.
+    ticket: Option<Ticket>,
+    /// While it waits for memory.
+    wait: Option<MemoryWait>,
+}
+
+impl Drop for BringIn<'_> {
+    fn drop(&mut self) {
+        self.forget();
+        self.abandon();
+    }
+}
+
+impl<'a> BringIn<'a> {
+    fn new(file: &'a File, key: PageKey, access: Access) -> BringIn<'a> {
+        BringIn {
+            file,
+            group: &file.group,
+            key,
+            access,
+            op: None,
+            ticket: None,
+            wait: None,
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.file.open.shared.waiters.forget(ticket);
+        }
+    }
+
+    /// Gives the operation up; a read that it began goes on.
+    fn abandon(&mut self) {
+        let shared = &self.file.open.shared;
+        if let Some(op) = self.op.take() {
+            let mut effects = Effects::new();
+            op.abandon(&shared.core, cpu::current(), &mut effects);
+            shared.wake_all(&mut effects);
+        }
+    }
+
+    /// The page, if it is resident.
+    fn look(&self) -> Option<page::Pin<'a>> {
+        let open = &self.file.open;
+        let mut effects = Effects::new();
+        let core = &open.shared.core;
+        let found = core.pin(cpu::current(), self.key, self.access, &mut effects);
+        open.shared.wake_all(&mut effects);
+        match found {
+            Found::Pinned(frame) => return Some(page::Pin::new(&open.shared, frame, open.order)),
+            // The operation takes its own pin on it.
+            Found::Reading(frame) => open.shared.unpin(frame),
+            _ => {}
+        }
+        None
+    }
+
+    /// Steps the operation; the read that it asks for goes on in the background.
+    fn step(&mut self) -> Result<Step, PageError> {
+        let open = &self.file.open;
+        let _flight = Flight::new(open.shared.shared(), &open.backing);
+        let begun = Begun::in_background(open);
+        let new = || PageIn::new(self.key, self.group.id(), self.access);
+        let op = self.op.get_or_insert_with(new);
+        let step = begun.step(op);
+        begun.hand_over();
+        open.shared.settle();
+        if step.is_err() {
+            // It is over and holds nothing.
+            self.op = None;
+        }
+        step
+    }
+
+    /// [`BringIn::step`], waiting for memory where others' pins fill the group.
+    fn try_step(&mut self, waker: &Waker) -> Poll<Result<Step, Error>> {
+        let mut wait = match self.wait.take() {
+            Some(wait) => wait,
+            None => match self.step() {
+                Err(PageError::Alloc(AllocError::OverLimit { .. })) => {
+                    let nr_pages = self.file.open.order.nr_pages();
+                    let deadline = Instant::now() + PATIENCE;
+                    MemoryWait::new(self.group, nr_pages.into(), 0, deadline).driven()
+                }
+                done => return Poll::Ready(done.map_err(|error| self.error(error))),
+            },
+        };
+        let mut attempt = || match self.step() {
+            Err(PageError::Alloc(error)) => Err(error),
+            done => Ok(done),
+        };
+        let polled = wait.poll(waker, &mut attempt);
+        let Poll::Ready(done) = polled else {
+            self.wait = Some(wait);
+            return Poll::Pending;
+        };
+        Poll::Ready(done.and_then(|done| done.map_err(|error| self.error(error))))
+    }
+
+    fn error(&self, error: PageError) -> Error {
+        self.file.error(self.group, error, self.key.page())
+    }
+}
+
+impl<'a> Future for BringIn<'a> {
+    type Output = Result<page::Pin<'a>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let shared = &self.file.open.shared;
+        // Without threads, whoever is there reaps.
+        shared.io.reap();
+        self.forget();
+        if self.op.is_none()
+            && let Some(pin) = self.look()
+        {
+            return Poll::Ready(Ok(pin));
+        }
+        loop {
+            let step = match self.try_step(context.waker()) {
+                Poll::Ready(step) => step?,
+                Poll::Pending => return Poll::Pending,
+            };
+            match step {
+                Step::Done(frame) => {
+                    self.op = None;
+                    let order = self.file.open.order;
+                    return Poll::Ready(Ok(page::Pin::new(shared, frame, order)));
+                }
+                Step::Wait { frame, version } => {
+                    let is_same = || shared.core.frames().word(frame).version() == version;
+                    self.ticket = shared.waiters.register(frame, context.waker(), is_same);
+                    if self.ticket.is_some() {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl File {
+    /// [`File::pin`] as a future, for any executor: the page's read goes on in the background, and
+    /// its end wakes the task. Dropped, it waits no more; the read goes on for whoever wants the
+    /// page next.
+    ///
+    /// Polling may reclaim on the calling thread, but never sleeps: what is charged above `high` is
+    /// paid by a later call that may. Where neither io_uring nor a thread can finish the read, the
+    /// first poll reads. Under [`Builder::without_thread`](crate::Builder::without_thread) the
+    /// program ends reads as [`Memory::event_fd`](crate::Memory::event_fd) says.
+    ///
+    /// # Errors
+    /// As [`File::pin`], but for [`Error::TimedOut`] where others' pins fill the group for 2 s.
+    pub fn pin_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<Page, Error>> + Send + 'static + use<> {
+        let file = self.clone();
+        async move {
+            let (key, len) = file.key_and_len(page)?;
+            let budget = file.group.has_pin_budget();
+            let nr_pages = file.open.order.nr_pages();
+            let counted = budget.then(|| file.group.count_pin(nr_pages)).transpose()?;
+            let pin = BringIn::new(&file, key, Access::Pin).await?;
+            Ok(pin.into_page(len, counted.map(Counted::into_account)))
+        }
+    }
+
+    /// [`File::read_at`] as a future, as [`File::pin_async`]. All missing pages of the range are
+    /// read together, as many as one [`File::prefetch`] takes.
+    ///
+    /// # Errors
+    /// As [`File::read_at`], but for [`Error::TimedOut`] as [`File::pin_async`].
+    pub async fn read_at_async(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        let page_bytes = self.open.order.bytes() as u64;
+        let end = offset.saturating_add(buf.len() as u64);
+        let mut is_prefetched = false;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.saturating_add(done as u64);
+            // Once for this page: others may make the file longer or shorter.
+            let len = self.open.backing.len();
+            let page = at / page_bytes;
+            let Some(key) = self.open.backing.key(page).filter(|_| at < len) else {
+                break;
+            };
+            if !is_prefetched && !self.open.shared.core.is_resident(key) {
+                is_prefetched = true;
+                self.prefetch(page + 1..end.div_ceil(page_bytes));
+            }
+            let pin = BringIn::new(self, key, Access::Copy).await?;
+            let skip = usize::try_from(at % page_bytes).expect("below the page size");
+            let bytes = &pin.bytes()[skip..self.open.backing.bytes_of(page, len)];
+            let part = bytes.len().min(buf.len() - done);
+            buf[done..done + part].copy_from_slice(&bytes[..part]);
+            done += part;
+        }
+        Ok(done)
+    }
+}
