@@ -8,7 +8,7 @@ use crate::io::{Engine, IoChoice, IoEngine};
 use crate::machine::{BudgetSource, memory_limit};
 use crate::reclaim::MAX_SWAPPINESS;
 use crate::shared::{Shared, Timing};
-use crate::spill::{self, Target};
+use crate::spill;
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
 use crate::worker;
@@ -17,7 +17,7 @@ use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
 use pagetide_core::units::{Node, index};
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub struct Builder {
     arena_max: Option<u64>,
     has_thread: bool,
     io_engine: Option<IoEngine>,
-    spill: spill::Config,
+    pub(crate) spill: spill::Config,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -232,38 +232,6 @@ impl Builder {
     /// default. [`Memory::io_engine`] says what came of it.
     pub fn io_engine(mut self, engine: IoEngine) -> Builder {
         self.io_engine = Some(engine);
-        self
-    }
-
-    /// The folder that anon pages ([`Group::anon`]) are swapped out to, in a file without a name
-    /// that is made with the first region and gone with the last one, or with the process. It
-    /// should lie on a disk: what a file system in memory takes is outside the budget. By default
-    /// `TMPDIR`, or `/var/tmp` where that is not set.
-    ///
-    /// It replaces what [`Builder::spill_store`] said before.
-    pub fn spill(mut self, folder: impl Into<PathBuf>) -> Builder {
-        self.spill.target = Target::Folder(folder.into());
-        self
-    }
-
-    /// As many bytes of anon pages there may be, rounded down to whole pages, at most 2 TiB; by
-    /// default as many as the budget may have. Each page that is written has its room in the spill
-    /// file from then on, whether it is ever swapped out or not (as the kernel's
-    /// `vm.overcommit_memory` of 2 has it): the write that finds none gets [`Error::SpillFull`],
-    /// and no page that there is can be stuck in memory. The disk's space is taken when a page is
-    /// swapped out.
-    ///
-    /// What says which parts of the file are free costs the budget 1/28000 of it.
-    pub fn spill_max(mut self, most: ByteSize) -> Builder {
-        self.spill.max_bytes = Some(most.as_u64());
-        self
-    }
-
-    /// A store of the program's own to swap out to, instead of a file: one that nobody else uses.
-    /// It is read and written in units of 4 KiB, up to [`Builder::spill_max`]; nothing of it is
-    /// synced, and nothing is read that was not written before.
-    pub fn spill_store(mut self, store: Arc<dyn Store>) -> Builder {
-        self.spill.target = Target::Store(store);
         self
     }
 

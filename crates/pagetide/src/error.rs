@@ -210,6 +210,12 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The system gave no random bytes.
+    #[error("cannot make a key for the spill file")]
+    Random {
+        /// What it said.
+        source: io::Error,
+    },
     /// Every page of the spill file may be needed already by the anon pages that there are.
     #[error("no room for more anon pages: the spill file has {max_bytes} bytes")]
     SpillFull {

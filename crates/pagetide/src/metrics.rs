@@ -42,6 +42,21 @@ const COUNTS: &[(&str, &str, &str)] = &[
         "Pages that were read back from a spill file",
     ),
     ("pswpout", "pswpout", "Pages that went to a spill file"),
+    (
+        "zswpin",
+        "zswpin",
+        "Pages that came back from compressed memory",
+    ),
+    (
+        "zswpout",
+        "zswpout",
+        "Pages that were compressed instead of going to a spill file",
+    ),
+    (
+        "zswpwb",
+        "zswpwb",
+        "Pages that went from compressed memory to a spill file",
+    ),
     ("pgscan", "pgscan", "Pages that reclaim looked at"),
     ("pgsteal", "pgsteal", "Pages that reclaim evicted"),
     (

@@ -4,24 +4,31 @@
 //! the last. A page keeps its slots when it comes back, until it is changed: a clean page is not
 //! written twice. Pages of zeros have none.
 
+mod cipher;
 mod map;
+mod options;
+mod region;
 mod slots;
+mod zswap;
+
+pub(crate) use options::Config;
+pub(crate) use region::{Region, Written};
 
 use crate::backing::code_of;
 use crate::shared::{Shared, locked};
 use crate::store::{DirectFile, Store};
 use crate::writeback::write_all;
-use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
-use map::{MAX_SLOTS, SlotMap};
-use pagetide_core::memory::Io;
-use pagetide_core::units::Order;
+use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation};
+use cipher::Cipher;
+use map::MAX_SLOTS;
+use options::Target;
 use slots::Slots;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use zswap::{Object, Pool};
 
 /// Slots of one write at most. They are listed on the stack: swapping out needs no memory.
 const MAX_RUN: usize = 64;
@@ -29,40 +36,6 @@ const MAX_RUN: usize = 64;
 const HOLES_PER_TICK: u32 = 64;
 /// No error.
 const NONE: u32 = 0;
-
-/// Where anon pages go.
-#[derive(Clone)]
-pub(crate) enum Target {
-    /// A file without a name in a folder.
-    Folder(PathBuf),
-    /// A store of the program's own.
-    Store(Arc<dyn Store>),
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Target::Folder(folder) => folder.fmt(f),
-            Target::Store(_) => f.write_str("a store"),
-        }
-    }
-}
-
-impl Default for Target {
-    /// `TMPDIR`, or `/var/tmp`, which is not in memory on most systems.
-    fn default() -> Target {
-        let folder = std::env::var_os("TMPDIR").filter(|folder| !folder.is_empty());
-        Target::Folder(folder.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from))
-    }
-}
-
-/// How a memory swaps out.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Config {
-    pub(crate) target: Target,
-    /// As many bytes at most; as many as the budget may have by default.
-    pub(crate) max_bytes: Option<u64>,
-}
 
 /// The spill file of a memory, while it has anon pages, and what was swapped so far.
 #[derive(Debug)]
@@ -72,6 +45,9 @@ pub(crate) struct Swap {
     /// Pages of 4 KiB, in the kernel's names.
     pub(crate) pswpin: AtomicU64,
     pub(crate) pswpout: AtomicU64,
+    pub(crate) zswpin: AtomicU64,
+    pub(crate) zswpout: AtomicU64,
+    pub(crate) zswpwb: AtomicU64,
 }
 
 impl Swap {
@@ -81,6 +57,9 @@ impl Swap {
             spill: Mutex::default(),
             pswpin: AtomicU64::new(0),
             pswpout: AtomicU64::new(0),
+            zswpin: AtomicU64::new(0),
+            zswpout: AtomicU64::new(0),
+            zswpwb: AtomicU64::new(0),
         }
     }
 
@@ -140,6 +119,9 @@ impl Bytes {
 /// One spill file.
 struct Spill {
     bytes: Bytes,
+    cipher: Option<Cipher>,
+    /// Compressed pages, before they come here.
+    pool: Option<Pool>,
     slots: Mutex<Slots>,
     nr_slots: u32,
     /// Units that may have been written, each of which may need a slot: at most as many as there
@@ -181,10 +163,19 @@ impl Spill {
                 Bytes::File(DirectFile::new(file, true).map_err(failed)?)
             }
         };
-        let records = Slots::bytes(nr_slots) as u64;
+        let pool_bytes = u64::from(budget_pages) * PAGE_BYTES as u64 / 100;
+        let pool_bytes = pool_bytes * u64::from(config.zswap_percent);
+        let has_pool = config.zswap_percent > 0;
+        let pool_records = has_pool.then(|| Pool::record_bytes(pool_bytes));
+        let records = Slots::bytes(nr_slots) as u64 + pool_records.unwrap_or(0);
+        let records = root.reserve(ByteSize(records))?;
+        let cipher = config.is_encrypted.then(|| Cipher::new(root)).transpose()?;
+        let pool = has_pool.then(|| Pool::new(root, pool_bytes)).transpose()?;
         Ok(Spill {
             bytes,
-            _records: root.reserve(ByteSize(records))?,
+            cipher,
+            pool,
+            _records: records,
             slots: Mutex::new(Slots::new(nr_slots)),
             nr_slots,
             nr_committed: AtomicU32::new(0),
@@ -229,19 +220,72 @@ impl Spill {
         }
     }
 
-    /// Writes to slots that follow each other.
-    fn write(&self, slots: &Range<u32>, units: &[(u64, &[u8])]) -> Result<(), u32> {
+    fn give(&self, slot: u32) {
+        locked(&self.slots).give(slot);
+    }
+
+    /// Writes the first units of those that are left to slots that follow each other.
+    fn write_some(&self, units: &[(u64, &[u8])]) -> Result<Taken<'_>, u32> {
+        let want = u32::try_from(units.len()).expect("a run is short");
+        let slots = locked(&self.slots).take(want);
+        let full = || code_of(&io::Error::from(rustix::io::Errno::NOSPC));
+        let taken = Taken {
+            spill: self,
+            slots: slots.ok_or_else(full)?,
+        };
+        self.write(taken.slots.start, &units[..taken.slots.len()])?;
+        Ok(taken)
+    }
+
+    /// Writes pages that were compressed, and that are wanted here now; whether it went well.
+    fn write_back(
+        &self,
+        shared: &Shared,
+        mut units: &[(u64, &[u8])],
+        mut from: &[Option<&Object>],
+    ) -> bool {
+        while !units.is_empty() {
+            let taken = match self.write_some(units) {
+                Ok(taken) => taken.keep(),
+                Err(code) => {
+                    self.error.store(code, Ordering::Relaxed);
+                    return false;
+                }
+            };
+            let nr_units = taken.len();
+            for (slot, object) in taken.zip(from) {
+                if !object.is_some_and(|object| object.moved_to(slot)) {
+                    self.give(slot);
+                }
+            }
+            shared.count_written((nr_units * PAGE_BYTES) as u64);
+            for counter in [&shared.swap.pswpout, &shared.swap.zswpwb] {
+                counter.fetch_add(nr_units as u64, Ordering::Relaxed);
+            }
+            (units, from) = (&units[nr_units..], &from[nr_units..]);
+        }
+        true
+    }
+
+    /// Writes to slots from `first` on.
+    fn write(&self, first: u32, units: &[(u64, &[u8])]) -> Result<(), u32> {
+        let (store, offset) = (self.bytes.store(), offset_of(first));
+        if let Some(cipher) = &self.cipher {
+            let write = |bytes: &[u8]| write_all(store, &mut [IoSlice::new(bytes)], offset);
+            return cipher.seal(first, units, write);
+        }
         let mut slices = [(); MAX_RUN].map(|()| IoSlice::new(&[]));
         for (slice, (_, bytes)) in slices.iter_mut().zip(units) {
             *slice = IoSlice::new(bytes);
         }
         let slices = &mut slices[..units.len()];
-        write_all(self.bytes.store(), slices, offset_of(slots.start))
+        write_all(store, slices, offset)
     }
 
     /// Reads slots that follow each other.
-    fn read(&self, first: u32, mut buf: &mut [u8]) -> Result<(), u32> {
+    fn read(&self, first: u32, area: &mut [u8]) -> Result<(), u32> {
         let mut offset = offset_of(first);
+        let mut buf = &mut *area;
         while !buf.is_empty() {
             match self.bytes.store().read_at(buf, offset) {
                 Ok(0) => return Err(crate::backing::SHORT),
@@ -254,6 +298,9 @@ impl Spill {
                 Err(error) => return Err(code_of(&error)),
             }
         }
+        if let Some(cipher) = &self.cipher {
+            cipher.open(first, area);
+        }
         Ok(())
     }
 }
@@ -262,246 +309,9 @@ fn offset_of(slot: u32) -> u64 {
     u64::from(slot) * PAGE_BYTES as u64
 }
 
-/// The pages of one anon region, those that are not in memory.
-#[derive(Debug)]
-pub(crate) struct Region {
-    spill: Arc<Spill>,
-    map: SlotMap,
-    order: Order,
-}
-
-/// What came of swapping pages out.
-#[derive(Debug)]
-pub(crate) struct Written {
-    /// Of the pages, the first so many.
-    pub(crate) nr_pages: usize,
-    pub(crate) nr_bytes: u64,
-    /// Why not the others.
-    pub(crate) result: Result<(), u32>,
-}
-
-/// Units that are to be written together.
-struct Pending<'a, 'b> {
-    region: &'a Region,
-    units: [(u64, &'b [u8]); MAX_RUN],
-    len: usize,
-    /// Pages all of whose units came by, and those of them that are written.
-    nr_seen: usize,
-    nr_pages: usize,
-    nr_bytes: u64,
-}
-
-impl<'a, 'b> Pending<'a, 'b> {
-    fn push(&mut self, unit: u64, bytes: &'b [u8]) -> Result<(), u32> {
-        if self.len == MAX_RUN {
-            self.flush()?;
-        }
-        self.units[self.len] = (unit, bytes);
-        self.len += 1;
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), u32> {
-        let mut left = &self.units[..self.len];
-        self.len = 0;
-        while !left.is_empty() {
-            let nr_written = self.region.write_some(left)?;
-            self.nr_bytes += (nr_written * PAGE_BYTES) as u64;
-            left = &left[nr_written..];
-        }
-        self.nr_pages = self.nr_seen;
-        Ok(())
-    }
-}
-
-/// Slots of a page that are being read; let go of when dropped.
-struct Reading<'a> {
-    region: &'a Region,
-    units: Range<u64>,
-}
-
-impl Drop for Reading<'_> {
-    fn drop(&mut self) {
-        let region = self.region;
-        region
-            .map
-            .end_read(self.units.clone(), |slot| region.give(slot));
-    }
-}
-
-impl Region {
-    /// A region without pages, of a group.
-    ///
-    /// # Errors
-    /// [`Error::Spill`], [`Error::OverLimit`].
-    pub(crate) fn new(group: &Group, order: Order) -> Result<Region, Error> {
-        let shared = group.shared();
-        Ok(Region {
-            spill: shared.swap.have_spill(&Group::root(shared))?,
-            map: SlotMap::new(group)?,
-            order,
-        })
-    }
-
-    /// What the slots are in.
-    pub(crate) fn store(&self) -> &dyn Store {
-        self.spill.bytes.store()
-    }
-
-    fn units_of(&self, page: u64) -> Range<u64> {
-        let nr_units = u64::from(self.order.nr_pages());
-        page * nr_units..(page + 1) * nr_units
-    }
-
-    fn give(&self, slot: u32) {
-        locked(&self.spill.slots).give(slot);
-    }
-
-    /// Makes room for what has to be known of a page that is about to be changed.
-    ///
-    /// # Errors
-    /// [`Error::OverLimit`], [`Error::SpillFull`].
-    pub(crate) fn expect(&self, page: u64) -> Result<(), Error> {
-        let commit = || self.spill.commit();
-        self.map.expect(self.units_of(page), commit)
-    }
-
-    /// Forgets a page that has no slots and is not in memory.
-    pub(crate) fn forget(&self, page: u64) {
-        let nr_units = self.map.forget(self.units_of(page));
-        self.spill.uncommit(nr_units);
-    }
-
-    /// The first page in a range that may have been written.
-    pub(crate) fn next_known(&self, pages: Range<u64>) -> Option<u64> {
-        let nr_units = u64::from(self.order.nr_pages());
-        let units = pages.start.checked_mul(nr_units)?..pages.end.checked_mul(nr_units)?;
-        let unit = self.map.next_known(units)?;
-        Some(unit / nr_units)
-    }
-
-    /// Whether the spill file has bytes of a page.
-    pub(crate) fn has_slots(&self, page: u64) -> bool {
-        self.map.has_any(self.units_of(page))
-    }
-
-    /// Gives up what the spill file has of a page.
-    pub(crate) fn drop_slots(&self, page: u64) {
-        for unit in self.units_of(page) {
-            self.map.take(unit, |slot| self.give(slot));
-        }
-    }
-
-    /// Fills a page; returns the bytes read.
-    pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
-        let units = self.units_of(io.key().page());
-        let may_show_old_bytes = !io.was_ours() && matches!(self.spill.bytes, Bytes::Store(_));
-        let buf = page::target(&shared.arena, io);
-        if !self.map.begin_read(units.clone()) {
-            buf.fill(0);
-            return Ok(0);
-        }
-        let reading = Reading {
-            region: self,
-            units,
-        };
-        if may_show_old_bytes {
-            // As files do: a foreign store gets no bytes of another group.
-            buf.fill(0);
-        }
-        let (mut unit, mut buf, mut nr_read) = (reading.units.start, buf, 0);
-        while !buf.is_empty() {
-            let slot = self.map.read_of(unit);
-            let max = buf.len() / PAGE_BYTES;
-            let follows = |&more: &usize| {
-                let next = self.map.read_of(unit + more as u64);
-                let after = |slot| next.is_some_and(|next| next as usize == slot as usize + more);
-                slot.map_or(next.is_none(), after)
-            };
-            let nr_units = 1 + (1..max).take_while(follows).count();
-            let (part, rest) = buf.split_at_mut(nr_units * PAGE_BYTES);
-            match slot {
-                Some(slot) => {
-                    self.spill.read(slot, part)?;
-                    nr_read += part.len();
-                }
-                None => part.fill(0),
-            }
-            (unit, buf) = (unit + nr_units as u64, rest);
-        }
-        let nr_pages = (nr_read / PAGE_BYTES) as u64;
-        shared.swap.pswpin.fetch_add(nr_pages, Ordering::Relaxed);
-        Ok(nr_read)
-    }
-
-    /// Writes pages, in order, to slots that follow each other where there are such.
-    pub(crate) fn write_out<'b>(
-        &self,
-        shared: &Shared,
-        pages: impl Iterator<Item = (u64, &'b [u8])>,
-    ) -> Written {
-        let mut pending = Pending {
-            region: self,
-            units: [(0, &[]); MAX_RUN],
-            len: 0,
-            nr_seen: 0,
-            nr_pages: 0,
-            nr_bytes: 0,
-        };
-        let result = self.write_pages(&mut pending, pages);
-        let nr_pages = pending.nr_bytes / PAGE_BYTES as u64;
-        shared.swap.pswpout.fetch_add(nr_pages, Ordering::Relaxed);
-        match result {
-            Ok(()) if nr_pages > 0 => self.spill.error.store(NONE, Ordering::Relaxed),
-            Ok(()) => {}
-            Err(code) => self.spill.error.store(code, Ordering::Relaxed),
-        }
-        Written {
-            nr_pages: pending.nr_pages,
-            nr_bytes: pending.nr_bytes,
-            result,
-        }
-    }
-
-    fn write_pages<'b>(
-        &self,
-        pending: &mut Pending<'_, 'b>,
-        pages: impl Iterator<Item = (u64, &'b [u8])>,
-    ) -> Result<(), u32> {
-        for (page, bytes) in pages {
-            for (unit, bytes) in self.units_of(page).zip(bytes.chunks_exact(PAGE_BYTES)) {
-                // What it had before the page changed is of no use.
-                self.map.take(unit, |slot| self.give(slot));
-                if !is_zero(bytes) {
-                    pending.push(unit, bytes)?;
-                }
-            }
-            pending.nr_seen += 1;
-        }
-        pending.flush()
-    }
-
-    /// Writes the first units of those that are left; returns how many.
-    fn write_some(&self, units: &[(u64, &[u8])]) -> Result<usize, u32> {
-        let want = u32::try_from(units.len()).expect("a run is short");
-        let slots = locked(&self.spill.slots).take(want);
-        let full = || code_of(&io::Error::from(rustix::io::Errno::NOSPC));
-        let slots = Taken {
-            region: self,
-            slots: slots.ok_or_else(full)?,
-        };
-        let nr_units = slots.slots.len();
-        self.spill.write(&slots.slots, &units[..nr_units])?;
-        for (slot, (unit, _)) in slots.keep().zip(units) {
-            self.map.put(*unit, slot);
-        }
-        Ok(nr_units)
-    }
-}
-
 /// Slots that nobody has yet: given back when dropped, by a store that panics, too.
 struct Taken<'a> {
-    region: &'a Region,
+    spill: &'a Spill,
     slots: Range<u32>,
 }
 
@@ -513,19 +323,6 @@ impl Taken<'_> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.slots.clone().for_each(|slot| self.region.give(slot));
+        self.slots.clone().for_each(|slot| self.spill.give(slot));
     }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        let mut slots = locked(&self.spill.slots);
-        let nr_known = self.map.take_all(|slot| slots.give(slot));
-        self.spill.uncommit(nr_known);
-    }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    let (head, tail) = bytes.split_at(64);
-    head.iter().all(|&byte| byte == 0) && tail.iter().all(|&byte| byte == 0)
 }

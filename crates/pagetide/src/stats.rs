@@ -28,6 +28,13 @@ pub struct Stats {
     pub pswpin: u64,
     /// Pages of 4 KiB that were swapped out to it. Pages of zeros are not written.
     pub pswpout: u64,
+    /// Pages that were kept compressed in memory instead, came back from there, and went on to the
+    /// spill file (which counts as `pswpout`, too).
+    pub zswpout: u64,
+    /// See `zswpout`.
+    pub zswpin: u64,
+    /// See `zswpout`.
+    pub zswpwb: u64,
     /// Bytes of the spill file that are in use.
     pub swap_used_bytes: u64,
     /// Pages that are cached, being read, or working memory.
@@ -88,7 +95,7 @@ impl Stats {
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
     #[expect(clippy::too_many_lines, reason = "a list of all fields")]
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 32] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 35] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -121,6 +128,9 @@ impl Stats {
             releases_deferred,
             pswpin,
             pswpout,
+            zswpin,
+            zswpout,
+            zswpwb,
             swap_used_bytes,
         } = *self;
         [
@@ -158,6 +168,9 @@ impl Stats {
             ("batched_pages", batched_pages),
             ("pswpin", pswpin),
             ("pswpout", pswpout),
+            ("zswpin", zswpin),
+            ("zswpout", zswpout),
+            ("zswpwb", zswpwb),
             ("swap_used_bytes", swap_used_bytes),
         ]
     }
@@ -270,6 +283,9 @@ impl Memory {
             batched_pages,
             pswpin: self.home().swap.pswpin.load(Ordering::Relaxed),
             pswpout: self.home().swap.pswpout.load(Ordering::Relaxed),
+            zswpout: self.home().swap.zswpout.load(Ordering::Relaxed),
+            zswpin: self.home().swap.zswpin.load(Ordering::Relaxed),
+            zswpwb: self.home().swap.zswpwb.load(Ordering::Relaxed),
             swap_used_bytes: self.home().swap.used_bytes().0,
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,

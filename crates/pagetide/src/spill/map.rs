@@ -4,7 +4,7 @@
 //! before a page of it is changed for the first time: so swapping out needs no memory.
 
 use crate::shared::locked;
-use crate::{ByteSize, Error, Group, Reservation};
+use crate::{ByteSize, Error, Reservation};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -20,11 +20,23 @@ const KNOWN: u32 = 1 << 31;
 const READING: u32 = 1 << 30;
 /// Its slot goes when that read ends.
 const DOOMED: u32 = 1 << 29;
-/// The number of its slot and one; 0 for none.
-const SLOT: u32 = DOOMED - 1;
+/// Its number is that of a place in the pool of compressed pages, not of a slot.
+const COMPRESSED: u32 = 1 << 28;
+/// The number of its place and one; 0 for none.
+const NUMBER: u32 = COMPRESSED - 1;
 
 /// Slots that can be named.
-pub(super) const MAX_SLOTS: u32 = SLOT - 1;
+pub(super) const MAX_SLOTS: u32 = NUMBER - 1;
+
+/// Where the bytes of a unit are that are not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It has none but zeros.
+    Nowhere,
+    Slot(u32),
+    /// In the pool of compressed pages.
+    Compressed(u32),
+}
 
 #[derive(Debug)]
 struct Leaf {
@@ -33,11 +45,9 @@ struct Leaf {
 }
 
 /// The words of a region. Units of 4 KiB are counted from its beginning.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SlotMap {
     leaves: Mutex<BTreeMap<u64, Box<Leaf>>>,
-    /// Charges the leaves.
-    records: Reservation,
 }
 
 fn place(unit: u64) -> (u64, usize) {
@@ -46,35 +56,38 @@ fn place(unit: u64) -> (u64, usize) {
     (unit / leaf, word)
 }
 
-/// The slot that a word names, if it is not on its way out.
-fn slot_of(word: u32) -> Option<u32> {
-    let slot = (word & SLOT).checked_sub(1)?;
-    (word & DOOMED == 0).then_some(slot)
+/// The place that a word names.
+fn named_by(word: u32) -> Place {
+    match (word & NUMBER).checked_sub(1) {
+        None => Place::Nowhere,
+        Some(number) if word & COMPRESSED != 0 => Place::Compressed(number),
+        Some(slot) => Place::Slot(slot),
+    }
+}
+
+/// The place that a word names, if it is not on its way out.
+fn place_of(word: u32) -> Place {
+    match word & DOOMED {
+        0 => named_by(word),
+        _ => Place::Nowhere,
+    }
 }
 
 impl SlotMap {
-    /// # Errors
-    /// As [`Group::reserve`].
-    pub(super) fn new(group: &Group) -> Result<SlotMap, Error> {
-        Ok(SlotMap {
-            leaves: Mutex::default(),
-            records: group.reserve(ByteSize(0))?,
-        })
-    }
-
-    /// Makes room for the words of units that are about to be changed; `commit` says whether there
-    /// may be another one. May reclaim: the caller holds no latch.
+    /// Makes room for the words of units that are about to be changed, charged to `records`;
+    /// `commit` says whether there may be another one. May reclaim: the caller holds no latch.
     ///
     /// # Errors
     /// [`Error::OverLimit`]; what `commit` says.
     pub(super) fn expect(
         &self,
         units: Range<u64>,
+        records: &Reservation,
         commit: impl Fn() -> Result<(), Error>,
     ) -> Result<(), Error> {
         for unit in units {
             while !self.mark_known(unit, &commit)? {
-                self.records.try_grow(ByteSize(LEAF_BYTES))?;
+                records.try_grow(ByteSize(LEAF_BYTES))?;
                 let mut leaf = Some(Box::new(Leaf {
                     words: [0; LEAF],
                     nr_known: 0,
@@ -86,7 +99,7 @@ impl SlotMap {
                 drop(leaves);
                 if leaf.is_some() {
                     // Somebody else was faster.
-                    self.records.shrink(ByteSize(LEAF_BYTES));
+                    records.shrink(ByteSize(LEAF_BYTES));
                 }
             }
         }
@@ -113,7 +126,7 @@ impl SlotMap {
     }
 
     /// Forgets units that nobody changes and that have no slots; returns how many.
-    pub(super) fn forget(&self, units: Range<u64>) -> u32 {
+    pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
         let mut nr_forgotten = 0;
         for unit in units {
             let (number, word) = place(unit);
@@ -130,7 +143,7 @@ impl SlotMap {
             if leaf.nr_known == 0 {
                 leaves.remove(&number);
                 drop(leaves);
-                self.records.shrink(ByteSize(LEAF_BYTES));
+                records.shrink(ByteSize(LEAF_BYTES));
             }
         }
         nr_forgotten
@@ -147,32 +160,52 @@ impl SlotMap {
         known.find_map(|(unit, _)| units.contains(&unit).then_some(unit))
     }
 
-    /// The slot of a unit.
-    pub(super) fn get(&self, unit: u64) -> Option<u32> {
+    /// Where a unit is.
+    pub(super) fn get(&self, unit: u64) -> Place {
         let (leaf, word) = place(unit);
         let leaves = locked(&self.leaves);
-        slot_of(leaves.get(&leaf)?.words[word])
+        let leaf = leaves.get(&leaf);
+        leaf.map_or(Place::Nowhere, |leaf| place_of(leaf.words[word]))
     }
 
-    /// Whether one of the units has a slot.
+    /// Whether one of the units has a place.
     pub(super) fn has_any(&self, mut units: Range<u64>) -> bool {
-        units.any(|unit| self.get(unit).is_some())
+        units.any(|unit| self.get(unit) != Place::Nowhere)
     }
 
-    /// Names the slot of a unit that was expected and has none.
+    /// Names the place of a unit that was expected and has none.
     ///
     /// # Panics
     /// Where it was not expected, or has one.
-    pub(super) fn put(&self, unit: u64, slot: u32) {
+    pub(super) fn put(&self, unit: u64, at: Place) {
         let (leaf, word) = place(unit);
         let mut leaves = locked(&self.leaves);
         let leaf = leaves.get_mut(&leaf).expect("expected before it changed");
         let word = &mut leaf.words[word];
-        assert_eq!(*word, KNOWN, "a page that is written has no slot");
-        *word |= slot + 1;
+        assert_eq!(*word, KNOWN, "a page that is written has no place");
+        *word |= match at {
+            Place::Nowhere => 0,
+            Place::Slot(slot) => slot + 1,
+            Place::Compressed(at) => COMPRESSED | (at + 1),
+        };
     }
 
-    /// Takes the slot of a unit away, and tells `give` if it can go now.
+    /// Moves a unit from the pool to a slot; false where it is not there any more.
+    pub(super) fn replace(&self, unit: u64, at: u32, slot: u32) -> bool {
+        let (leaf, word) = place(unit);
+        let mut leaves = locked(&self.leaves);
+        let Some(leaf) = leaves.get_mut(&leaf) else {
+            return false;
+        };
+        let word = &mut leaf.words[word];
+        let is_there = named_by(*word) == Place::Compressed(at);
+        if is_there {
+            *word = *word & !(COMPRESSED | NUMBER) | (slot + 1);
+        }
+        is_there
+    }
+
+    /// Takes the place of a unit away, and tells `give` a slot that can go now.
     pub(super) fn take(&self, unit: u64, give: impl FnOnce(u32)) {
         let (leaf, word) = place(unit);
         let mut leaves = locked(&self.leaves);
@@ -180,12 +213,15 @@ impl SlotMap {
             return;
         };
         let word = &mut leaf.words[word];
-        let Some(slot) = slot_of(*word) else { return };
-        if *word & READING == 0 {
-            *word &= !SLOT;
-            give(slot);
-        } else {
-            *word |= DOOMED;
+        match place_of(*word) {
+            Place::Nowhere => {}
+            // Whoever reads it looks once more.
+            Place::Compressed(_) => *word &= !(COMPRESSED | NUMBER),
+            Place::Slot(slot) if *word & READING == 0 => {
+                *word &= !NUMBER;
+                give(slot);
+            }
+            Place::Slot(_) => *word |= DOOMED,
         }
     }
 
@@ -196,7 +232,7 @@ impl SlotMap {
             let (leaf, word) = place(unit);
             let mut leaves = locked(&self.leaves);
             if let Some(leaf) = leaves.get_mut(&leaf)
-                && slot_of(leaf.words[word]).is_some()
+                && place_of(leaf.words[word]) != Place::Nowhere
             {
                 leaf.words[word] |= READING;
                 has_any = true;
@@ -205,12 +241,15 @@ impl SlotMap {
         has_any
     }
 
-    /// The slot that a read under way has of a unit.
-    pub(super) fn read_of(&self, unit: u64) -> Option<u32> {
+    /// Where a read under way finds a unit: in a slot, it stays there.
+    pub(super) fn read_of(&self, unit: u64) -> Place {
         let (leaf, word) = place(unit);
-        let word = locked(&self.leaves).get(&leaf)?.words[word];
-        let slot = (word & SLOT).checked_sub(1)?;
-        (word & READING != 0).then_some(slot)
+        let leaves = locked(&self.leaves);
+        let word = leaves.get(&leaf).map_or(0, |leaf| leaf.words[word]);
+        match word & READING {
+            0 => Place::Nowhere,
+            _ => named_by(word),
+        }
     }
 
     /// Lets go of them; tells `give` which ones went meanwhile.
@@ -223,23 +262,24 @@ impl SlotMap {
             };
             let word = &mut leaf.words[word];
             if *word & DOOMED != 0 {
-                give((*word & SLOT) - 1);
-                *word &= !SLOT;
+                give((*word & NUMBER) - 1);
+                *word &= !NUMBER;
             }
             *word &= !(READING | DOOMED);
         }
     }
 
     /// Takes all slots away: nobody uses the region any more. Returns the units that were known.
-    pub(super) fn take_all(&mut self, mut give: impl FnMut(u32)) -> u32 {
+    pub(super) fn take_all(&self, mut give: impl FnMut(u32)) -> u32 {
         let leaves = std::mem::take(&mut *locked(&self.leaves));
         let mut nr_known = 0;
         for leaf in leaves.into_values() {
             nr_known += leaf.nr_known;
-            leaf.words
-                .into_iter()
-                .filter_map(slot_of)
-                .for_each(&mut give);
+            for word in leaf.words {
+                if let Place::Slot(slot) = named_by(word) {
+                    give(slot);
+                }
+            }
         }
         nr_known
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod anon;
+mod anon_model;
+mod anon_spill;
 mod audit;
 mod bad_input;
 mod budget;

@@ -46,4 +46,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "Ok(true)",
         tests: Tests::Runtime("torture::"),
     },
+    Mutant {
+        name: "a slot is given away while it is read",
+        file: "spill/map.rs",
+        find: "if *word & READING == 0 {",
+        replace: "if true {",
+        tests: Tests::Runtime("anon::a_slot"),
+    },
+    Mutant {
+        name: "a page that was changed keeps its slot",
+        file: "spill.rs",
+        find: "for unit in self.units_of(page) {\n            self.map.take(unit",
+        replace: "for unit in 0..0 {\n            self.map.take(unit",
+        tests: Tests::Runtime("anon"),
+    },
+    Mutant {
+        name: "the rest of a failed swap-out counts as written",
+        file: "writeback.rs",
+        find: "let is_written = at < self.nr_written;",
+        replace: "let is_written = at <= self.nr_written;",
+        tests: Tests::Runtime("anon::nothing_is_lost"),
+    },
 ];

@@ -1,0 +1,271 @@
+//! The pages of one anon region on their way to the spill file and back.
+
+use super::map::{Place, SlotMap};
+use super::{Bytes, MAX_RUN, NONE, Spill};
+use crate::shared::Shared;
+use crate::store::Store;
+use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
+use pagetide_core::memory::Io;
+use pagetide_core::units::Order;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The pages of one anon region, those that are not in memory.
+#[derive(Debug)]
+pub(crate) struct Region {
+    spill: Arc<Spill>,
+    map: Arc<SlotMap>,
+    /// Charges the map.
+    records: Reservation,
+    order: Order,
+}
+
+/// What came of swapping pages out.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// Of the pages, the first so many.
+    pub(crate) nr_pages: usize,
+    pub(crate) nr_bytes: u64,
+    /// Why not the others.
+    pub(crate) result: Result<(), u32>,
+}
+
+/// Units that are to be written together.
+struct Pending<'a, 'b> {
+    region: &'a Region,
+    units: [(u64, &'b [u8]); MAX_RUN],
+    len: usize,
+    /// Pages all of whose units came by, and those of them that are written.
+    nr_seen: usize,
+    nr_pages: usize,
+    nr_bytes: u64,
+}
+
+impl<'a, 'b> Pending<'a, 'b> {
+    fn push(&mut self, unit: u64, bytes: &'b [u8]) -> Result<(), u32> {
+        if self.len == MAX_RUN {
+            self.flush()?;
+        }
+        self.units[self.len] = (unit, bytes);
+        self.len += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), u32> {
+        let mut left = &self.units[..self.len];
+        self.len = 0;
+        while !left.is_empty() {
+            let nr_written = self.region.write_some(left)?;
+            self.nr_bytes += (nr_written * PAGE_BYTES) as u64;
+            left = &left[nr_written..];
+        }
+        self.nr_pages = self.nr_seen;
+        Ok(())
+    }
+}
+
+/// Slots of a page that are being read; let go of when dropped.
+struct Reading<'a> {
+    region: &'a Region,
+    units: Range<u64>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let region = self.region;
+        region
+            .map
+            .end_read(self.units.clone(), |slot| region.give(slot));
+    }
+}
+
+impl Region {
+    /// A region without pages, of a group.
+    ///
+    /// # Errors
+    /// [`Error::Spill`], [`Error::OverLimit`].
+    pub(crate) fn new(group: &Group, order: Order) -> Result<Region, Error> {
+        let shared = group.shared();
+        Ok(Region {
+            spill: shared.swap.have_spill(&Group::root(shared))?,
+            map: Arc::default(),
+            records: group.reserve(ByteSize(0))?,
+            order,
+        })
+    }
+
+    /// What the slots are in.
+    pub(crate) fn store(&self) -> &dyn Store {
+        self.spill.bytes.store()
+    }
+
+    fn units_of(&self, page: u64) -> Range<u64> {
+        let nr_units = u64::from(self.order.nr_pages());
+        page * nr_units..(page + 1) * nr_units
+    }
+
+    fn give(&self, slot: u32) {
+        self.spill.give(slot);
+    }
+
+    /// Makes room for what has to be known of a page that is about to be changed.
+    ///
+    /// # Errors
+    /// [`Error::OverLimit`], [`Error::SpillFull`].
+    pub(crate) fn expect(&self, page: u64) -> Result<(), Error> {
+        let commit = || self.spill.commit();
+        self.map.expect(self.units_of(page), &self.records, commit)
+    }
+
+    /// Forgets a page that has no slots and is not in memory.
+    pub(crate) fn forget(&self, page: u64) {
+        let nr_units = self.map.forget(self.units_of(page), &self.records);
+        self.spill.uncommit(nr_units);
+    }
+
+    /// The first page in a range that may have been written.
+    pub(crate) fn next_known(&self, pages: Range<u64>) -> Option<u64> {
+        let nr_units = u64::from(self.order.nr_pages());
+        let units = pages.start.checked_mul(nr_units)?..pages.end.checked_mul(nr_units)?;
+        let unit = self.map.next_known(units)?;
+        Some(unit / nr_units)
+    }
+
+    /// Whether the spill file has bytes of a page.
+    pub(crate) fn has_slots(&self, page: u64) -> bool {
+        self.map.has_any(self.units_of(page))
+    }
+
+    /// Gives up what the spill file has of a page.
+    pub(crate) fn drop_slots(&self, page: u64) {
+        for unit in self.units_of(page) {
+            self.map.take(unit, |slot| self.give(slot));
+        }
+    }
+
+    /// Fills a page; returns the bytes read.
+    pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
+        let units = self.units_of(io.key().page());
+        let may_show_old_bytes = !io.was_ours() && matches!(self.spill.bytes, Bytes::Store(_));
+        let buf = page::target(&shared.arena, io);
+        if !self.map.begin_read(units.clone()) {
+            buf.fill(0);
+            return Ok(0);
+        }
+        let reading = Reading {
+            region: self,
+            units,
+        };
+        if may_show_old_bytes {
+            // As files do: a foreign store gets no bytes of another group.
+            buf.fill(0);
+        }
+        let (mut at, mut nr_read) = (0, 0);
+        while at < buf.len() {
+            let unit = reading.units.start + (at / PAGE_BYTES) as u64;
+            let place = self.map.read_of(unit);
+            let nr_units = match place {
+                Place::Slot(slot) => {
+                    let slots = (unit..reading.units.end).zip(slot..);
+                    let is_here =
+                        |&(unit, slot): &(u64, u32)| self.map.read_of(unit) == Place::Slot(slot);
+                    slots.take_while(is_here).count()
+                }
+                _ => 1,
+            };
+            let part = &mut buf[at..][..nr_units * PAGE_BYTES];
+            match (place, &self.spill.pool) {
+                (Place::Nowhere, _) => part.fill(0),
+                (Place::Slot(slot), _) => {
+                    self.spill.read(slot, part)?;
+                    nr_read += part.len();
+                }
+                (Place::Compressed(_), Some(pool)) if pool.load(shared, &self.map, unit, part) => {}
+                // It has just gone to the spill file: look again.
+                (Place::Compressed(_), _) => continue,
+            }
+            at += part.len();
+        }
+        let nr_pages = (nr_read / PAGE_BYTES) as u64;
+        shared.swap.pswpin.fetch_add(nr_pages, Ordering::Relaxed);
+        Ok(nr_read)
+    }
+
+    /// Writes pages, in order, to slots that follow each other where there are such.
+    pub(crate) fn write_out<'b>(
+        &self,
+        shared: &Shared,
+        pages: impl Iterator<Item = (u64, &'b [u8])>,
+    ) -> Written {
+        let mut pending = Pending {
+            region: self,
+            units: [(0, &[]); MAX_RUN],
+            len: 0,
+            nr_seen: 0,
+            nr_pages: 0,
+            nr_bytes: 0,
+        };
+        let result = self.write_pages(shared, &mut pending, pages);
+        let nr_pages = pending.nr_bytes / PAGE_BYTES as u64;
+        shared.swap.pswpout.fetch_add(nr_pages, Ordering::Relaxed);
+        match result {
+            Ok(()) if nr_pages > 0 => self.spill.error.store(NONE, Ordering::Relaxed),
+            Ok(()) => {}
+            Err(code) => self.spill.error.store(code, Ordering::Relaxed),
+        }
+        Written {
+            nr_pages: pending.nr_pages,
+            nr_bytes: pending.nr_bytes,
+            result,
+        }
+    }
+
+    /// Whether the pool of compressed pages has taken a unit.
+    fn is_compressed(&self, shared: &Shared, unit: u64, bytes: &[u8]) -> bool {
+        let pool = self.spill.pool.as_ref();
+        let map = || Arc::downgrade(&self.map);
+        pool.is_some_and(|pool| pool.store((shared, &self.spill), (map(), unit), bytes))
+    }
+
+    fn write_pages<'b>(
+        &self,
+        shared: &Shared,
+        pending: &mut Pending<'_, 'b>,
+        pages: impl Iterator<Item = (u64, &'b [u8])>,
+    ) -> Result<(), u32> {
+        for (page, bytes) in pages {
+            for (unit, bytes) in self.units_of(page).zip(bytes.chunks_exact(PAGE_BYTES)) {
+                // What it had before the page changed is of no use.
+                self.map.take(unit, |slot| self.give(slot));
+                if !is_zero(bytes) && !self.is_compressed(shared, unit, bytes) {
+                    pending.push(unit, bytes)?;
+                }
+            }
+            pending.nr_seen += 1;
+        }
+        pending.flush()
+    }
+
+    /// Writes the first units of those that are left; returns how many.
+    fn write_some(&self, units: &[(u64, &[u8])]) -> Result<usize, u32> {
+        let slots = self.spill.write_some(units)?.keep();
+        let nr_units = slots.len();
+        for (slot, (unit, _)) in slots.zip(units) {
+            self.map.put(*unit, Place::Slot(slot));
+        }
+        Ok(nr_units)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let nr_known = self.map.take_all(|slot| self.give(slot));
+        self.spill.uncommit(nr_known);
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (head, tail) = bytes.split_at(64);
+    head.iter().all(|&byte| byte == 0) && tail.iter().all(|&byte| byte == 0)
+}

@@ -1,0 +1,165 @@
+//! Regions of anon pages beside twins in plain memory.
+
+use crate::anon::{PAGE, builder_on, to_usize};
+use crate::disk::Disk;
+use pagetide::{Anon, ByteSize, Memory, Order, PAGE_BYTES};
+use proptest::prelude::*;
+
+/// What happens to regions.
+#[derive(Clone, Debug)]
+enum Step {
+    Write {
+        region: usize,
+        at: u64,
+        len: usize,
+        byte: u8,
+    },
+    Read {
+        region: usize,
+        at: u64,
+        len: usize,
+    },
+    Pin {
+        region: usize,
+        page: u64,
+    },
+    /// By a view: 0 looks only, 1 changes a byte, 2 is a new page.
+    View {
+        region: usize,
+        page: u64,
+        how: u8,
+    },
+    Discard {
+        region: usize,
+        from: u64,
+        to: u64,
+    },
+    Limit {
+        group: usize,
+        nr_pages: u64,
+    },
+    Tick,
+    Swap {
+        region: usize,
+    },
+}
+
+const ORDERS: [u8; 3] = [0, 0, 2];
+const BYTES: u64 = 96 * PAGE;
+
+fn steps() -> impl Strategy<Value = Step> {
+    let (region, at) = (0..3_usize, 0..BYTES);
+    let len = prop_oneof![1..200_usize, 1..5 * PAGE_BYTES];
+    prop_oneof![
+        8 => (region.clone(), at.clone(), len.clone(), 0..4_u8)
+            .prop_map(|(region, at, len, byte)| Step::Write { region, at, len, byte }),
+        4 => (region.clone(), at, len)
+            .prop_map(|(region, at, len)| Step::Read { region, at, len }),
+        4 => (region.clone(), 0..96_u64).prop_map(|(region, page)| Step::Pin { region, page }),
+        6 => (region.clone(), 0..96_u64, 0..3_u8)
+            .prop_map(|(region, page, how)| Step::View { region, page, how }),
+        1 => (region.clone(), 0..96_u64, 0..24_u64)
+            .prop_map(|(region, from, len)| Step::Discard { region, from, to: from + len }),
+        1 => (0..2_usize, 24..120_u64)
+            .prop_map(|(group, nr_pages)| Step::Limit { group, nr_pages }),
+        1 => Just(Step::Tick),
+        1 => region.prop_map(|region| Step::Swap { region }),
+    ]
+}
+
+fn view(region: &Anon, twin: &mut [u8], page: u64, how: u8) {
+    let twin = &mut twin[to_usize(page) * region.page_bytes()..][..region.page_bytes()];
+    let mut view = if how == 2 {
+        twin.fill(0);
+        region.pin_new(page).unwrap()
+    } else {
+        region.pin_mut(page).unwrap()
+    };
+    assert!(*view == *twin, "page {page}");
+    if how > 0 {
+        view[77] = 7 + how;
+        twin[77] = 7 + how;
+    }
+}
+
+fn run_model(memory: &Memory, steps: Vec<Step>) {
+    let groups = ["a", "b"].map(|name| {
+        let group = memory.root().child(name).unwrap();
+        group.max(ByteSize(48 * PAGE)).unwrap()
+    });
+    let make = |at: usize| {
+        let (order, group) = (Order::new(ORDERS[at]), &groups[at % 2]);
+        let region = group
+            .anon_with(order, BYTES / order.bytes() as u64)
+            .unwrap();
+        (region, vec![0_u8; to_usize(BYTES)])
+    };
+    let mut regions = [0, 1, 2].map(make);
+    for step in steps {
+        match step {
+            Step::Write {
+                region,
+                at,
+                len,
+                byte,
+            } => {
+                let (region, twin) = &mut regions[region];
+                let len = len.min(to_usize(BYTES - at));
+                region.write_at(&vec![byte; len], at).unwrap();
+                twin[to_usize(at)..][..len].fill(byte);
+            }
+            Step::Read { region, at, len } => {
+                let (region, twin) = &regions[region];
+                let mut buf = vec![9; len];
+                let read = region.read_at(&mut buf, at).unwrap();
+                assert_eq!(read, len.min(to_usize(BYTES - at)));
+                assert!(buf[..read] == twin[to_usize(at)..][..read], "{step:?}");
+            }
+            Step::View { region, page, how } => {
+                let (region, twin) = &mut regions[region];
+                view(region, twin, page % region.nr_pages(), how);
+            }
+            Step::Pin { region, page } => {
+                let (region, twin) = &regions[region];
+                let page = page % region.nr_pages();
+                let start = to_usize(page) * region.page_bytes();
+                let seen = region.pin(page).unwrap();
+                assert!(*seen == twin[start..][..region.page_bytes()], "{step:?}");
+            }
+            Step::Discard { region, from, to } => {
+                let (region, twin) = &mut regions[region];
+                region.discard(from..to).unwrap();
+                let end = |page: u64| (to_usize(page) * region.page_bytes()).min(twin.len());
+                let (from, to) = (end(from), end(to));
+                twin[from..to].fill(0);
+            }
+            Step::Limit { group, nr_pages } => {
+                let _still_over = groups[group].set_max(ByteSize(nr_pages * PAGE));
+            }
+            Step::Tick => drop(memory.tick()),
+            Step::Swap { region } => regions[region] = make(region),
+        }
+    }
+    for (region, twin) in &regions {
+        let mut bytes = vec![1; to_usize(BYTES)];
+        region.read_at(&mut bytes, 0).unwrap();
+        assert!(bytes == *twin);
+    }
+    drop(regions);
+    assert_eq!(memory.stats().swap_used_bytes, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn regions_are_as_their_twins_in_plain_memory(
+        steps in prop::collection::vec(steps(), 1..300),
+        is_encrypted: bool,
+        is_compressed: bool,
+    ) {
+        let builder = builder_on(&Disk::default(), ByteSize::mib(4));
+        let builder = if is_encrypted { builder.spill_encrypted() } else { builder };
+        let builder = if is_compressed { builder.zswap(1) } else { builder };
+        run_model(&builder.build().unwrap(), steps);
+    }
+}
