@@ -168,10 +168,15 @@ impl File {
             let page = at / page_bytes;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
             let pin = self.pinned(&self.group, page, Access::Copy)?;
-            let bytes = &pin.bytes()[skip..self.open.backing.bytes_of(page, len)];
+            let end = self.open.backing.bytes_of(page, len);
+            let bytes = &pin.bytes()[skip..end];
             let part = bytes.len().min(buf.len() - done);
             buf[done..done + part].copy_from_slice(&bytes[..part]);
             done += part;
+            if skip + part == end && end < self.open.order.bytes() {
+                // The end: whoever moves it now gives the rest of the page another moment's bytes.
+                break;
+            }
         }
         Ok(done)
     }

@@ -102,7 +102,8 @@ struct Held<'a> {
 impl<'a> Held<'a> {
     fn new(shared: &'a Shared, backing: &'a Backing) -> Option<Held<'a>> {
         let is_open = shared.core.hold_mapping(backing.mapping);
-        is_open.then_some(Held { shared, backing })
+        // Not made where it is closed: what is dropped lets go.
+        is_open.then(|| Held { shared, backing })
     }
 }
 

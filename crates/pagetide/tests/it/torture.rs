@@ -141,11 +141,14 @@ impl Written {
                 assert_eq!(stale, None, "{write:?} was overwritten there by {number}");
             }
         }
-        let order = order_of(&seen);
-        assert!(
-            order,
-            "page {page}: no order of these writes leaves it: {seen:?}"
-        );
+        if !order_of(&seen) {
+            let first_and_last = |words: &Vec<u64>| (words[0], words[words.len() - 1]);
+            let seen: Vec<_> = seen
+                .iter()
+                .map(|(write, words)| (write, write.words(), words.len(), first_and_last(words)))
+                .collect();
+            panic!("page {page}: no order of these writes leaves it: {seen:?}, done {done:?}");
+        }
     }
 }
 
