@@ -193,3 +193,43 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory, Order, Store};
+    use std::io;
+
+    struct Zeros;
+
+    impl Store for Zeros {
+        fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            buf.fill(0);
+            Ok(buf.len())
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_just_closed_is_not_written_nor_let_go() {
+        let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+        let memory = builder.build().unwrap();
+        let open = |name| {
+            let store = Box::new(Zeros);
+            memory.open_store(store, name, Order::new(0), &memory.root())
+        };
+        let file = open("closed").unwrap();
+        let listed: Vec<_> = memory.home().backings().values().cloned().collect();
+        drop(file);
+        // Of the closed one's record, with another stamp.
+        let other = open("open").unwrap();
+        for backing in &listed {
+            assert!(Held::new(memory.home(), backing).is_none());
+            memory.home().flush_held(backing, Which::ALL);
+        }
+        assert_eq!(other.read_at(&mut [1; 10], 0).unwrap(), 10);
+    }
+}

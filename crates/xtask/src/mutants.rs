@@ -43,9 +43,7 @@ impl Mutant {
             _ => "crates/core/src",
         }
     }
-}
 
-impl Mutant {
     /// Whether its name or its file has this text in it.
     fn is_named(&self, text: &str) -> bool {
         self.name.contains(text) || self.file.contains(text)

@@ -67,4 +67,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let is_written = at <= self.nr_written;",
         tests: Tests::Runtime("anon::nothing_is_lost"),
     },
+    Mutant {
+        name: "the flusher lets go of what it did not hold",
+        file: "flusher.rs",
+        find: "is_open.then(|| Held { shared, backing })",
+        replace: "is_open.then_some(Held { shared, backing })",
+        tests: Tests::Runtime("flusher::"),
+    },
 ];
