@@ -37,9 +37,9 @@ fn check(rows: &[Value], nr_threads: usize) -> Vec<&str> {
     let of = |engine: &str| -> Vec<&&Value> {
         rows.iter().filter(|row| row["engine"] == engine).collect()
     };
-    let ours = of("pagetide read_at");
-    assert_eq!(ours.len(), 3 * nr_threads);
-    for row in ours {
+    let [one, many] = ["pagetide read_at", "pagetide pin_many"].map(of);
+    assert_eq!((one.len(), many.len()), (3 * nr_threads, 3 * nr_threads));
+    for row in one.into_iter().chain(many) {
         let hit_ratio = number(row, "hit_ratio");
         let expected = match row["pages"].as_str().unwrap() {
             "uniform" => 0.2..0.3,

@@ -92,10 +92,10 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
     for runs in &mut outcomes {
         runs.sort_by(|one, other| one.iops.total_cmp(&other.iops));
     }
-    let median_iops = |wanted: Engine, of: &Spec| {
+    let median_iops = |wanted: Engine, of: &Spec, depth: u32| {
         let is_wanted = |spec: &Spec| {
             let load = (spec.pages, spec.threads, spec.depth);
-            spec.engine == wanted && load == (of.pages, of.threads, 1)
+            spec.engine == wanted && load == (of.pages, of.threads, depth)
         };
         let at = specs.iter().position(is_wanted)?;
         let runs = &outcomes[at];
@@ -112,7 +112,11 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
         let hit_ns = runs[0]
             .hit_ns
             .map(|_| median(|run| run.hit_ns.unwrap_or(0.0)));
-        let raw_iops = median_iops(Engine::Direct, spec);
+        let raw = match spec.depth {
+            1 => Engine::Direct,
+            _ => Engine::DirectRing,
+        };
+        let raw_iops = median_iops(raw, spec, spec.depth);
         let ceiling_iops = hit_ns.zip(raw_iops).map(|(hit_ns, raw_iops)| {
             ceiling(
                 spec.threads,
@@ -133,7 +137,7 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
             iops: whole(iops),
             iops_min: whole(runs[0].iops),
             iops_max: whole(runs[runs.len() - 1].iops),
-            to_kernel: median_iops(Engine::Pread, spec)
+            to_kernel: median_iops(Engine::Pread, spec, 1)
                 .map(|kernel| output::rounded(iops / kernel)),
             ns_p50: whole(median(|run| run.ns_p50 as f64)),
             ns_p99: whole(median(|run| run.ns_p99 as f64)),

@@ -15,6 +15,8 @@ const SEED: usize = 1;
 pub(super) enum Engine {
     /// `File::read_at`.
     ReadAt,
+    /// `File::pin_many`, as many pages at a time as the depth says.
+    PinMany,
     /// `pread` through the kernel's page cache.
     Pread,
     /// Copies out of a mapping, through the kernel's page cache.
@@ -29,6 +31,7 @@ impl Engine {
     pub(super) fn name(self) -> &'static str {
         match self {
             Engine::ReadAt => "pagetide read_at",
+            Engine::PinMany => "pagetide pin_many",
             Engine::Pread => "kernel pread",
             Engine::Mmap => "kernel mmap",
             Engine::Direct => "direct pread",
@@ -43,7 +46,7 @@ impl Engine {
 
     /// Whether it reads more than one page at a time.
     pub(super) fn is_deep(self) -> bool {
-        self == Engine::DirectRing
+        matches!(self, Engine::PinMany | Engine::DirectRing)
     }
 }
 
@@ -106,7 +109,7 @@ pub(super) struct Outcome {
     pub(super) ns_p99: u64,
     pub(super) cpu_ns: f64,
     pub(super) resident_bytes: u64,
-    /// Of `File::read_at`: nanoseconds of a request whose page is there, as many threads at once.
+    /// Of pagetide: nanoseconds of a request whose page is there, as many threads at once.
     pub(super) hit_ns: Option<f64>,
 }
 
