@@ -148,6 +148,15 @@ impl Tree {
     /// Cost: a walk up to the target and back.
     #[must_use]
     pub fn protection(&self, id: u32, target: u32) -> Protection {
+        // Nearly always: nobody above it shares anything out.
+        let direct = self.get(id).filter(|group| group.parent() == target);
+        if let Some(group) = direct {
+            let usage = group.usage();
+            return Protection {
+                min: usage.min(group.limit(Limit::Min)),
+                low: usage.min(group.limit(Limit::Low)),
+            };
+        }
         let mut path = [0; index(MAX_DEPTH) + 1];
         let mut depth = 0;
         let below = self.path(id).take_while(|&(level, _)| level != target);

@@ -202,7 +202,6 @@ impl Tree {
         above.nr_children.fetch_add(1, Ordering::Relaxed);
         self.live(id).inherit_policy(above);
         let _shape = self.shape.lock();
-        self.link(id, above);
         self.set_batch(id);
         Ok(id)
     }
@@ -240,7 +239,7 @@ impl Tree {
         let lruvec = group.lruvec();
         self.tell_claims(group);
         if let Some(parent) = self.get(group.parent()) {
-            self.unlink(group, parent);
+            self.leave_for_good(group, parent);
             parent.inherit(group);
             self.inherit_reclaim_counts(parent, group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);

@@ -322,7 +322,13 @@ impl Memory {
                 let nr_frames = source.map_or(io.order.nr_pages(), |_| 0);
                 let moment = self.page_in_moment(nr_frames);
                 let was_evicted = refault.is_some();
-                let refault = lruvec.lock().insert(&self.frames, frame, refault, moment);
+                let mut lists = lruvec.lock();
+                let refault = lists.insert(&self.frames, frame, refault, moment);
+                let is_walked = group.is_walked();
+                drop(lists);
+                if !is_walked {
+                    self.groups.join_walk(lruvec.group());
+                }
                 if was_evicted {
                     count_refault(group, page_type, refault);
                 }

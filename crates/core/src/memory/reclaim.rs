@@ -371,12 +371,19 @@ impl Memory {
         let turn = mixed(self.turn.fetch_add(1, Ordering::Relaxed));
         let mut candidates = Candidates::default();
         let mut nr_groups = 0;
-        for (_, group) in self.groups.walk(reach.subtree, NR_WALKED) {
+        for (id, group) in self.groups.walk(reach.subtree, NR_WALKED) {
             nr_groups += 1;
-            let lruvecs = self.lruvecs_of(group);
-            lruvecs
-                .filter(|&(_, lruvec)| self.may_give(lruvec, reach, failed))
-                .for_each(|lruvec| candidates.push(lruvec));
+            let mut is_needed = group.has_walked_children();
+            for (id, lruvec) in self.lruvecs_of(group) {
+                let has_pages = lruvec.nr_frames() > 0;
+                is_needed |= has_pages;
+                if has_pages && self.may_give(lruvec, reach, failed) {
+                    candidates.push((id, lruvec));
+                }
+            }
+            if !is_needed && group.is_walked() {
+                self.take_off_walk(id, group);
+            }
         }
         candidates.nr_walked = candidates.len;
         if nr_groups == NR_WALKED {
@@ -390,6 +397,7 @@ impl Memory {
                 .into_iter()
                 .chain(sampled)
                 .flatten()
+                .filter(|&(_, lruvec)| lruvec.nr_frames() > 0)
                 .filter(|&(_, lruvec)| self.may_give(lruvec, reach, failed))
                 .for_each(|lruvec| candidates.push(lruvec));
         }
@@ -418,10 +426,19 @@ impl Memory {
         Some(Giver::new(lruvec, Some(part), reach))
     }
 
+    /// Takes a group off the walks, if it has no page and none on them is below it.
+    #[cold]
+    fn take_off_walk(&self, id: u32, group: &Group) {
+        self.groups.leave_walk(id, || {
+            let mut lruvecs = self.lruvecs_of(group);
+            lruvecs.all(|(_, lruvec)| lruvec.lock().is_empty())
+        });
+    }
+
+    /// Whether pages of a lruvec that has some may be taken.
     fn may_give(&self, lruvec: &LruvecRecord, reach: Reach, failed: &Failed<'_>) -> bool {
         let mut failed = failed.iter().flatten();
-        lruvec.nr_frames() > 0
-            && !failed.any(|failed| core::ptr::eq(*failed, lruvec))
+        !failed.any(|failed| core::ptr::eq(*failed, lruvec))
             && reach.nodes.has(lruvec.node())
             && self.spare(lruvec.group(), reach.subtree, reach.is_low_kept) > 0
     }
@@ -458,6 +475,7 @@ impl Memory {
                     group.lruvec() != 0 && self.groups.is_in(id, reach.subtree)
                 })
                 .flat_map(move |(_, group)| self.lruvecs_of(group))
+                .filter(|(_, lruvec)| lruvec.nr_frames() > 0)
                 .filter(move |(_, lruvec)| self.may_give(lruvec, reach, &failed))
                 .map(move |(_, lruvec)| Giver::new(lruvec, None, reach))
         };
@@ -538,8 +556,10 @@ impl Memory {
             };
             let made = self.make_record(here, make, |_| true);
             let made = made.map_err(|_| AllocError::NoMetadata)?;
-            if group.add_lruvec(made, first).is_err() {
-                self.lruvecs.remove(made);
+            match group.add_lruvec(made, first) {
+                // Whoever takes the group off the walks from here on looks at this one, too.
+                Ok(()) => self.groups.join_walk(id),
+                Err(_) => self.lruvecs.remove(made),
             }
         }
     }

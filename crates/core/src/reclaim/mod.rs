@@ -238,6 +238,12 @@ impl Lruvec {
         self.nr_frames[page_type.index()]
     }
 
+    /// Whether it has no page, neither on its lists nor isolated.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nr_frames == [0; 2]
+    }
+
     /// How cold its pages of a type are. Where its policy has one class, all are in probation, and
     /// none too many.
     #[must_use]

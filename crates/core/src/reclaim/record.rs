@@ -78,8 +78,11 @@ impl LruvecRecord {
     /// Frames of its listed pages, as last published. Takes no lock.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
-        let of = |page_type| self.coldness(page_type).nr_frames();
-        PageType::ALL.map(of).iter().sum()
+        let of = |published: &Published| {
+            let nr_probation = published.nr_probation.load(Ordering::Relaxed);
+            nr_probation + published.nr_protected.load(Ordering::Relaxed)
+        };
+        self.published.iter().map(of).sum()
     }
 
     /// Its pages by type, as they take part in the choice under the name `key`.

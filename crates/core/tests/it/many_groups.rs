@@ -126,3 +126,71 @@ fn an_eviction_costs_the_same_beside_ten_thousand_groups() {
         );
     }
 }
+
+/// Evicts pages one by one from the parent of `nr_idle` groups without pages and of two that fill
+/// its limit of 60 pages; read-modify-writes and pages looked at for each.
+fn cost_of_one(policy: Policy, nr_idle: u32) -> [u64; 2] {
+    const MAX: u64 = 60;
+    let mut config = Config::for_resident(1000, 1, policy);
+    config.budget_pages += nr_idle;
+    config.arena_pages = config.budget_pages;
+    let memory = Memory::try_new(config).expect("memory");
+    let top = memory.groups().root();
+    let parent = memory.new_group(CPU.into(), top).expect("a group");
+    let file = memory
+        .open_mapping(CPU.into(), Order::ZERO)
+        .expect("a file");
+    let mut of_idle = 1 << 32;
+    let mut idle = |nr_groups: u32| {
+        for at in 0..nr_groups {
+            let group = memory.new_group(CPU.into(), parent).expect("a group");
+            // Half of them had a page.
+            if at % 2 == 0 {
+                have(&memory, group, file, of_idle);
+                assert_eq!(memory.reclaim(CPU, group, 1), 1);
+                of_idle += 1;
+            }
+        }
+    };
+    idle(nr_idle / 2);
+    let busy = [(); 2].map(|()| memory.new_group(CPU.into(), parent).expect("a group"));
+    idle(nr_idle / 2);
+    let mut page = 0;
+    let mut read = || {
+        have(&memory, busy[usize::from(page % 3 == 0)], file, page);
+        page += 1;
+    };
+    (0..MAX).for_each(|_| read());
+    assert_eq!(memory.set_max(CPU.into(), parent, MAX), Ok(0));
+    // The walks leave those behind that had a page, sixteen at a time.
+    for _ in 0..1000 {
+        assert!(memory.reclaim(CPU, parent, 1) > 0);
+        read();
+    }
+    let nr_walked = memory.groups().walk(parent, 100).count();
+    assert_eq!(nr_walked, 3, "{policy}: groups that a choice looks at");
+    let counted = || [nr_rmws().expect("counted"), memory.stats().pgscan];
+    let mut sum = [0; 2];
+    for _ in 0..1000 {
+        let before = counted();
+        assert_eq!(memory.reclaim(CPU, parent, 1), 1);
+        let after = counted();
+        (0..2).for_each(|at| sum[at] += after[at] - before[at]);
+        read();
+    }
+    sum
+}
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "release builds do not count")]
+fn one_page_costs_the_same_beside_ten_thousand_groups_without_pages() {
+    for &policy in Policy::ALL {
+        let [alone, beside] = [0, 10_000].map(|nr_idle| cost_of_one(policy, nr_idle));
+        println!(
+            "{policy}: {alone:?} alone, {beside:?} beside ten thousand groups, per 1000 pages"
+        );
+        for (alone, beside) in alone.into_iter().zip(beside) {
+            assert!(beside <= alone * 101 / 100, "{policy}: {beside} {alone}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
-//! The counts of a group that goes against its parent's first page.
+//! What groups have in common with those above them: counts of one that goes, places on the walk.
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pagetide_core::group::{ReclaimCount, StockKind, Tree};
 use pagetide_core::units::Cpu;
@@ -28,5 +28,32 @@ fn counts_of_a_group_that_goes_are_kept_while_its_parent_gets_its_own() {
         other.join().expect("it does not panic");
         let counted = tree.reclaim_count(parent, ReclaimCount::PgscanDirect);
         assert_eq!(counted, 7);
+    });
+}
+
+#[test]
+fn a_group_with_a_page_is_on_the_walk() {
+    loom::model(|| {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
+        // The pages of a group under the lock of its lists.
+        let nr_pages = Arc::new(Mutex::new(0));
+        let group = tree.child(CPU, tree.root()).expect("room");
+        tree.join_walk(group);
+        let reclaim = {
+            let (tree, nr_pages) = (Arc::clone(&tree), Arc::clone(&nr_pages));
+            thread::spawn(move || {
+                tree.leave_walk(group, || *nr_pages.lock().expect("no panic") == 0);
+            })
+        };
+        let mut lists = nr_pages.lock().expect("no panic");
+        *lists += 1;
+        let is_walked = tree.get(group).expect("a group").is_walked();
+        drop(lists);
+        if !is_walked {
+            tree.join_walk(group);
+        }
+        reclaim.join().expect("it does not panic");
+        let mut walked = tree.walk(tree.root(), 3).map(|(id, _)| id);
+        assert!(walked.any(|id| id == group));
     });
 }

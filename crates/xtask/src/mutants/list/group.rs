@@ -96,4 +96,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "group.reclaim_counts.store(made, Ordering::Release);\n        if false {",
         tests: Tests::Loom,
     },
+    Mutant {
+        name: "a group leaves the walk before its owners can see that",
+        file: "group/walk.rs",
+        find: "group.links.is_walked.store(0, Ordering::Relaxed);\n        match is_empty() {",
+        replace: "let was_empty = is_empty();\n        \
+                  group.links.is_walked.store(0, Ordering::Relaxed);\n        match was_empty {",
+        tests: Tests::Loom,
+    },
 ];

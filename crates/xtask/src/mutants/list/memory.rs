@@ -199,4 +199,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "Access::Prefetch => group.begin_read(",
         tests: Tests::Plain("prefetch"),
     },
+    Mutant {
+        name: "groups without pages stay on the walk",
+        file: "memory/reclaim.rs",
+        find: "self.take_off_walk(id, group);",
+        replace: "let _ = id;",
+        tests: Tests::Plain("many_groups"),
+    },
 ];
