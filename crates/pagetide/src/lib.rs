@@ -44,6 +44,8 @@ mod arena;
 mod audit;
 mod backing;
 mod behind;
+#[cfg(doctest)]
+mod book;
 mod builder;
 mod claims;
 mod cpu;

@@ -9,6 +9,7 @@ mod audit;
 mod bad_input;
 mod budget;
 mod child;
+mod counters;
 mod crash;
 mod data;
 mod disk;

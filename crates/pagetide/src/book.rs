@@ -1,0 +1,16 @@
+//! The book's examples, compiled and run with the documentation's.
+
+#[doc = include_str!("../../../book/replacing-mmap.md")]
+struct ReplacingMmap;
+
+#[doc = include_str!("../../../book/replacing-an-object-cache.md")]
+struct ReplacingAnObjectCache;
+
+#[doc = include_str!("../../../book/sizing.md")]
+struct Sizing;
+
+#[doc = include_str!("../../../book/containers.md")]
+struct Containers;
+
+#[doc = include_str!("../../../book/looking.md")]
+struct Looking;
