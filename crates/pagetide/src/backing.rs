@@ -4,6 +4,7 @@
 //! the file is under way.
 
 use crate::behind::{Behind, Turn};
+use crate::hooks::{Hooked, REFUSED};
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
@@ -99,6 +100,7 @@ pub(crate) struct Backing {
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
     pub(crate) behind: Behind,
+    pub(crate) hooked: OnceLock<Hooked>,
     /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
     syncing: Mutex<()>,
     /// The folder of a file that was created, until its entry is durable.
@@ -137,6 +139,7 @@ impl Backing {
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
             behind: Behind::default(),
+            hooked: OnceLock::new(),
             syncing: Mutex::default(),
             new_in: Mutex::default(),
             nr_flights: AtomicU32::new(0),
@@ -295,7 +298,16 @@ impl Backing {
         }
         let filled = filled.min(wanted);
         buf[filled..].fill(0);
+        self.after_read(page, &mut buf[..filled])?;
         Ok(filled)
+    }
+
+    /// What is done with bytes that were read, before anybody sees them.
+    pub(crate) fn after_read(&self, page: u64, bytes: &mut [u8]) -> Result<(), u32> {
+        match self.hooked.get() {
+            Some(hooked) if !bytes.is_empty() => hooked.after_read(page, bytes),
+            _ => Ok(()),
+        }
     }
 
     /// A read begins that nobody's stack waits for.
@@ -425,6 +437,17 @@ impl Backing {
         *locked(&self.new_in) = Some(folder);
     }
 
+    /// The error of pages that wait for the log.
+    pub(crate) fn log_behind(&self) -> Error {
+        let hooked = self.hooked.get();
+        Error::LogBehind {
+            file: self.name.to_string(),
+            dirty_pages: self.nr_dirty(),
+            durable: hooked.map_or(0, Hooked::durable),
+            source: error_of(hooked.map_or(NO_NUMBER, Hooked::log_error)),
+        }
+    }
+
     /// The error of a store.
     pub(crate) fn failed_with(&self, error: &io::Error) -> Error {
         self.failed(code_of(error))
@@ -460,6 +483,7 @@ pub(crate) fn error_of(code: u32) -> io::Error {
     match code {
         SHORT => io::Error::new(io::ErrorKind::WriteZero, "the store took no more bytes"),
         NO_NUMBER => io::Error::other("the store failed"),
+        REFUSED => io::Error::new(io::ErrorKind::InvalidData, "a hook refused the bytes"),
         number => io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(0)),
     }
 }

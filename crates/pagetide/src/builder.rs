@@ -451,7 +451,13 @@ impl Memory {
     ) -> Result<File, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        File::open_direct(&self.shared, DirectFile::open(path)?, name, order, group)
+        File::open_direct(
+            &self.shared,
+            DirectFile::open(path)?,
+            name,
+            (order, None),
+            group,
+        )
     }
 
     /// Reads through a file that is open already, perhaps without a name any more.
@@ -465,7 +471,7 @@ impl Memory {
             path: name.clone().into(),
             source,
         })?;
-        File::open_direct(&self.shared, direct, name, Order::new(0), group)
+        File::open_direct(&self.shared, direct, name, (Order::new(0), None), group)
     }
 
     /// Caches the pages of any store; `name` is for errors.
@@ -479,7 +485,7 @@ impl Memory {
         order: Order,
         group: &Group,
     ) -> Result<File, Error> {
-        File::open_store(&self.shared, store, name.to_owned(), order, group)
+        File::open_store(&self.shared, store, name.to_owned(), (order, None), group)
     }
 
     /// Housekeeping, for programs that call it from their own loop: nodes that are short are

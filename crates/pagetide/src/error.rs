@@ -272,6 +272,30 @@ pub enum Error {
         /// The page's number.
         page: u64,
     },
+    /// Pages that may not be written before the engine's log is durable, which it is not.
+    #[error(
+        "cannot write {file} back: {dirty_pages} pages are dirty, some wait for the log, which is \
+         durable up to {durable}"
+    )]
+    LogBehind {
+        /// The file.
+        file: String,
+        /// Its dirty pages, which are kept.
+        dirty_pages: u64,
+        /// Up to where the log is durable.
+        durable: u64,
+        /// Why it is not further.
+        source: io::Error,
+    },
+    /// So much of a group is dirty that writers have to write, and no page of this file may be
+    /// written before the engine's log is.
+    #[error("group {group} over its limit of dirty pages: those of {file} wait for the log")]
+    DirtyLimit {
+        /// The group.
+        group: String,
+        /// The file.
+        file: String,
+    },
     /// A page whose bytes are not written yet and would be lost.
     #[error("page {page} of {file} is dirty")]
     PageDirty {

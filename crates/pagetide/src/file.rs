@@ -14,9 +14,10 @@ pub(crate) use open::Open;
 pub use view::UpgradeError;
 pub use write::CloseError;
 
-use crate::backing::{BUSY, NO_NUMBER, SHORT};
+use crate::backing::{BUSY, NO_NUMBER, SHORT, error_of};
 use crate::group::Group;
 use crate::home::Home;
+use crate::hooks::REFUSED;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::stall::Stall;
@@ -426,6 +427,11 @@ impl File {
                 file,
                 page,
                 source: io::Error::other("the store failed"),
+            },
+            PageError::Io(REFUSED) => Error::Io {
+                file,
+                page,
+                source: error_of(REFUSED),
             },
             PageError::Io(number) => {
                 let number = i32::try_from(number).unwrap_or(0);

@@ -167,6 +167,7 @@ impl Shared {
                 let expired = Which {
                     before,
                     waits: false,
+                    asks_log: false,
                     ..Which::ALL
                 };
                 self.flush_held(backing, expired);
@@ -180,6 +181,7 @@ impl Shared {
                 let of_group = Which {
                     subtree: Some(id),
                     waits: false,
+                    asks_log: false,
                     ..Which::ALL
                 };
                 self.flush_held(backing, of_group);

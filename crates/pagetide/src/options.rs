@@ -1,11 +1,13 @@
 //! How a file is opened, in the words of `std::fs::OpenOptions`.
 
-use crate::store::{DirectFile, UNBLOCKED};
-use crate::{Error, File, Group, Memory, Order};
+use crate::hooks::Given;
+use crate::store::{DirectFile, Store, UNBLOCKED};
+use crate::{Error, File, Group, Hooks, Memory, Order};
 use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// How a file is opened: for reading, and as said here. As `std::fs::OpenOptions`, with the size of
 /// its pages.
@@ -32,6 +34,7 @@ pub struct OpenOptions {
     create_new: bool,
     truncate: bool,
     order: Order,
+    hooks: Option<Given>,
 }
 
 impl Default for OpenOptions {
@@ -49,6 +52,7 @@ impl OpenOptions {
             create_new: false,
             truncate: false,
             order: Order::new(0),
+            hooks: None,
         }
     }
 
@@ -82,13 +86,41 @@ impl OpenOptions {
         self
     }
 
+    /// What is done with its pages on their way from and to the disk. Takes 64 KiB of working
+    /// memory, or a page where one is larger, charged to the group that opens it first; pages are
+    /// written 64 KiB at a time then, and by one thread at a time.
+    ///
+    /// Of a file that is open already, these must be the ones that it has; who gives none shares
+    /// what the others see.
+    pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> OpenOptions {
+        self.hooks = Some(Given(hooks));
+        self
+    }
+
+    /// Caches the pages of any store, as [`Memory::open_store`] does, with the order and the hooks
+    /// of these options; all else is the store's to say.
+    ///
+    /// # Errors
+    /// As [`Memory::open_store`]; with hooks, [`Error::OverLimit`] and [`Error::NoBlock`], too.
+    pub fn open_store(
+        &self,
+        memory: &Memory,
+        store: Box<dyn Store>,
+        name: &str,
+        group: &Group,
+    ) -> Result<File, Error> {
+        let with = (self.order, self.hooks.clone());
+        File::open_store(memory.home(), store, name.to_owned(), with, group)
+    }
+
     /// Opens a regular file; what it brings in is charged to `group`.
     ///
     /// A file that is open already shares its pages with the new handle. Of a file that it creates,
     /// the name becomes durable with the first [`File::sync`].
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates.
+    /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates; with hooks,
+    /// [`Error::OverLimit`] and [`Error::NoBlock`], too.
     pub fn open(
         &self,
         memory: &Memory,
@@ -103,7 +135,8 @@ impl OpenOptions {
         let (file, folder) = self.open_file(path).map_err(failed)?;
         let file = DirectFile::new(file, self.write).map_err(failed)?;
         let name = path.display().to_string();
-        let file = File::open_direct(memory.home(), file, name, self.order, group)?;
+        let with = (self.order, self.hooks.clone());
+        let file = File::open_direct(memory.home(), file, name, with, group)?;
         if let Some(folder) = folder {
             file.is_new_in(folder);
         }

@@ -1,6 +1,7 @@
 //! Writes of dirty pages: neighbours together, for those who ask and for reclaim.
 
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::hooks::{Content, GATED, Hooked};
 use crate::shared::{Shared, locked};
 use crate::spill::{Region, Written};
 use crate::store::Store;
@@ -86,6 +87,8 @@ pub(crate) struct Which {
     pub(crate) nr_pages: u64,
     /// Also those that are being written or changed just now: waits for them.
     pub(crate) waits: bool,
+    /// Asks for the log where pages wait for it.
+    pub(crate) asks_log: bool,
 }
 
 impl Which {
@@ -95,6 +98,7 @@ impl Which {
         before: u32::MAX,
         nr_pages: u64::MAX,
         waits: true,
+        asks_log: true,
     };
 }
 
@@ -107,10 +111,13 @@ struct Run<'a> {
     /// How many of them were written, the first ones, and why not the others.
     nr_written: usize,
     result: Result<(), u32>,
+    /// Of a file with hooks, what became of each.
+    outcomes: Option<[Result<(), u32>; MAX_RUN]>,
+    asks_log: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(shared: &'a Shared, backing: &'a Backing) -> Run<'a> {
+    fn new(shared: &'a Shared, backing: &'a Backing, asks_log: bool) -> Run<'a> {
         Run {
             shared,
             backing,
@@ -118,6 +125,8 @@ impl<'a> Run<'a> {
             len: 0,
             nr_written: 0,
             result: Err(NO_NUMBER),
+            outcomes: None,
+            asks_log,
         }
     }
 
@@ -130,7 +139,9 @@ impl<'a> Run<'a> {
             return true;
         };
         let last = self.writes[last].as_ref().map(|write| write.key().page());
-        self.len < MAX_RUN && last.is_some_and(|last| last + 1 == page)
+        let spare = self.backing.hooked.get().map(Hooked::spare_bytes);
+        let max = spare.map_or(MAX_RUN, |bytes| bytes / self.backing.order.bytes());
+        self.len < max.min(MAX_RUN) && last.is_some_and(|last| last + 1 == page)
     }
 
     fn push(&mut self, write: Write) {
@@ -138,10 +149,13 @@ impl<'a> Run<'a> {
         self.len += 1;
     }
 
-    /// Writes what it has; returns the pages written.
-    fn run(mut self) -> Result<u32, u32> {
+    /// Writes what it has; returns the pages written, and those that wait for the log.
+    fn run(mut self) -> Result<(u32, u32), u32> {
         if self.len == 0 {
-            return Ok(0);
+            return Ok((0, 0));
+        }
+        if let Some(hooked) = self.backing.hooked.get() {
+            return self.run_hooked(hooked);
         }
         let in_write = InWrite::begin();
         let written = match self.backing.source.region() {
@@ -153,7 +167,92 @@ impl<'a> Run<'a> {
         self.nr_written = written.nr_pages;
         self.result = written.result;
         let nr_pages = u32::try_from(self.len).expect("a run is short");
-        self.result.map(|()| nr_pages)
+        self.result.map(|()| (nr_pages, 0))
+    }
+
+    /// [`Run::run`] of a file with hooks: each page by itself may wait for the log or fail.
+    fn run_hooked(mut self, hooked: &Hooked) -> Result<(u32, u32), u32> {
+        let in_write = InWrite::begin();
+        let outcomes = self.write_hooked(hooked);
+        drop(in_write);
+        let of_run = &outcomes[..self.len];
+        let count = |wanted: Result<(), u32>| of_run.iter().filter(|&&it| it == wanted).count();
+        let [nr_written, nr_gated] =
+            [Ok(()), Err(GATED)].map(|it| u32::try_from(count(it)).expect("a run is short"));
+        hooked.set_gated(nr_gated > 0);
+        let failed = of_run.iter().filter_map(|it| it.err());
+        self.result = failed
+            .filter(|&code| code != GATED)
+            .map(Err)
+            .next()
+            .unwrap_or(Ok(()));
+        self.outcomes = Some(outcomes);
+        self.result.map(|()| (nr_written, nr_gated))
+    }
+
+    /// Asks the hooks for each page, and writes neighbours of those that may go together.
+    fn write_hooked(&self, hooked: &Hooked) -> [Result<(), u32>; MAX_RUN] {
+        let (backing, len) = (self.backing, self.backing.len());
+        let mut outcomes = [Ok(()); MAX_RUN];
+        let pages = || {
+            self.writes.iter().flatten().map(|write| {
+                let page = write.key().page();
+                let bytes = page::written(&self.shared.arena, write);
+                (page, &bytes[..backing.bytes_of(page, len)])
+            })
+        };
+        let mut positions = [0; MAX_RUN];
+        for (at, (page, bytes)) in pages().enumerate() {
+            match hooked.log_position(page, bytes) {
+                Ok(position) => positions[at] = position,
+                Err(code) => outcomes[at] = Err(code),
+            }
+        }
+        let furthest = positions.iter().max().copied().unwrap_or(0);
+        if furthest > hooked.durable() && self.asks_log {
+            hooked.flush_log(furthest);
+        }
+        let durable = hooked.durable();
+        let mut spare = hooked.spare();
+        let mut spares = spare.chunks_mut(backing.order.bytes());
+        let mut slices = [(); MAX_RUN].map(|()| IoSlice::new(&[]));
+        for (at, (page, bytes)) in pages().enumerate() {
+            let spare = spares.next().expect("a run is no longer than it");
+            let instead = &mut spare[..bytes.len()];
+            if positions[at] > durable {
+                outcomes[at] = Err(GATED);
+            }
+            let content = outcomes[at].and_then(|()| hooked.before_write(page, bytes, instead));
+            match content {
+                Ok(Content::AsIs) => slices[at] = IoSlice::new(bytes),
+                Ok(Content::Instead) => slices[at] = IoSlice::new(instead),
+                Err(code) => outcomes[at] = Err(code),
+            }
+        }
+        let first = pages().next().map_or(0, |(page, _)| page);
+        let mut at = 0;
+        while at < self.len {
+            let together = outcomes[at..self.len].iter().take_while(|it| it.is_ok());
+            let end = at + together.count();
+            if at < end {
+                let written = self.write_slices(first + at as u64, &mut slices[at..end]);
+                outcomes[at..end].fill(written);
+            }
+            at = end.max(at + 1);
+        }
+        outcomes
+    }
+
+    /// Writes bytes from a page on, all or none.
+    fn write_slices(&self, first: u64, slices: &mut [IoSlice<'_>]) -> Result<(), u32> {
+        let backing = self.backing;
+        let start = first * backing.order.bytes() as u64;
+        let nr_bytes: usize = slices.iter().map(|slice| slice.len()).sum();
+        backing.check_poison().map_err(|_| NO_NUMBER)?;
+        write_all(backing.source.written(), slices, start)?;
+        backing.has_stored(start + nr_bytes as u64);
+        self.shared.count_written(nr_bytes as u64);
+        Ok(())
     }
 
     fn swap_out(&self, region: &Region) -> Written {
@@ -223,7 +322,10 @@ impl Drop for Run<'_> {
             let core = &self.shared.core;
             let is_written = at < self.nr_written;
             let result = if is_written { Ok(()) } else { self.result };
-            core.complete_write(cpu::current(), write, result, &mut effects);
+            match self.outcomes.map_or(result, |outcomes| outcomes[at]) {
+                Err(GATED) => core.put_back_write(cpu::current(), write, &mut effects),
+                result => core.complete_write(cpu::current(), write, result, &mut effects),
+            }
             self.shared.wake_all(&mut effects);
             self.backing.settle(self.shared, page);
         }
@@ -264,14 +366,19 @@ struct Pass<'a> {
     nr_written: u64,
     nr_failed: u32,
     last_error: Option<u32>,
+    /// Pages that wait for the log.
+    nr_gated: u32,
+    asks_log: bool,
 }
 
 impl<'a> Pass<'a> {
-    fn new(shared: &'a Shared, backing: &'a Backing) -> Pass<'a> {
+    fn new(shared: &'a Shared, backing: &'a Backing, asks_log: bool) -> Pass<'a> {
         Pass {
             shared,
             backing,
-            run: Run::new(shared, backing),
+            run: Run::new(shared, backing, asks_log),
+            nr_gated: 0,
+            asks_log,
             nr_written: 0,
             nr_failed: 0,
             last_error: None,
@@ -280,9 +387,13 @@ impl<'a> Pass<'a> {
 
     /// Writes what has begun, and begins anew.
     fn end_run(&mut self) {
-        let run = std::mem::replace(&mut self.run, Run::new(self.shared, self.backing));
+        let next = Run::new(self.shared, self.backing, self.asks_log);
+        let run = std::mem::replace(&mut self.run, next);
         match run.run() {
-            Ok(nr_pages) => self.nr_written += u64::from(nr_pages),
+            Ok((nr_pages, nr_gated)) => {
+                self.nr_written += u64::from(nr_pages);
+                self.nr_gated += nr_gated;
+            }
             Err(code) => {
                 self.nr_failed += 1;
                 self.last_error = Some(code);
@@ -297,7 +408,7 @@ impl Shared {
     /// Visits each page once, so that it ends however fast others make pages dirty.
     ///
     /// # Errors
-    /// [`Error::WritebackFailed`]: what was not written is dirty still.
+    /// [`Error::WritebackFailed`], [`Error::LogBehind`]: what was not written is dirty still.
     pub(crate) fn write_dirty(
         &self,
         backing: &Backing,
@@ -308,7 +419,7 @@ impl Shared {
             return Ok(0);
         };
         let (mut next, last) = (*pages.start(), last.min(*pages.end()));
-        let mut pass = Pass::new(self, backing);
+        let mut pass = Pass::new(self, backing, which.asks_log);
         let mut nr_begun = 0;
         while next <= last && nr_begun < which.nr_pages && pass.nr_failed < MAX_FAILURES {
             let Some(page) = backing.next_dirty(next..=last, which.before) else {
@@ -325,6 +436,7 @@ impl Shared {
         }
         pass.end_run();
         match pass.last_error {
+            None if pass.nr_gated > 0 && which.waits => Err(backing.log_behind()),
             None => Ok(pass.nr_written),
             Some(code) => Err(backing.failed(code)),
         }
@@ -399,7 +511,7 @@ impl Shared {
                 self.wake_all(&mut effects);
                 continue;
             };
-            let mut run = Run::new(self, &backing);
+            let mut run = Run::new(self, &backing, true);
             run.push(write);
             while let Some(next) = begun.next_if(|next| {
                 next.key().mapping() == number && run.has_room_for(next.key().page())

@@ -298,12 +298,23 @@ impl Memory {
         result: Result<(), u32>,
         effects: &mut Effects,
     ) {
+        if let Err(code) = result {
+            self.mapping_of(write.key).count_error(code);
+        }
+        self.end_write(cpu, write, result.is_err(), effects);
+    }
+
+    /// Ends a write that was not done, and need not be yet: its page is dirty as before.
+    pub fn put_back_write(&self, cpu: Cpu, write: Write, effects: &mut Effects) {
+        self.end_write(cpu, write, true, effects);
+    }
+
+    fn end_write(&self, cpu: Cpu, write: Write, is_dirty: bool, effects: &mut Effects) {
         let Write {
             frame, key, cold, ..
         } = write;
         let mapping = self.mapping_of(key);
-        if let Err(code) = result {
-            mapping.count_error(code);
+        if is_dirty {
             self.set_dirty(frame);
         }
         // Before the write lets go of the page, which may be its group's last.

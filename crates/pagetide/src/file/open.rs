@@ -5,6 +5,7 @@ use crate::Error;
 use crate::backing::{Backing, Source, number_of};
 use crate::group::Group;
 use crate::home::Home;
+use crate::hooks::{Given, Hooked};
 use crate::policy::Order;
 use crate::shared::FileKey;
 use crate::store::{DirectFile, Store};
@@ -61,6 +62,26 @@ impl Open {
 
     pub(crate) fn backing(&self) -> &Arc<Backing> {
         &self.backing
+    }
+
+    fn set_hooks(&self, hooked: Option<Hooked>) {
+        if let Some(hooked) = hooked {
+            let first = self.backing.hooked.set(hooked);
+            assert!(first.is_ok(), "hooks are set when a file is opened first");
+        }
+    }
+
+    /// Whether who opens the file again means the hooks that it has.
+    fn check_hooks(&self, given: Option<&Hooked>) -> Result<(), Error> {
+        let hooked = self.backing.hooked.get();
+        match given {
+            Some(given) if !hooked.is_some_and(|hooked| hooked.is_same(given)) => {
+                let source = io::Error::other("it is open with other hooks");
+                let path = (*self.backing.name).into();
+                Err(Error::Open { path, source })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn new(
@@ -140,12 +161,14 @@ impl File {
         shared: &Arc<Home>,
         file: DirectFile,
         name: String,
-        order: Order,
+        (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
         let (device, inode) = file.identity;
         let may_write = file.is_writable();
         let key = (device, inode, order.to_core().get());
+        // Before the lock: this may have to reclaim.
+        let hooked = Hooked::of(hooks, group, order)?;
         let mut files = shared.files();
         loop {
             let others = files.iter().filter(|((dev, ino, other), _)| {
@@ -162,6 +185,11 @@ impl File {
             }
             match files.get(&key).map(Weak::upgrade) {
                 Some(Some(open)) => {
+                    if let Err(error) = open.check_hooks(hooked.as_ref()) {
+                        // It may be the last handle, whose end takes the lock.
+                        drop(files);
+                        return Err(error);
+                    }
                     if let (Source::File { writer, .. }, true) = (&open.backing.source, may_write) {
                         let _another = writer.set(file);
                     }
@@ -177,6 +205,7 @@ impl File {
             writer: OnceLock::new(),
         };
         let open = Arc::new(Open::new(shared, source, name, order, Some(key))?);
+        open.set_hooks(hooked);
         files.insert(key, Arc::downgrade(&open));
         Ok(File::of(open, group, may_write))
     }
@@ -185,11 +214,13 @@ impl File {
         shared: &Arc<Home>,
         store: Box<dyn Store>,
         name: String,
-        order: Order,
+        (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
         let may_write = store.is_writable();
+        let hooked = Hooked::of(hooks, group, order)?;
         let open = Arc::new(Open::new(shared, Source::Store(store), name, order, None)?);
+        open.set_hooks(hooked);
         Ok(File::of(open, group, may_write))
     }
 }

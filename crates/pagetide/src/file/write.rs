@@ -3,6 +3,7 @@
 use super::{File, Fill};
 use crate::backing::Backing;
 use crate::flusher::Dirtiness;
+use crate::hooks::Hooked;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
 use crate::{Error, Group, cpu};
@@ -103,7 +104,8 @@ impl File {
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where dirty pages of this file cannot be
-    /// written; [`Error::PageBusy`] where a page stays pinned, also by the caller;
+    /// written; [`Error::DirtyLimit`] where they wait for the log of a file with hooks;
+    /// [`Error::PageBusy`] where a page stays pinned, also by the caller;
     /// [`Error::PastEnd`] beyond the last page that can be numbered; as [`File::read_at`]. Pages
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
@@ -163,7 +165,36 @@ impl File {
             };
             self.open.shared.write_dirty(backing, 0..=u64::MAX, some)?;
         }
-        Ok(())
+        self.check_log()
+    }
+
+    /// Where pages wait for the log and too many are dirty, somebody has to write some first.
+    fn check_log(&self) -> Result<(), Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let is_gated = backing.hooked.get().is_some_and(Hooked::is_gated);
+        if !is_gated || shared.dirtiness(self.group.id()) != Dirtiness::Hard {
+            return Ok(());
+        }
+        let any = Which {
+            waits: false,
+            ..Which::ALL
+        };
+        match shared.write_dirty(backing, 0..=u64::MAX, any)? {
+            0 => Err(Error::DirtyLimit {
+                group: self.group.name(),
+                file: backing.name.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that the engine's log is durable up to `position`: pages that wait for it may be
+    /// written ([`Hooks::log_position`](crate::Hooks::log_position)). One that is less than an
+    /// earlier one changes nothing, and without hooks none does.
+    pub fn log_durable(&self, position: u64) {
+        if let Some(hooked) = self.open.backing.hooked.get() {
+            hooked.set_durable(position);
+        }
     }
 
     /// The key of a page that may be written: where its end can be numbered, too.
@@ -300,8 +331,8 @@ impl File {
     /// Writes the dirty pages of a range of bytes to the store, without making them durable.
     ///
     /// # Errors
-    /// [`Error::WritebackFailed`]: what was not written is dirty still; [`Error::PageBusy`] where
-    /// somebody changes a page for more than a second.
+    /// [`Error::WritebackFailed`], [`Error::LogBehind`]: what was not written is dirty still;
+    /// [`Error::PageBusy`] where somebody changes a page for more than a second.
     pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         backing.check_poison()?;

@@ -227,16 +227,19 @@ impl Run {
     fn fill_up(&mut self) {
         let (arena, mut left) = (&self.shared.arena, self.nr_bytes);
         let mut nr_filled = 0;
+        let mut results = Vec::with_capacity(self.ios.len());
         for io in &mut self.ios {
-            let stored = self.backing.stored_of(io.key().page());
+            let page = io.key().page();
+            let stored = self.backing.stored_of(page);
             let bytes = page::target(arena, io);
             let filled = left.min(stored);
             bytes[filled..].fill(0);
             left = left.saturating_sub(bytes.len());
             nr_filled += filled as u64;
+            results.push(self.backing.after_read(page, &mut bytes[..filled]));
         }
         self.shared.count_read(nr_filled);
-        let ended = self.ios.drain(..).map(|io| (io, Ok(()))).collect();
+        let ended = self.ios.drain(..).zip(results).collect();
         self.end(ended);
     }
 

@@ -18,6 +18,7 @@ mod files;
 mod global;
 mod hit_cost;
 mod holes;
+mod hooks;
 mod isolated;
 mod longterm;
 mod lru_gen;

@@ -111,6 +111,21 @@ fn a_failed_write_leaves_the_page_dirty_and_is_told_of_its_file() {
 }
 
 #[test]
+fn a_write_that_is_put_back_leaves_the_page_dirty_and_is_no_error() {
+    let (memory, group, file, frames) = dirty_memory(1, Policy::Fifo);
+    let write = memory.begin_write(frames[0]).unwrap();
+    let mut effects = Effects::new();
+    memory.put_back_write(CPU, write, &mut effects);
+    assert!(matches!(effects.pop(), Some(Effect::Wake(_))));
+    assert_eq!(unwritten(&memory, group), (1, 0));
+    assert_eq!(memory.write_errors(file).nr_errors, 0);
+    assert_eq!(memory.reclaim(CPU, group, 1), 0);
+    end(&memory, memory.begin_write(frames[0]).unwrap(), Ok(()));
+    assert_eq!(unwritten(&memory, group), (0, 0));
+    memory.check();
+}
+
+#[test]
 fn a_page_that_left_its_file_goes_when_it_is_neither_pinned_nor_written() {
     for is_written_first in [true, false] {
         let (memory, group, file, frames) = dirty_memory(3, Policy::Fifo);

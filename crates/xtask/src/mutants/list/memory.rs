@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a failed write leaves its page clean",
         file: "memory/write.rs",
-        find: "mapping.count_error(code);\n            self.set_dirty(frame);",
-        replace: "mapping.count_error(code);",
+        find: "if is_dirty {\n            self.set_dirty(frame);",
+        replace: "if false && is_dirty {\n            self.set_dirty(frame);",
         tests: Tests::Plain("write"),
     },
     Mutant {
@@ -205,5 +205,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "self.take_off_walk(id, group);",
         replace: "let _ = id;",
         tests: Tests::Plain("many_groups"),
+    },
+    Mutant {
+        name: "a write that was put back leaves its page clean",
+        file: "memory/write.rs",
+        find: "self.end_write(cpu, write, true, effects);",
+        replace: "self.end_write(cpu, write, false, effects);",
+        tests: Tests::Plain("write"),
     },
 ];

@@ -1,0 +1,199 @@
+//! What an engine does with the bytes of pages between the cache and the store: checksums,
+//! encryption, a log that has to be written first.
+
+use crate::backing::{NO_NUMBER, code_of};
+use crate::page::Buf;
+use crate::shared::locked;
+use crate::{Error, Group, Order};
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The code of an error of a hook that has no number of the system's.
+pub(crate) const REFUSED: u32 = u32::MAX - 3;
+/// The code of a page that waits for the log.
+pub(crate) const GATED: u32 = u32::MAX - 4;
+/// Order of the buffer for bytes that are written instead of a page's, where a page is no larger.
+const SPARE_ORDER: u8 = 4;
+
+/// Which bytes of a page go to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Those of the page.
+    AsIs,
+    /// Those that the hook has put into the buffer that it was given.
+    Instead,
+}
+
+/// What an engine does with a file's pages on their way: given when the file is opened
+/// ([`OpenOptions::hooks`](crate::OpenOptions::hooks)).
+///
+/// Called from any thread, also from one that only wants memory, with no lock of pagetide held:
+/// a hook must not take a lock that somebody holds while calling the same `Memory`, and must not
+/// use that itself, except that hooks of writes may ask it for working memory. A hook that fails or
+/// panics fails the read, or leaves the page dirty as a failing store does.
+///
+/// `bytes` is what the file has of the page: less than a page at its end only. What the file never
+/// had on the store is not read, so that nobody is asked about it; what the store has as a hole
+/// comes as zeros. An engine whose pages are whole makes files longer by
+/// [`File::pin_new`](crate::File::pin_new), or by whole pages.
+pub trait Hooks: Send + Sync {
+    /// Up to which position the engine's log has to be durable before these bytes may be written;
+    /// 0, the default: at any time. They do not change while this is called and until they are
+    /// written.
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        0
+    }
+
+    /// Makes the log durable up to `position` at least; returns how far it is now. Asked once for
+    /// several pages: by `sync` and its like, by reclaim, and by writers above the limit of dirty
+    /// pages. Not in the background: there, pages wait for [`File::log_durable`].
+    ///
+    /// # Errors
+    /// Pages that need it stay dirty. Default: cannot.
+    ///
+    /// [`File::log_durable`]: crate::File::log_durable
+    fn flush_log(&self, _position: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// A page is about to be written. `instead` is as long as `bytes`, for others that are written
+    /// in their place; its content is whatever it had before. Default: they are written as they
+    /// are.
+    ///
+    /// # Errors
+    /// The page stays dirty, as where the store fails.
+    fn before_write(&self, _page: u64, _bytes: &[u8], _instead: &mut [u8]) -> io::Result<Content> {
+        Ok(Content::AsIs)
+    }
+
+    /// A page was read, and nobody has seen it: may check or change its bytes. Default: neither.
+    ///
+    /// # Errors
+    /// The read fails for all who wait for it, and nothing is cached.
+    fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Hooks in the options of a file.
+#[derive(Clone)]
+pub(crate) struct Given(pub(crate) Arc<dyn Hooks>);
+
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hooks")
+    }
+}
+
+/// The hooks of an open file.
+pub(crate) struct Hooked {
+    hooks: Arc<dyn Hooks>,
+    /// For bytes that are written instead of a page's: made when the file is opened, so that
+    /// writing needs no memory. One write at a time has it.
+    spare: Mutex<Buf>,
+    spare_bytes: usize,
+    /// How far the log is durable, as far as anybody said.
+    durable: AtomicU64,
+    /// The last write left pages that wait for the log.
+    is_gated: AtomicBool,
+    /// Why the log was not made durable, when it was asked for last.
+    log_error: AtomicU32,
+}
+
+impl Hooked {
+    /// # Errors
+    /// As [`Group::alloc`].
+    pub(crate) fn of(
+        given: Option<Given>,
+        group: &Group,
+        order: Order,
+    ) -> Result<Option<Hooked>, Error> {
+        let new = |given| Hooked::new(given, group, order);
+        given.map(new).transpose()
+    }
+
+    fn new(given: Given, group: &Group, order: Order) -> Result<Hooked, Error> {
+        let order = order.to_core().get().max(SPARE_ORDER);
+        let spare = group.alloc_unzeroed(Order::new(order))?;
+        Ok(Hooked {
+            hooks: given.0,
+            spare_bytes: spare.len(),
+            spare: Mutex::new(spare),
+            durable: AtomicU64::new(0),
+            is_gated: AtomicBool::new(false),
+            log_error: AtomicU32::new(NO_NUMBER),
+        })
+    }
+
+    pub(crate) fn is_same(&self, other: &Hooked) -> bool {
+        Arc::ptr_eq(&self.hooks, &other.hooks)
+    }
+
+    /// Bytes of pages that are written together at most.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_bytes
+    }
+
+    pub(crate) fn spare(&self) -> MutexGuard<'_, Buf> {
+        locked(&self.spare)
+    }
+
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_durable(&self, position: u64) {
+        self.durable.fetch_max(position, Ordering::AcqRel);
+        self.is_gated.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_gated(&self) -> bool {
+        self.is_gated.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gated(&self, is_gated: bool) {
+        self.is_gated.store(is_gated, Ordering::Relaxed);
+    }
+
+    /// Why pages wait for the log.
+    pub(crate) fn log_error(&self) -> u32 {
+        self.log_error.load(Ordering::Relaxed)
+    }
+
+    /// Asks for the log up to `position`, once.
+    pub(crate) fn flush_log(&self, position: u64) {
+        match guarded(|| self.hooks.flush_log(position)) {
+            Ok(durable) => self.set_durable(durable),
+            Err(code) => self.log_error.store(code, Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn log_position(&self, page: u64, bytes: &[u8]) -> Result<u64, u32> {
+        guarded(|| Ok(self.hooks.log_position(page, bytes)))
+    }
+
+    pub(crate) fn before_write(
+        &self,
+        page: u64,
+        bytes: &[u8],
+        instead: &mut [u8],
+    ) -> Result<Content, u32> {
+        guarded(|| self.hooks.before_write(page, bytes, instead))
+    }
+
+    pub(crate) fn after_read(&self, page: u64, bytes: &mut [u8]) -> Result<(), u32> {
+        guarded(|| self.hooks.after_read(page, bytes))
+    }
+}
+
+/// Runs a hook; one that panics has said so, and fails.
+fn guarded<T>(hook: impl FnOnce() -> io::Result<T>) -> Result<T, u32> {
+    let result = catch_unwind(AssertUnwindSafe(hook)).map_err(|_| REFUSED)?;
+    result.map_err(|error| match code_of(&error) {
+        NO_NUMBER => REFUSED,
+        code => code,
+    })
+}
