@@ -2,7 +2,9 @@
 
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{ByteSize, Error, PAGE_BYTES};
+use pagetide::{ByteSize, Error, Memory, PAGE_BYTES};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Places where the disk has the beginning of a page.
 fn nr_found(disk: &Disk, page: u64) -> usize {
@@ -40,6 +42,43 @@ fn an_encrypted_spill_file_has_no_byte_of_a_page() {
         let nr_same = nr_slots - slots.len();
         assert_eq!(nr_same == 0, is_encrypted, "{nr_same} of {nr_slots}");
     }
+}
+
+/// Units of 512 bytes that the files of this process in a folder take on the disk, named or not.
+fn nr_blocks(folder: &Path) -> u64 {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let ours = files.filter(|file| {
+        let name = std::fs::read_link(file.path());
+        name.is_ok_and(|name| name.starts_with(folder))
+    });
+    // It is open twice.
+    let blocks = ours.filter_map(|file| Some(file.path().metadata().ok()?.blocks()));
+    blocks.max().unwrap_or(0)
+}
+
+#[test]
+fn the_disk_gets_the_space_of_large_free_parts_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder
+        .spill(folder.path())
+        .spill_max(ByteSize::mib(32))
+        .build()
+        .unwrap();
+    let region = tenant(&memory, 64).anon(8192).unwrap();
+    (0..4096).for_each(|page| write(&region, page, 1));
+    let full = nr_blocks(folder.path());
+    region.discard(512..).unwrap();
+    memory.tick();
+    let left = nr_blocks(folder.path());
+    println!("anon: {full} blocks on the disk, {left} of an eighth");
+    if full < 8 * 4096 - 4096 || left == full {
+        return println!("skipped: holes: the file system of the temporary folder makes none");
+    }
+    assert!(left <= full / 4, "{left} of {full} blocks");
+    (0..512).for_each(|page| check(&region, page, 1));
+    (512..4096).for_each(|page| write(&region, page, 2));
+    (512..4096).for_each(|page| check(&region, page, 2));
 }
 
 /// Bytes that no compressor shrinks.
