@@ -523,7 +523,14 @@ pub(crate) struct TraceArgs {
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(group = clap::ArgGroup::new("size").required(true))]
+#[command(
+    group = clap::ArgGroup::new("size").required(true),
+    after_help = "\
+Examples:
+  pagetide replay trace.csv --column block --memory 64MiB
+  pagetide replay trace.txt --frames 4096 --policy mglru      4,096 pages, exactly
+  pagetide replay trace.d64.zst --memory 1GiB --file /data/table.bin --json"
+)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,

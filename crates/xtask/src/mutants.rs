@@ -139,6 +139,7 @@ impl Copy {
             Tests::Plain(_) | Tests::Stress | Tests::Runtime(_) => {
                 let binaries: &[&str] = match tests {
                     Tests::Stress => &["--test", "stress"],
+                    Tests::Runtime(_) => &["--all-features", "--lib", "--test", "it"],
                     _ => &["--lib", "--test", "it"],
                 };
                 command.args(binaries);

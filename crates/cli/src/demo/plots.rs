@@ -56,10 +56,14 @@ fn whole(number: f64) -> String {
 fn seconds(seen: &Seen) -> Axis {
     let end = seen.snapshots.last().map_or(1.0, |(at, _)| *at);
     let start = seen.phases.first().map_or(0.0, |(_, at)| *at);
+    let write: fn(f64) -> String = match end - start {
+        ..6.0 => |second| format!("{second:.1}"),
+        _ => whole,
+    };
     Axis {
         label: "time (s)".to_owned(),
         range: start..end.max(start + 0.1),
-        write: |second| format!("{second:.0}"),
+        write,
     }
 }
 
@@ -232,7 +236,7 @@ fn classes(seen: &Seen) -> Plot {
     Plot {
         heading: "What the default policy keeps",
         text: "A page comes in on trial and is protected once it came back soon enough after it \
-               was evicted. What batch brings in stays on trial and goes first."
+               was evicted: sooner than the coldest protected page of its group is old."
             .to_owned(),
         chart: over_time(
             seen,

@@ -4,7 +4,9 @@ use pagetide::{Answer, ByteSize, Error, Memory, Order, Snapshot, VIEWS, Watch};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 fn ask(path: &Path, question: &str) -> Answer {
     let mut stream = UnixStream::connect(path).unwrap();
@@ -133,4 +135,30 @@ fn only_its_user_may_open_the_socket_and_it_goes_with_its_handle() {
     std::fs::write(&path, "mine").unwrap();
     assert!(memory.watch(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+}
+
+/// Whoever is neither the user nor root gets no answer, even where the file would let them.
+#[test]
+fn others_are_refused_whatever_the_mode_of_the_file() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: another user: only root can become one");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (_memory, _watch, path) = watched(&dir);
+    for (path, mode) in [(dir.path(), 0o755), (&path, 0o777)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let mut other = Command::new("python3");
+    other.arg("-c").arg(format!(
+        "import socket; s = socket.socket(socket.AF_UNIX); s.connect({path:?}); \
+         s.sendall(b'vmstat\\n'); print(s.recv(4096).decode())"
+    ));
+    match other.uid(65534).gid(65534).output() {
+        Ok(run) if run.status.success() => {
+            let answer = String::from_utf8_lossy(&run.stdout).into_owned();
+            assert!(answer.contains("its own user and root only"), "{answer}");
+        }
+        _ => println!("skipped: another user: no python3 to ask as one"),
+    }
 }
