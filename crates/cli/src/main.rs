@@ -15,6 +15,7 @@ mod output;
 mod replay;
 mod sampler;
 mod scratch;
+mod sim;
 mod stat;
 mod top;
 mod watched;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         args::Command::Completions(args) => completions(args.shell),
         args::Command::Man => man(),
         args::Command::KernelCache(args) => demo::kernel_cache(&args),
+        args::Command::Sim(args) => sim::run(&args),
     };
     match run {
         Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,

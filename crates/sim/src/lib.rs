@@ -13,6 +13,7 @@
 //! - [`requests`] makes requests by a distribution.
 //! - [`shards`] samples traces, and says what the samples tell of the whole.
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
+//! - [`whole`] is all of core under one seed, with faults, beside a model of what has to hold.
 
 mod core_run;
 pub mod disk;
@@ -27,6 +28,7 @@ pub mod shards;
 pub mod sizes;
 pub mod stack_distance;
 pub mod trace;
+pub mod whole;
 
 pub use core_run::{CoreCache, Costs, RunError, core_run};
 pub use pagetide_core::alloc::Tuner as CoreTuner;

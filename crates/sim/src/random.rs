@@ -17,6 +17,11 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33
     }
 
+    /// 31 bits.
+    pub(crate) fn bits(&mut self) -> u32 {
+        u32::try_from(self.next()).expect("31 bits")
+    }
+
     /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next()).expect("31 bits") % bound

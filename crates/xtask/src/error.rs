@@ -46,6 +46,9 @@ pub(crate) enum Error {
     /// A check was skipped where it must not be.
     #[error("a check that must run was skipped: {0}")]
     Skipped(String),
+    /// A seed of the simulator is one run in a dev build and another one in a release build.
+    #[error("the simulator's runs differ between dev and release builds")]
+    RunsDiffer,
     /// A component is missing and there is no `rustup` to add it.
     #[error("{component} is missing and cannot be added: {source}")]
     Component {

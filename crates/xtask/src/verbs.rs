@@ -12,6 +12,9 @@ use crate::workspace::{self, TRACES_VARIABLE, Workspace};
 /// Where rustc has the runtime of AddressSanitizer among the toolchains of rustup.
 const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
+/// The test that runs the simulator's seeds.
+const SEEDS_TEST: &str = "a_thousand_seeds_pass";
+
 /// Installs missing components of the toolchain and says what is there.
 pub(crate) fn setup(workspace: &Workspace) -> Result<(), Error> {
     let rustc = workspace::output(workspace.command("rustc").arg("--version"))?;
@@ -58,7 +61,7 @@ pub(crate) fn traces(workspace: &Workspace) -> Result<(), Error> {
     let folder = workspace.traces()?;
     let mut command = cargo(workspace, "test --release -p pagetide-sim --test it");
     command
-        .args(["--", "--ignored", "--nocapture"])
+        .args(["--", "--ignored", "--nocapture", "--skip", SEEDS_TEST])
         .env(TRACES_VARIABLE, folder);
     let step = Step {
         name: "traces",
@@ -128,6 +131,14 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         "test --release -p pagetide-sim --test it",
     ));
     steps.push(Step {
+        name: "a thousand seeds",
+        action: Action::Tests(thousand_seeds(workspace)),
+    });
+    steps.push(Step {
+        name: "one run in both builds",
+        action: Action::Call(same_run_in_both_builds),
+    });
+    steps.push(Step {
         name: "promise of the budget",
         action: Action::Tests(promise(workspace)),
     });
@@ -144,6 +155,26 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         action: asan(workspace, host),
     });
     steps
+}
+
+/// All of core under a thousand seeds.
+fn thousand_seeds(workspace: &Workspace) -> Command {
+    let line = format!("test --release -p pagetide-sim --test it {SEEDS_TEST}");
+    let mut command = tests(workspace, &line);
+    command.arg("--ignored");
+    command
+}
+
+/// A seed is the same run in builds with assertions and without.
+fn same_run_in_both_builds(workspace: &Workspace) -> Result<(), Error> {
+    let told = |profile: &str| {
+        let line = format!("run --quiet --profile {profile} -p pagetide-cli -- sim --seeds 0..8");
+        workspace::output(cargo(workspace, &line).arg("--json"))
+    };
+    match told("dev")? == told("release")? {
+        true => Ok(()),
+        false => Err(Error::RunsDiffer),
+    }
 }
 
 /// A minute of everything at once, sampled: by itself, because it looks at the whole process.
@@ -240,6 +271,8 @@ mod tests {
             "integration and model tests",
             "doc tests",
             "simulator seeds",
+            "a thousand seeds",
+            "one run in both builds",
             "promise of the budget",
             "loom",
             "shuttle",

@@ -12,4 +12,5 @@ mod shards;
 mod sizing;
 mod traces;
 mod twins;
+mod whole;
 mod writeback;

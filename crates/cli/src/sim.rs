@@ -1,0 +1,208 @@
+//! `sim`: all of core under seeds, on all CPUs of this machine; a failing run is made small.
+
+use crate::args::SimArgs;
+use crate::failure::Failure;
+use crate::{load, output};
+use pagetide_sim::whole::{self, Outcome, Scenario, Size};
+use serde::Serialize;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A seed that takes longer hangs: actions are bounded, but core might loop for ever.
+const HANGS_AFTER: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// One seed that passed: a stable interface.
+#[derive(Debug, Serialize)]
+struct Row {
+    seed: u64,
+    cpus: u32,
+    nodes: u32,
+    policy: String,
+    steps: usize,
+    callbacks: u64,
+    pgsteal: u64,
+    hash: String,
+}
+
+/// What a seed came to.
+enum Message {
+    Passed(Row),
+    Failed(Box<(Scenario, whole::Failure)>),
+}
+
+/// Which seeds are left, and who runs which since when.
+struct Plan {
+    next: u64,
+    end: u64,
+    until: Option<Instant>,
+    running: Vec<(u64, Instant)>,
+}
+
+impl Plan {
+    fn take(&mut self) -> Option<u64> {
+        let is_late = self.until.is_some_and(|until| Instant::now() >= until);
+        if self.next >= self.end || is_late {
+            return None;
+        }
+        self.running.push((self.next, Instant::now()));
+        self.next += 1;
+        Some(self.next - 1)
+    }
+}
+
+pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
+    let size = Size {
+        nr_cpus: args.cpus,
+        nr_nodes: args.nodes,
+        nr_steps: usize::try_from(args.steps).expect("64 bits"),
+        ..Size::default()
+    };
+    let seeds = match (&args.seeds, args.seed, args.time) {
+        (Some(seeds), ..) => seeds.0.clone(),
+        (None, from, Some(_)) => from.unwrap_or(0)..u64::MAX,
+        (None, Some(seed), None) => seed..seed.saturating_add(1),
+        (None, None, None) => 0..64,
+    };
+    // What core says when it panics is told with the seed.
+    std::panic::set_hook(Box::new(|_| ()));
+    let began = Instant::now();
+    let plan = Mutex::new(Plan {
+        next: seeds.start,
+        end: seeds.end,
+        until: args.time.map(|time| began + Duration::from(time)),
+        running: Vec::new(),
+    });
+    let nr_seeds = if args.time.is_some() {
+        0
+    } else {
+        seeds.end - seeds.start
+    };
+    let bar = load::progress("simulating", nr_seeds);
+    let (send, receive) = mpsc::channel();
+    let mut rows = Vec::new();
+    let failed = thread::scope(|scope| {
+        let nr_threads = thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..nr_threads {
+            let (plan, send, size) = (&plan, send.clone(), &size);
+            scope.spawn(move || work(plan, &send, size));
+        }
+        drop(send);
+        loop {
+            match receive.recv_timeout(LOOK_EVERY) {
+                Ok(Message::Passed(row)) => {
+                    bar.inc(1);
+                    rows.push(row);
+                }
+                Ok(Message::Failed(failed)) => {
+                    lock(&plan).end = 0;
+                    return Some(failed);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => look_for_hangs(&plan),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    });
+    bar.finish_and_clear();
+    rows.sort_by_key(|row| row.seed);
+    if args.json {
+        rows.iter().try_for_each(output::json)?;
+    }
+    match failed {
+        Some(failed) => Err(told(args, &failed.0, &failed.1)),
+        None if args.json => Ok(()),
+        None => output::text(&table(&rows, began.elapsed())),
+    }
+}
+
+fn lock(plan: &Mutex<Plan>) -> std::sync::MutexGuard<'_, Plan> {
+    plan.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn work(plan: &Mutex<Plan>, send: &mpsc::Sender<Message>, size: &Size) {
+    loop {
+        // The lock is not held while a seed runs.
+        let seed = lock(plan).take();
+        let Some(seed) = seed else { return };
+        let scenario = Scenario::new(seed, size);
+        let message = match whole::run(&scenario) {
+            Ok(outcome) => Message::Passed(row(&scenario, &outcome)),
+            Err(failure) => Message::Failed(Box::new((scenario, failure))),
+        };
+        lock(plan).running.retain(|&(running, _)| running != seed);
+        if send.send(message).is_err() {
+            return;
+        }
+    }
+}
+
+/// Nothing can end a loop in core but the end of the process.
+fn look_for_hangs(plan: &Mutex<Plan>) {
+    let running = lock(plan).running.clone();
+    let hangs = running
+        .iter()
+        .find(|(_, since)| since.elapsed() >= HANGS_AFTER);
+    if let Some((seed, _)) = hangs {
+        eprintln!("pagetide: error: seed {seed} does not end");
+        std::process::exit(1);
+    }
+}
+
+fn row(scenario: &Scenario, outcome: &Outcome) -> Row {
+    let topology = &scenario.config.alloc.topology;
+    Row {
+        seed: scenario.seed,
+        cpus: topology.nr_cpus(),
+        nodes: topology.nr_nodes(),
+        policy: scenario.config.policy.to_string(),
+        steps: outcome.nr_steps,
+        callbacks: outcome.nr_callbacks,
+        pgsteal: outcome.pgsteal,
+        hash: format!("{:016x}", outcome.hash),
+    }
+}
+
+/// The failure, the command that shows it again, and the smallest run found that fails.
+fn told(args: &SimArgs, scenario: &Scenario, failure: &whole::Failure) -> Failure {
+    let (small, again) = whole::shrink(scenario, failure);
+    let mut text = format!("{failure}\nagain: pagetide sim --seed {}", failure.seed);
+    let sizes = [
+        ("cpus", args.cpus),
+        ("nodes", args.nodes),
+        ("steps", Some(args.steps)),
+    ];
+    for (name, value) in sizes {
+        if let Some(value) = value {
+            _ = write!(text, " --{name} {value}");
+        }
+    }
+    let (nr_left, nr_all) = (small.actions.len(), scenario.actions.len());
+    _ = write!(text, "\n{nr_left} of {nr_all} actions are enough: {again}");
+    for action in &small.actions {
+        _ = write!(text, "\n  {action}");
+    }
+    Failure::Run(text)
+}
+
+fn table(rows: &[Row], took: Duration) -> String {
+    let sum = |of: fn(&Row) -> u64| output::count(rows.iter().map(of).sum());
+    let mut figures = vec![
+        ("seeds", output::count(rows.len() as u64)),
+        ("actions", sum(|row| row.steps as u64)),
+        ("calls back", sum(|row| row.callbacks)),
+        ("pages evicted", sum(|row| row.pgsteal)),
+        ("seconds", format!("{:.1}", took.as_secs_f64())),
+    ];
+    if let [row] = rows {
+        figures.insert(1, ("CPUs", row.cpus.to_string()));
+        figures.insert(2, ("nodes", row.nodes.to_string()));
+        figures.insert(3, ("policy", row.policy.clone()));
+        figures.push(("hash", row.hash.clone()));
+    }
+    let rows = figures
+        .into_iter()
+        .map(|(name, value)| vec![name.to_owned(), value]);
+    output::table(&["figure", "value"], 1, rows.collect())
+}

@@ -1,0 +1,165 @@
+//! Reads, copies and writes: begun, under way, ended.
+
+use super::Plant;
+use super::device::{FAILED, Pending, TORN};
+use super::world::{World, pick};
+use pagetide_core::memory::{Effects, Io, Write};
+use pagetide_core::units::{Cpu, Frame, Order};
+
+/// The code of a write whose store got no memory.
+const NO_MEMORY: u32 = 12;
+
+impl World<'_> {
+    /// The file of a key's mapping, also one that was closed while writes are under way.
+    fn file_of(&self, mapping: u32) -> usize {
+        let state = self.state.borrow();
+        let number = |id: u32| id & pagetide_core::units::PageKey::MAX_MAPPING;
+        let is_it = |id: Option<u32>| id.is_some_and(|id| number(id) == mapping);
+        let open = state.files.iter().position(|file| is_it(file.mapping));
+        open.expect("reads and new writes are of open files")
+    }
+
+    pub(super) fn begin_read(&self, io: Io) {
+        let file = self.file_of(io.key().mapping());
+        let mut state = self.state.borrow_mut();
+        let is_written =
+            |op: &Pending| matches!(op, Pending::Write(_, write, ..) if write.key() == io.key());
+        if state.pending.iter().any(is_written) {
+            self.fail(format!("{:?} is read while it is written", io.key()));
+        }
+        state.pending.push(Pending::Read(file, io));
+    }
+
+    pub(super) fn begin_copy(&self, io: Io) {
+        let file = self.file_of(io.key().mapping());
+        let source = io.source().expect("a copy has a source");
+        let stamp = self.stamp(source);
+        self.state
+            .borrow_mut()
+            .pending
+            .push(Pending::Copy(file, io, stamp));
+    }
+
+    /// Begins a write; its store takes some working memory, or fails.
+    pub(super) fn begin_write(&self, cpu: Cpu, file: usize, write: Write) {
+        let here = self.here(cpu).for_writes();
+        let group = self.memory.frames().group(write.frame());
+        let wanted = self.scenario.nr_blocks;
+        let take = |_| self.memory.alloc_buf(here, group, Order::ZERO).ok();
+        let blocks: Vec<Frame> = (0..wanted)
+            .map_while(take)
+            .map(|(frame, _)| frame)
+            .collect();
+        for &frame in &blocks {
+            self.fill(frame, TORN);
+        }
+        let stamp = self.stamp(write.frame());
+        if blocks.len() < usize::try_from(wanted).expect("a few") {
+            self.free_blocks(cpu, blocks);
+            self.end_write(cpu, write, Err(NO_MEMORY));
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        state
+            .pending
+            .push(Pending::Write(file, write, stamp, blocks));
+    }
+
+    /// Begins to write what reclaim offers.
+    pub(super) fn begin_offered(&self, cpu: Cpu, write: Write) {
+        let file = self.file_of(write.key().mapping());
+        self.begin_write(cpu, file, write);
+    }
+
+    fn free_blocks(&self, cpu: Cpu, blocks: Vec<Frame>) {
+        for frame in blocks {
+            self.memory.free_buf(cpu, frame);
+        }
+    }
+
+    fn end_write(&self, cpu: Cpu, write: Write, result: Result<(), u32>) {
+        let mut effects = Effects::new();
+        self.memory.complete_write(cpu, write, result, &mut effects);
+        self.run(&mut effects);
+    }
+
+    /// Ends an operation that is `meant`; whether it went well, `None` where there is none.
+    pub(super) fn end_one(
+        &self,
+        cpu: Cpu,
+        number: u32,
+        meant: impl Fn(&Pending) -> bool,
+    ) -> Option<bool> {
+        let (op, fails) = {
+            let mut state = self.state.borrow_mut();
+            let meant = (0..state.pending.len()).filter(|&at| meant(&state.pending[at]));
+            let meant: Vec<usize> = meant.collect();
+            let at = pick(number, meant.len())?;
+            (state.pending.remove(meant[at]), state.disk.fails())
+        };
+        let fails = fails && !matches!(op, Pending::Copy(..));
+        self.note(7 << 40 | u64::from(fails));
+        match op {
+            Pending::Read(file, io) => self.end_read(cpu, file, io, fails),
+            Pending::Copy(_, io, stamp) => {
+                let source = io.source().expect("a copy has a source");
+                if self.stamp(source) != stamp {
+                    self.fail(format!("{:?} changed while it was copied", io.key()));
+                }
+                self.check_owner(io.frame(), io.was_ours());
+                self.fill(io.frame(), stamp);
+                self.complete(cpu, io, Ok(()));
+            }
+            Pending::Write(file, write, stamp, blocks) => {
+                if self.stamp(write.frame()) != stamp {
+                    self.fail(format!("{:?} changed while it was written", write.key()));
+                }
+                let is_lost = !fails && self.is_planted(Plant::LoseWrite);
+                let mut state = self.state.borrow_mut();
+                // One that failed may have got there, or half of it.
+                let landed = match (fails, is_lost) {
+                    (false, false) => Some(stamp),
+                    (false, true) => None,
+                    (true, _) => [None, Some(stamp), Some(TORN)][state.disk.below(3)],
+                };
+                if let Some(landed) = landed {
+                    state.disk.write(file, write.key().page(), landed);
+                }
+                drop(state);
+                let result = if fails { Err(FAILED) } else { Ok(()) };
+                self.end_write(cpu, write, result);
+                self.free_blocks(cpu, blocks);
+            }
+        }
+        Some(!fails)
+    }
+
+    fn end_read(&self, cpu: Cpu, file: usize, io: Io, fails: bool) {
+        self.check_owner(io.frame(), io.was_ours());
+        let page = io.key().page();
+        if fails {
+            self.fill(io.frame(), TORN);
+            return self.complete(cpu, io, Err(FAILED));
+        }
+        let wrong = u64::from(self.is_planted(Plant::WrongBytes));
+        let stamp = self.state.borrow().disk.stamp(file, page);
+        self.fill(io.frame(), stamp.wrapping_add(wrong));
+        self.complete(cpu, io, Ok(()));
+    }
+
+    fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>) {
+        let mut effects = Effects::new();
+        self.memory.complete(cpu, io, result, &mut effects);
+        self.run(&mut effects);
+    }
+
+    /// A block that is said to have the group's own bytes has nobody else's.
+    pub(super) fn check_owner(&self, frame: Frame, was_ours: bool) {
+        let (order, _) = self.memory.frames().block(frame);
+        let group = self.memory.frames().group(frame);
+        let is_clean = self.state.borrow().frames.is_of(frame, order, group);
+        if was_ours && !is_clean {
+            self.fail(format!("{frame:?} has another group's bytes"));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What core asks of the program around it.
+
+use super::world::World;
+use pagetide_core::memory::{Platform, Writes};
+use pagetide_core::units::{Cpu, Node};
+use std::panic::resume_unwind;
+
+/// Writes that run for reclaim at a time.
+const MAX_WRITES: usize = 4;
+
+/// What a callback that is to panic says.
+pub(super) const PANIC: &str = "a panic on purpose";
+
+impl World<'_> {
+    fn called_back(&self, which: u64) {
+        self.note(8 << 40 | which);
+        if self.depth.get() > 0 {
+            self.nr_callbacks.set(self.nr_callbacks.get() + 1);
+            if self.scenario.panic_at == Some(self.nr_callbacks.get()) {
+                // Unwinds without a word to the panic hook.
+                resume_unwind(Box::new(PANIC));
+            }
+        }
+        self.interleave();
+    }
+
+    fn usage(&self, group: u32) -> u64 {
+        self.memory
+            .groups()
+            .get(group)
+            .map_or(0, |group| group.usage())
+    }
+
+    fn nr_writing(&self) -> usize {
+        let state = self.state.borrow();
+        state.pending.iter().filter(|op| op.is_write()).count()
+    }
+}
+
+impl Platform for World<'_> {
+    fn shrink(&self, subtree: u32, nr_pages: u32, _of: u64) -> u32 {
+        self.called_back(0);
+        let before = self.usage(subtree);
+        let mut nr_left = u64::from(nr_pages) * 4096;
+        while nr_left > 0 {
+            let given = {
+                let mut state = self.state.borrow_mut();
+                let groups = self.memory.groups();
+                let may_give = |it: &super::world::Reserved| {
+                    it.is_shrinkable && groups.is_in(it.group, subtree)
+                };
+                let at = state.reserved.iter().position(may_give);
+                at.map(|at| state.reserved.remove(at))
+            };
+            let Some(given) = given else { break };
+            nr_left = nr_left.saturating_sub(given.nr_bytes);
+            self.memory
+                .unreserve(Cpu::new(0), given.group, given.nr_bytes);
+            self.memory.end_reservation();
+        }
+        u32::try_from(before.saturating_sub(self.usage(subtree))).unwrap_or(u32::MAX)
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
+        self.called_back(1);
+        let mut nr_left = nr_pages;
+        loop {
+            while self.nr_writing() < MAX_WRITES {
+                let Some(write) = writes.next() else { break };
+                self.begin_offered(writes.cpu(), write);
+            }
+            if nr_left == 0 || self.has_failed() {
+                return;
+            }
+            let which = self.state.borrow_mut().disk.below(1 << 16);
+            let which = u32::try_from(which).expect("16 bits");
+            match self.end_one(writes.cpu(), which, |op| op.is_write()) {
+                None => return,
+                Some(is_ok) => nr_left -= u32::from(is_ok),
+            }
+        }
+    }
+
+    fn stall(&self, group: u32, work: &mut dyn FnMut()) {
+        let now = self.state.borrow().now;
+        self.memory.groups().begin_stall(group, now, None);
+        let stalled = Stalled { world: self, group };
+        self.called_back(2);
+        work();
+        self.called_back(3);
+        drop(stalled);
+    }
+
+    fn throttle(&self, group: u32, delay_ns: u64) {
+        self.note(u64::from(group) ^ delay_ns);
+        self.called_back(4);
+    }
+
+    fn wake_reclaim(&self, node: Node) {
+        self.state.borrow_mut().wanted_nodes |= 1 << node.number();
+        self.called_back(5);
+    }
+}
+
+/// A stall that ends when it is dropped, by unwinding too.
+struct Stalled<'w, 'a> {
+    world: &'w World<'a>,
+    group: u32,
+}
+
+impl Drop for Stalled<'_, '_> {
+    fn drop(&mut self) {
+        let now = self.world.state.borrow().now;
+        self.world.memory.groups().end_stall(self.group, now, None);
+    }
+}
