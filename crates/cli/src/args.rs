@@ -4,7 +4,7 @@ mod bench;
 mod sim;
 
 pub(crate) use bench::*;
-pub(crate) use sim::{Seeds, SimArgs};
+pub(crate) use sim::SimArgs;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use pagetide::ByteSize;

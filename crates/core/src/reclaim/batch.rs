@@ -138,11 +138,10 @@ impl Batch {
         self.unwritten
     }
 
-    /// Notes a page that its policy would take if it were written.
-    pub(super) fn note(&mut self, frames: &FrameTable, page: (Frame, Word), token: Token) {
-        if let Some(unwritten) = &mut self.unwritten {
-            unwritten.note(frames, page, token);
-        }
+    /// Notes a page that its policy would take if it were written; whether it can be written now.
+    pub(super) fn note(&mut self, frames: &FrameTable, page: (Frame, Word), token: Token) -> bool {
+        let unwritten = self.unwritten.as_mut();
+        unwritten.is_some_and(|unwritten| unwritten.note(frames, page, token))
     }
 
     /// Victims, and dirty anon pages that were noted, which are as good: they go by a write now.

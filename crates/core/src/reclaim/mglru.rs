@@ -44,6 +44,8 @@ struct Hold<'a> {
     batch: &'a mut Batch,
     /// Pages looked at.
     nr_scanned: u32,
+    /// Pages of files that were noted in the place of victims: once they are written they go.
+    nr_to_write: u32,
     /// Whether a generation was opened or passed.
     has_stepped: bool,
 }
@@ -55,6 +57,7 @@ impl<'a> Hold<'a> {
             control,
             batch,
             nr_scanned: 0,
+            nr_to_write: 0,
             has_stepped: false,
         }
     }
@@ -75,7 +78,12 @@ impl<'a> Hold<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.batch.is_enough(self.control.nr_pages)
+        self.has(self.control.nr_pages)
+    }
+
+    /// Whether as many pages go, now or once they are written.
+    fn has(&self, nr_pages: u32) -> bool {
+        self.batch.is_enough(nr_pages) || self.batch.nr_going() + self.nr_to_write >= nr_pages
     }
 }
 
@@ -370,8 +378,10 @@ impl Mglru {
                 let page = self.form.use_of(word);
                 let is_kept = word.has(flag::YOUNG) || page.is_saturated();
                 if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
-                    hold.batch
-                        .note(frames, (frame, word), self.token(frames, frame, word));
+                    let token = self.token(frames, frame, word);
+                    let is_noted = hold.batch.note(frames, (frame, word), token);
+                    let is_taken = is_noted && self.form.takes_dirty_file(page_type);
+                    hold.nr_to_write += u32::from(is_taken);
                 }
                 continue;
             }
@@ -491,7 +501,7 @@ impl Rules for Mglru {
         let enough = control.nr_pages.min(ENOUGH);
         for priority in (0..=DEF_PRIORITY).rev() {
             self.reclaim_at(priority, &mut hold);
-            if hold.batch.is_enough(enough) || hold.is_over() {
+            if hold.has(enough) || hold.is_over() {
                 break;
             }
         }

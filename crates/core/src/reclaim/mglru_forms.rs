@@ -12,6 +12,7 @@
 //! | gains of the two | 1:2 | 1:2 | 2:3 |
 //! | a refault counts for | its generation | its generation | 4 generations |
 //! | it restores | a full count | a count from 4 on | its count, or W |
+//! | behind dirty pages of files | clean ones are taken | clean ones are taken | they go |
 //! | types may drift apart | files ahead of anon | files ahead of anon | by one, either |
 //!
 //! Where the type is not chosen by refaults, 6.12 and the seed compare a tier with tier 0 of its
@@ -133,6 +134,12 @@ impl Form {
             Form::Next => max_seq + 1 + workingset - MAX_NR_GENS,
         };
         seq.clamp(min_seq, max_seq)
+    }
+
+    /// Whether a dirty page of a file that would go counts as taken, as it goes once it is written.
+    /// Else clean ones are looked for behind it. Anon pages are counted by the batch.
+    pub(super) fn takes_dirty_file(self, page_type: PageType) -> bool {
+        self == Form::Next && page_type == PageType::File
     }
 
     /// What a shadow entry says of a page that goes while `min_seq` is the oldest generation.

@@ -65,16 +65,26 @@ impl Unwritten {
         self.nr_dirty == MAX_BATCH
     }
 
-    pub(super) fn note(&mut self, frames: &FrameTable, (frame, word): (Frame, Word), token: Token) {
+    /// Notes a page; whether as one that is to be written.
+    pub(super) fn note(
+        &mut self,
+        frames: &FrameTable,
+        (frame, word): (Frame, Word),
+        token: Token,
+    ) -> bool {
         if !word.as_written().is_evictable() {
-            return;
+            return false;
         }
         if !word.may_be_written() {
             self.nr_writeback = self.nr_writeback.saturating_add(1);
-        } else if !self.is_full() {
+            return false;
+        }
+        let has_room = !self.is_full();
+        if has_room {
             self.dirty[index(self.nr_dirty)] = (frame, token);
             self.nr_dirty += 1;
             self.nr_anon += u32::from(frames.page_type(frame) == PageType::Anon);
         }
+        has_room
     }
 }

@@ -2,7 +2,9 @@
 
 use pagetide_core::frame::{FrameTable, State, flag};
 use pagetide_core::reclaim::controller::{NR_TIERS, Position, cut_off, is_fine};
-use pagetide_core::reclaim::{Batch, Lruvec, Moment, Outcome, Policy, Refault, ScanControl, Token};
+use pagetide_core::reclaim::{
+    Batch, Lruvec, Moment, Outcome, Policy, Refault, ScanControl, Token, Unwritten,
+};
 use pagetide_core::units::{Frame, PageType};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -362,5 +364,30 @@ fn a_refault_counts_until_its_generation_is_gone() {
             may_restore,
             "{policy}: {nr_restored} restored"
         );
+    }
+}
+
+#[test]
+fn dirty_pages_go_when_they_are_written_where_no_clean_ones_are_looked_for() {
+    for policy in FORMS {
+        for page_type in PageType::ALL {
+            let mut world = World::new(policy, 5000);
+            let of_type = |&page: &u32| World::page_type(page) == page_type;
+            for page in (0..5000).filter(of_type) {
+                world.touch(page, false);
+                world.change(page, |word| word.with(flag::DIRTY));
+            }
+            (0..2).for_each(|_| world.age());
+            let mut batch = Batch::noting(Some(Unwritten::default()));
+            let control = world.control(32);
+            let looked = world.lists.isolate(&world.frames, &control, &mut batch);
+            assert!(batch.is_empty(), "{policy}");
+            let nr_dirty = batch.into_unwritten().expect("it notes").nr_dirty();
+            // Of files the kernel looks on, up to 2026.
+            match page_type == PageType::Anon || policy == Policy::MglruNext {
+                true => assert_eq!((looked, nr_dirty), (32, 32), "{policy} {page_type:?}"),
+                false => assert!(looked > 1000 && nr_dirty == 64, "{policy} {looked}"),
+            }
+        }
     }
 }

@@ -30,6 +30,21 @@ fn the_default_policy_swaps_in_at_most_a_hundredth_more_than_lru() {
 }
 
 #[test]
+fn the_multi_gen_lrus_swap_in_about_as_much_as_lru() {
+    let store = store(Distribution::Zipf(0.99));
+    let lru = store.run_lru().unwrap().swap_ins;
+    for (policy, percent) in [
+        (Policy::Mglru, 106),
+        (Policy::MglruNext, 90),
+        (Policy::MglruSeed, 112),
+    ] {
+        let swaps = store.run(policy).unwrap();
+        println!("{policy}: {swaps:?}, lru {lru}");
+        assert!(swaps.swap_ins * 100 <= lru * percent, "{policy}: {swaps:?}");
+    }
+}
+
+#[test]
 fn a_store_that_fits_swaps_nothing_and_one_page_nearly_all() {
     for (frames, least) in [(1 << 14, 0), (1, 49_900)] {
         let store = KeyValue {

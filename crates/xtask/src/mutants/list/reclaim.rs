@@ -129,4 +129,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "word",
         tests: Tests::Plain("turn"),
     },
+    Mutant {
+        name: "behind dirty pages of files mglru-next looks for clean ones",
+        file: "reclaim/mglru_forms.rs",
+        find: "self == Form::Next && page_type == PageType::File",
+        replace: "self == Form::Next && page_type == PageType::Anon",
+        tests: Tests::Plain("mglru"),
+    },
 ];
