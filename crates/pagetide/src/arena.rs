@@ -7,6 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
@@ -16,6 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(crate) struct Arena {
     start: NonNull<u8>,
     nr_frames: u32,
+    /// A forked child has no mapping.
+    alive: Arc<Alive>,
 }
 
 // SAFETY: the arena owns its mapping and hands out addresses only; who may use the bytes behind
@@ -30,6 +33,7 @@ impl Arena {
     /// # Errors
     /// What `mmap` or `madvise` says.
     pub(crate) fn reserve(nr_frames: u32) -> io::Result<Arena> {
+        let alive = Arc::new(Alive::new()?);
         let bytes = index(nr_frames) * PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -37,7 +41,11 @@ impl Arena {
         let start =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
         let start = NonNull::new(start.cast()).expect("mmap never maps address 0 unasked");
-        let arena = Arena { start, nr_frames };
+        let arena = Arena {
+            start,
+            nr_frames,
+            alive,
+        };
         for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
             // SAFETY: the range is exactly the mapping that was just made, and neither advice
             // changes its bytes.
@@ -48,6 +56,12 @@ impl Arena {
             }
         }
         Ok(arena)
+    }
+
+    /// Whether this process is the one that made it.
+    #[inline]
+    pub(crate) fn alive(&self) -> &Arc<Alive> {
+        &self.alive
     }
 
     /// The first byte of a block.
@@ -123,6 +137,10 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        if self.alive.is_forked() {
+            // Something else may be mapped there by now.
+            return;
+        }
         let bytes = index(self.nr_frames) * PAGE_BYTES;
         // SAFETY:
         // 1. `start` and `bytes` are those of the mapping made in `reserve`, unmapped only here.

@@ -1,6 +1,6 @@
 //! `Memory` and how it is built.
 
-use crate::arena::{Alive, Arena};
+use crate::arena::Arena;
 use crate::file::File;
 use crate::group::Group;
 use crate::home::Home;
@@ -286,14 +286,9 @@ impl Builder {
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
         let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
-        let alive = Alive::new().map_err(|source| Error::Arena {
-            bytes: PAGE_BYTES as u64,
-            source,
-        })?;
-        let alive = Arc::new(alive);
         let io = Engine::new(
             self.io_engine,
-            alive,
+            Arc::clone(arena.alive()),
             self.has_thread,
             isolated.clone(),
             index(topology.nr_cpus()),

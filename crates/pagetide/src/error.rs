@@ -304,6 +304,12 @@ pub enum Error {
         /// The page's number.
         page: u64,
     },
+    /// This process was forked from the one that built the memory, and cannot use it: no call that
+    /// can fail does anything here, what is dropped changes nothing, and a view of a page or buffer
+    /// faults when it is touched, because a child has no copy of that memory. Calls that cannot
+    /// fail are not for the child either: a thread that it has not may hold their locks.
+    #[error("this process was forked from the one that built the memory")]
+    Forked,
     /// A page beyond the end of the file.
     #[error("page {page} is beyond the end of {file}, which has {len} bytes")]
     PastEnd {

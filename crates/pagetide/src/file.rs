@@ -129,6 +129,13 @@ impl File {
         &self.open.shared
     }
 
+    /// # Errors
+    /// [`Error::Forked`].
+    #[inline]
+    fn check_process(&self) -> Result<(), Error> {
+        self.open.shared.check_process()
+    }
+
     /// Length in bytes: that of the store when the file was opened, or what was written since.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -157,6 +164,7 @@ impl File {
     /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
     /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.check_process()?;
         let page_bytes = self.open.order.bytes() as u64;
         let mut done = 0;
         while done < buf.len() {
@@ -188,6 +196,7 @@ impl File {
     /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
     /// as [`File::read_at`].
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
+        self.check_process()?;
         if self.group.has_pin_budget() {
             let counted = self.group.count_pin(self.open.order.nr_pages())?;
             return self.pin_counted(&self.group, page, counted);
@@ -212,6 +221,7 @@ impl File {
     /// # Errors
     /// As [`File::pin`].
     pub fn pin_longterm(&self, page: u64) -> Result<Page, Error> {
+        self.check_process()?;
         let budget = self.group.has_pin_budget();
         let nr_pages = self.open.order.nr_pages();
         let counted = budget.then(|| self.group.count_pin(nr_pages)).transpose()?;

@@ -44,6 +44,9 @@ impl fmt::Debug for Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
         if self.id != self.shared.core.groups().root() {
             self.shared.core.drop_group(cpu::current(), self.id);
             self.shared.names().remove(&self.id);
@@ -141,6 +144,7 @@ impl Group {
     /// [`Error::GroupName`] where the name is empty, longer than 64 bytes, has a slash or a control
     /// character, or is a sibling's; [`Error::TooDeep`]; [`Error::NoMetadata`].
     pub fn child(&self, name: &str) -> Result<Group, Error> {
+        self.shared().check_process()?;
         let refused = |problem| Error::GroupName {
             name: name.to_owned(),
             problem,
@@ -234,6 +238,7 @@ impl Group {
     /// # Errors
     /// [`Error::Bind`].
     pub fn bind_thread(&self) -> Result<(), Error> {
+        self.shared().check_process()?;
         let mut set = rustix::thread::CpuSet::new();
         let topology = self.shared().topology();
         for cpu in self.shared().core.groups().allowed(self.id()).1.iter() {
@@ -257,6 +262,7 @@ impl Group {
     }
 
     fn check_place(&self, what: &'static str, numbers: &[u32], count: u32) -> Result<(), Error> {
+        self.shared().check_process()?;
         match numbers.iter().find(|&&number| number >= count) {
             Some(&number) => Err(Error::NoPlace {
                 group: self.name(),
@@ -311,6 +317,7 @@ impl Group {
     /// # Errors
     /// [`Error::OverLimit`], [`Error::NoBlock`] where something that has to stay is in each block.
     pub fn alloc(&self, order: Order) -> Result<Buf, Error> {
+        self.shared().check_process()?;
         let (mut buf, _) = self.take_buf(order)?;
         buf.fill(0);
         Ok(buf)
@@ -322,6 +329,7 @@ impl Group {
     /// # Errors
     /// As [`Group::alloc`].
     pub fn alloc_unzeroed(&self, order: Order) -> Result<Buf, Error> {
+        self.shared().check_process()?;
         let (mut buf, was_ours) = self.take_buf(order)?;
         if !was_ours {
             buf.fill(0);

@@ -48,6 +48,7 @@ impl Group {
     /// # Errors
     /// [`Error::MinOverMax`]; nothing is changed.
     pub fn set_min(&self, min: ByteSize) -> Result<(), Error> {
+        self.shared().check_process()?;
         self.set_limit(Limit::Min, pages_of(min))
     }
 
@@ -95,6 +96,7 @@ impl Group {
     /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
     /// [`Error::MinOverMax`]; nothing is changed.
     pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
+        self.shared().check_process()?;
         let shared = self.shared();
         let core = &shared.core;
         let pages = pages_of(max);

@@ -295,6 +295,9 @@ impl MemoryWait {
     }
 
     fn leave(&mut self) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         if let Some(ticket) = self.ticket.take() {
             let shared = self.group.shared();
             shared.memory_waits.leave(shared.core.groups(), ticket);
@@ -332,6 +335,7 @@ impl MemoryWait {
         waker: &Waker,
         attempt: &mut dyn FnMut() -> Result<T, AllocError>,
     ) -> Poll<Result<T, Error>> {
+        self.group.shared().check_process()?;
         let is_over = Instant::now() >= self.wanted.deadline;
         let mut level = self.group.id();
         for _ in 0..MAX_TRIES {

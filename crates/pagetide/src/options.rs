@@ -127,6 +127,7 @@ impl OpenOptions {
         path: impl AsRef<Path>,
         group: &Group,
     ) -> Result<File, Error> {
+        memory.home().check_process()?;
         let path = path.as_ref();
         let failed = |source| Error::Open {
             path: path.to_owned(),

@@ -192,6 +192,9 @@ impl Deref for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
         if !self.block.is_plain() && !self.block.let_go() {
             return;
         }
@@ -360,6 +363,9 @@ impl DerefMut for PageMut {
 
 impl Drop for PageMut {
     fn drop(&mut self) {
+        if self.open.home().is_forked() {
+            return;
+        }
         if !self.block.is_plain() && !self.block.let_go() {
             return;
         }
@@ -480,6 +486,9 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
         let frame = self.block.frame();
         self.shared.core.free_buf(cpu::current(), frame);
         self.shared.settle();

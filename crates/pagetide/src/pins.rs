@@ -84,7 +84,9 @@ impl Counted<'_> {
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        if let Some(account) = &self.account {
+        if let Some(account) = &self.account
+            && !self.shared.is_forked()
+        {
             self.shared.pins.give_back(account, self.nr_pages);
         }
     }
@@ -148,6 +150,7 @@ impl Group {
     /// [`Error::PinLimit`] where it would have to wait and must not, or asks for more than the
     /// limit; [`Error::TimedOut`]. Both name what is pinned, for which all frames are looked at.
     pub fn pin_permit(&self, nr_pages: u32, deadline: Option<Instant>) -> Result<PinPermit, Error> {
+        self.shared().check_process()?;
         let shared = self.shared();
         let path = shared.core.groups().path(self.id()).map(|(id, _)| id);
         let levels = shared.pins.look(|accounts| accounts.levels_of(path));
@@ -232,6 +235,9 @@ pub struct PinPermit {
 
 impl Drop for PinPermit {
     fn drop(&mut self) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         let left = self.account.close();
         let levels = self.account.levels();
         if left > 0 && !levels.is_empty() {
@@ -313,6 +319,7 @@ impl PinPermit {
 
     /// Takes the pages of some of the file's from the permit.
     fn count(&self, file: &File, nr_pins: usize) -> Result<Counted<'_>, Error> {
+        self.group.shared().check_process()?;
         assert!(
             Arc::ptr_eq(file.home(), self.group.shared()),
             "a permit and the files under it are of one memory"
@@ -342,6 +349,7 @@ impl PinPermit {
     /// # Errors
     /// [`Error::WouldDeadlock`], and as [`Group::pin_permit`]. The permit is as it was.
     pub fn grow(&mut self, nr_pages: u32, deadline: Option<Instant>) -> Result<(), Error> {
+        self.group.shared().check_process()?;
         let shared = self.group.shared();
         let (pins, levels) = (&shared.pins, self.account.levels());
         let (held, nr_pages) = (self.nr_pages, u64::from(nr_pages));

@@ -172,6 +172,7 @@ impl Group {
     /// # Errors
     /// [`Error::BadTrigger`] where it says something else, or as [`Group::trigger_on`].
     pub fn trigger(&self, spec: &str) -> Result<Trigger, Error> {
+        self.shared().check_process()?;
         let refused = || {
             let problem = "must be `some` or `full`, a threshold and a window in microseconds";
             bad_trigger(spec, problem)
@@ -203,6 +204,7 @@ impl Group {
         threshold: Duration,
         window: Duration,
     ) -> Result<Trigger, Error> {
+        self.shared().check_process()?;
         let spec = format!("{kind} {} {}", threshold.as_micros(), window.as_micros());
         self.new_trigger(kind, threshold, window, &spec)
     }

@@ -116,6 +116,7 @@ impl Group {
     }
 
     fn reclaim_by(&self, bytes: ByteSize, swappiness: Option<u8>) -> Result<ByteSize, Error> {
+        self.shared().check_process()?;
         let shared = self.shared();
         let asked = bytes.as_u64().div_ceil(PAGE_BYTES as u64);
         let subtree = (self.id(), swappiness);
@@ -158,6 +159,7 @@ impl Group {
     /// # Errors
     /// [`Error::PolicyInUse`] once the group had a page of a file.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+        self.shared().check_process()?;
         match self.shared().core.set_policy(self.id(), policy.to_core()) {
             true => Ok(()),
             false => Err(Error::PolicyInUse {

@@ -42,6 +42,7 @@ impl Group {
     /// # Errors
     /// [`Error::OverLimit`]; nothing stays charged.
     pub fn reserve(&self, size: ByteSize) -> Result<Reservation, Error> {
+        self.shared().check_process()?;
         self.shared().core.begin_reservation();
         let reservation = Reservation {
             group: self.clone(),
@@ -71,6 +72,7 @@ impl Reservation {
     /// # Errors
     /// [`Error::OverLimit`]; the reservation is as it was.
     pub fn try_grow(&self, more: ByteSize) -> Result<(), Error> {
+        self.group.shared().check_process()?;
         let shared = self.group.shared();
         let group = self.group.id();
         let more = more.as_u64();
@@ -163,6 +165,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         self.free();
         self.group.shared().core.end_reservation();
     }

@@ -141,6 +141,22 @@ impl Shared {
         }
     }
 
+    /// Whether this process was forked from the one that built the memory. Two loads.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.arena.alive().is_forked()
+    }
+
+    /// # Errors
+    /// [`Error::Forked`].
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        match self.is_forked() {
+            false => Ok(()),
+            true => Err(Error::Forked),
+        }
+    }
+
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }

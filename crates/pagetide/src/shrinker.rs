@@ -51,6 +51,9 @@ impl fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         self.group.shared().shrinkers.remove(&self.entry);
     }
 }

@@ -41,6 +41,9 @@ impl Group {
 
 impl Drop for Task {
     fn drop(&mut self) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         let shared: &Shared = self.group.shared();
         let after = own(|own| own.remove_task(shared, self.number));
         let (tree, now) = (shared.core.groups(), shared.now());

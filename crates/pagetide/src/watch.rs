@@ -84,6 +84,7 @@ impl Memory {
     /// # Errors
     /// [`Error::Watch`].
     pub fn watch(&self, path: impl AsRef<Path>) -> Result<Watch, Error> {
+        self.home().check_process()?;
         let path = path.as_ref();
         let failed = |source| Error::Watch {
             path: path.to_owned(),
@@ -119,6 +120,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if self.state.memory.home().is_forked() {
+            // The socket is the parent's.
+            return;
+        }
         self.state.is_closed.store(true, Ordering::Relaxed);
         // Ends the `accept` that the thread waits in.
         let _ended = net::shutdown(&self.state.listener, net::Shutdown::Both);

@@ -92,6 +92,7 @@ impl Group {
     /// As [`Group::anon`].
     pub fn anon_with(&self, order: Order, nr_pages: u64) -> Result<Anon, Error> {
         let shared = self.shared();
+        shared.check_process()?;
         let order = order.to_core();
         let max_pages = MAX_PAGES.min(i64::MAX as u64 / order.bytes() as u64);
         if nr_pages > max_pages {
@@ -199,6 +200,7 @@ impl Anon {
     /// # Errors
     /// [`Error::PageBusy`]: pages before it are dropped.
     pub fn discard(&self, pages: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.file.check_process()?;
         let start = match pages.start_bound() {
             Bound::Included(&start) => start,
             Bound::Excluded(&start) => start.saturating_add(1),

@@ -177,6 +177,7 @@ impl File {
     /// # Errors
     /// [`Error::PastEnd`], [`Error::PinLimit`], [`Error::TooManyPins`], as [`File::pin`].
     pub fn try_pin(&self, page: u64) -> Result<Option<Page>, Error> {
+        self.check_process()?;
         let open = &*self.open;
         let (key, len) = self.key_and_len(page)?;
         let budget = self.group.has_pin_budget();
@@ -233,6 +234,7 @@ impl File {
     /// read stay cached. [`Error::OverLimit`] at once where the pages are more than the group may
     /// have.
     pub fn pin_many(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        self.check_process()?;
         let nr_pages = pages.len() as u64 * u64::from(self.open.order.nr_pages());
         let budget = self.group.has_pin_budget();
         let counted = budget
@@ -345,6 +347,9 @@ impl File {
     /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
     /// which there is no memory. A read that fails is tried again by whoever needs the page.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
+        if self.check_process().is_err() {
+            return 0;
+        }
         let open = &*self.open;
         let (shared, core) = (open.shared.shared(), &open.shared.core);
         let most = shared.room(self.group.id()) / PREFETCH_SHARE;

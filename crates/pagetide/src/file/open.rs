@@ -27,6 +27,9 @@ pub(crate) struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
         let (shared, backing) = (&self.shared, &*self.backing);
         // What cannot be written is lost: `File::close` says so before.
         let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
@@ -91,6 +94,7 @@ impl Open {
         order: Order,
         key: Option<FileKey>,
     ) -> Result<Open, Error> {
+        shared.check_process()?;
         let failed = |source| Error::Open {
             path: name.clone().into(),
             source,
@@ -164,6 +168,7 @@ impl File {
         (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
+        shared.check_process()?;
         let (device, inode) = file.identity;
         let may_write = file.is_writable();
         let key = (device, inode, order.to_core().get());

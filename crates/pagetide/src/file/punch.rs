@@ -92,6 +92,7 @@ impl File {
     /// for more than a second; [`Error::Open`] where the store does not tell its length;
     /// [`Error::WritebackFailed`] where it has to be cut yet. Nothing is dropped then.
     pub fn invalidate_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.check_process()?;
         let (shared, backing) = (&**self.open.shared, &*self.open.backing);
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(0..=u64::MAX)?;

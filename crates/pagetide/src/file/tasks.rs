@@ -37,6 +37,9 @@ struct BringIn<'a> {
 
 impl Drop for BringIn<'_> {
     fn drop(&mut self) {
+        if self.file.open.shared.is_forked() {
+            return;
+        }
         self.forget();
         self.abandon();
     }
@@ -139,6 +142,7 @@ impl<'a> Future for BringIn<'a> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let shared = &self.file.open.shared;
+        shared.check_process()?;
         // Without threads, whoever is there reaps.
         shared.io.reap();
         self.forget();
@@ -188,6 +192,7 @@ impl File {
     ) -> impl Future<Output = Result<Page, Error>> + Send + 'static + use<> {
         let file = self.clone();
         async move {
+            file.check_process()?;
             let (key, len) = file.key_and_len(page)?;
             let budget = file.group.has_pin_budget();
             let nr_pages = file.open.order.nr_pages();

@@ -66,6 +66,7 @@ impl File {
     /// [`Error::ReadOnly`], [`Error::PastEnd`]; [`Error::PageBusy`] where the page stays pinned,
     /// also by the caller; [`Error::WritebackFailed`] as [`File::write_at`]; as [`File::pin`].
     pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
+        self.check_process()?;
         let counted = self.count_view()?;
         self.pin_mut_counted(&self.group, page, counted)
     }
@@ -95,6 +96,7 @@ impl File {
     /// As [`File::pin_mut`], but [`Error::PastEnd`] beyond the last page that can be numbered only.
     /// Where it is [`Error::PageBusy`], a page that was not cached may read as zeros since.
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
+        self.check_process()?;
         let counted = self.count_view()?;
         self.pin_new_counted(&self.group, page, counted)
     }

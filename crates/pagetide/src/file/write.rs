@@ -143,6 +143,7 @@ impl File {
     }
 
     pub(super) fn check_handle(&self) -> Result<(), Error> {
+        self.check_process()?;
         if self.may_write {
             return Ok(());
         }
@@ -334,6 +335,7 @@ impl File {
     /// [`Error::WritebackFailed`], [`Error::LogBehind`]: what was not written is dirty still;
     /// [`Error::PageBusy`] where somebody changes a page for more than a second.
     pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.check_process()?;
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         backing.check_poison()?;
         backing.catch_up()?;
@@ -360,6 +362,7 @@ impl File {
     /// # Errors
     /// As [`File::sync`].
     pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.check_process()?;
         let flushed = self.flush_range(range);
         // Known now, whatever it was.
         let errors = self.open.shared.core.write_errors(self.open.mapping);

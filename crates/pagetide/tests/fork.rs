@@ -1,0 +1,180 @@
+//! A child of a process that has a memory: it gets errors, its drops change nothing, and the parent
+//! goes on. In a process of its own, because a child has one thread of its parent's.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on panics.
+#![allow(unsafe_code)]
+
+use pagetide::{
+    Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Reservation,
+};
+use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
+use std::future::Future;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+const PAGE: usize = 4096;
+
+fn data(nr_pages: u64) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for page in 0..nr_pages {
+        file.write_all(&page.to_le_bytes().repeat(PAGE / 8))
+            .unwrap();
+    }
+    file
+}
+
+fn number(page: &[u8]) -> u64 {
+    u64::from_le_bytes(page[..8].try_into().unwrap())
+}
+
+/// Runs `work` in a child; how that ended.
+fn in_child(work: impl FnOnce()) -> WaitStatus {
+    // SAFETY: the child does what any program may do after `fork` in glibc, whose allocator is
+    // whole there, touches nothing that a thread it has not may hold but what is tested here, and
+    // ends below.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        let worked = catch_unwind(AssertUnwindSafe(work));
+        std::process::exit(i32::from(worked.is_err()));
+    }
+    let child = Pid::from_raw(child).unwrap();
+    let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+    status
+}
+
+fn is_forked<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Forked))
+}
+
+fn memories() -> Vec<Memory> {
+    let builder = || Memory::builder().budget(ByteSize::mib(32));
+    let threads = || builder().io_engine(IoEngine::Threads);
+    let builders = [builder(), builder().without_thread(), threads()];
+    builders.map(|builder| builder.build().unwrap()).into()
+}
+
+/// What the parent holds when it forks.
+struct Held {
+    memory: Memory,
+    group: Group,
+    file: File,
+    page: Page,
+    buf: Buf,
+    reservation: Reservation,
+    permit: PinPermit,
+    future: Pin<Box<dyn Future<Output = Result<Page, Error>>>>,
+}
+
+/// In the child: everything is refused, and what is dropped changes nothing.
+fn refuse_and_drop(mut held: Held, data: &Path) {
+    let (memory, group, file) = (&held.memory, &held.group, &held.file);
+    assert!(
+        is_forked(file.read_at(&mut [0; 10], 3 * 4096)),
+        "though it is resident"
+    );
+    assert!(is_forked(file.pin(3)) && is_forked(file.try_pin(3)));
+    assert!(is_forked(file.pin_many(&[1, 2])) && file.prefetch(0..9) == 0);
+    assert!(is_forked(file.write_at(&[1], 0)) && is_forked(file.sync()));
+    assert!(is_forked(file.pin_mut(9)) && is_forked(file.set_len(0)));
+    assert!(is_forked(group.alloc(Order::new(0))) && is_forked(group.child("a")));
+    assert!(is_forked(group.alloc_by(Order::new(0), Instant::now())));
+    assert!(is_forked(group.reserve(ByteSize(1))) && is_forked(group.pin_permit(1, None)));
+    assert!(is_forked(group.set_max(ByteSize::mib(1))) && is_forked(group.anon(1)));
+    assert!(is_forked(group.reclaim(ByteSize::mib(1))));
+    assert!(is_forked(held.reservation.try_grow(ByteSize(1))));
+    assert!(is_forked(held.permit.pin(file, 3)) && is_forked(held.permit.grow(1, None)));
+    assert!(is_forked(memory.open(data, group)) && is_forked(memory.open_rw(data, group)));
+    assert!(is_forked(memory.set_budget(ByteSize::mib(16))));
+    let polled = held
+        .future
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(polled, Poll::Ready(Err(Error::Forked))));
+    let closed = file.clone().close().unwrap_err();
+    assert!(matches!(closed.error(), Error::Forked));
+    drop((closed, held));
+    // One of its own works.
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let file = memory.open(data, &memory.root()).unwrap();
+    let pages = file.pin_many(&[7, 9, 11]).unwrap();
+    assert!(
+        pages
+            .iter()
+            .zip([7, 9, 11])
+            .all(|(page, at)| number(page) == at)
+    );
+}
+
+#[test]
+fn a_child_gets_errors_and_the_parent_goes_on() {
+    let data = data(2048);
+    for memory in memories() {
+        let group = memory.root().child("web").unwrap();
+        group.set_pin_max(Some(ByteSize::mib(16)));
+        let file = memory.open_rw(data.path(), &group).unwrap();
+        let mut held = Held {
+            page: file.pin(3).unwrap(),
+            buf: group.alloc(Order::new(2)).unwrap(),
+            reservation: group.reserve(ByteSize::mib(1)).unwrap(),
+            permit: group.pin_permit(4, None).unwrap(),
+            future: Box::pin(file.pin_async(1500)),
+            memory,
+            group,
+            file,
+        };
+        held.file.write_at(&[9; 10], 5 * 4096 + 100).unwrap();
+        let mut context = Context::from_waker(Waker::noop());
+        // Ready where no thread reads: then the child polls another one.
+        if held.future.as_mut().poll(&mut context).is_ready() {
+            held.future = Box::pin(held.file.pin_async(1501));
+        }
+        // Reads are under way while it forks.
+        assert!(held.file.prefetch((0..400).map(|page| page * 5)) > 300);
+        let mut held = Some(held);
+        // The child takes its own copy.
+        let status = in_child(|| refuse_and_drop(held.take().unwrap(), data.path()));
+        assert!(status.exit_status() == Some(0), "{status:?}");
+        let held = held.take().unwrap();
+        assert_eq!((number(&held.page), held.buf.len()), (3, 4 * PAGE));
+        let (memory, group, file) = (held.memory.clone(), held.group.clone(), held.file.clone());
+        drop(held);
+        for page in 0..2048 {
+            assert_eq!(number(&file.pin(page).unwrap()), page);
+        }
+        assert_eq!(group.pin_usage(), ByteSize(0));
+        file.sync().unwrap();
+        let bytes = std::fs::read(data.path()).unwrap();
+        assert_eq!(
+            bytes[5 * 4096 + 100..][..10],
+            [9; 10],
+            "the child lost no change"
+        );
+        assert_eq!(bytes.len(), 2048 * PAGE);
+        drop((file, group));
+        assert_eq!(memory.stats().resident_pages, 0);
+    }
+}
+
+#[test]
+fn an_inherited_view_faults() {
+    let data = data(4);
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let page = file.pin(2).unwrap();
+    let status = in_child(|| {
+        // No core file of it.
+        let limit = rustix::process::Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Core, limit).unwrap();
+        std::hint::black_box(page[0]);
+    });
+    assert_eq!(status.terminating_signal(), Some(libc::SIGSEGV));
+    assert_eq!(number(&page), 2);
+}
