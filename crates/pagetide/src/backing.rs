@@ -420,8 +420,17 @@ impl Backing {
         let _one_at_a_time = locked(&self.syncing);
         self.check_poison()?;
         self.catch_up()?;
-        if let Err(error) = self.source.written().sync() {
-            self.poison(code_of(&error));
+        match self.source.written().sync() {
+            // It has lost nothing: it never promised more.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                return Err(Error::WritebackFailed {
+                    file: self.name.to_string(),
+                    dirty_pages: self.nr_dirty(),
+                    source: error,
+                });
+            }
+            Err(error) => self.poison(code_of(&error)),
+            Ok(()) => {}
         }
         self.check_poison()?;
         let mut new_in = locked(&self.new_in);

@@ -491,6 +491,7 @@ impl Memory {
     /// progress.
     pub fn tick(&self) -> Duration {
         self.shared.io.reap();
+        self.shared.flush_without_thread();
         self.shared.balance_wanted();
         let due = self.shared.tick();
         let retry = self.shared.memory_waits.tick(self.shared.core.groups());

@@ -3,6 +3,7 @@
 mod anon;
 mod many;
 mod open;
+mod options;
 mod punch;
 mod resize;
 mod tasks;
@@ -11,6 +12,7 @@ mod write;
 
 pub use anon::Anon;
 pub(crate) use open::Open;
+pub use options::ReadOptions;
 pub use view::UpgradeError;
 pub use write::CloseError;
 
@@ -66,6 +68,8 @@ struct Fill<'a> {
     part: Option<Part<'a>>,
     /// They did: nobody else brought the page in.
     is_done: Cell<bool>,
+    /// Until when to wait for memory, and for who changes the page, where that is not as ever.
+    until: Option<Instant>,
 }
 
 impl<'a> Fill<'a> {
@@ -74,6 +78,7 @@ impl<'a> Fill<'a> {
         Fill {
             part: None,
             is_done: Cell::new(false),
+            until: None,
         }
     }
 
@@ -81,6 +86,7 @@ impl<'a> Fill<'a> {
         Fill {
             part: Some(part),
             is_done: Cell::new(false),
+            until: None,
         }
     }
 
@@ -164,6 +170,19 @@ impl File {
     /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
     /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.copy_out(buf, offset, |page| {
+            self.pinned(&self.group, page, Access::Copy)
+        })
+    }
+
+    /// Copies bytes out of pages that `pinned` gives.
+    #[inline]
+    fn copy_out<'a>(
+        &'a self,
+        buf: &mut [u8],
+        offset: u64,
+        pinned: impl Fn(u64) -> Result<Pin<'a>, Error>,
+    ) -> Result<usize, Error> {
         self.check_process()?;
         let page_bytes = self.open.order.bytes() as u64;
         let mut done = 0;
@@ -176,7 +195,7 @@ impl File {
             }
             let page = at / page_bytes;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let pin = self.pinned(&self.group, page, Access::Copy)?;
+            let pin = pinned(page)?;
             let end = self.open.backing.bytes_of(page, len);
             let bytes = &pin.bytes()[skip..end];
             let part = bytes.len().min(buf.len() - done);
@@ -279,6 +298,17 @@ impl File {
     }
 
     fn pinned(&self, group: &Group, page: u64, access: Access) -> Result<Pin<'_>, Error> {
+        self.pinned_until(group, page, access, None)
+    }
+
+    #[inline]
+    fn pinned_until(
+        &self,
+        group: &Group,
+        page: u64,
+        access: Access,
+        until: Option<Instant>,
+    ) -> Result<Pin<'_>, Error> {
         let open = &*self.open;
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut effects = Effects::new();
@@ -295,7 +325,11 @@ impl File {
             open.shared.unpin(frame);
         }
         let make = |key| PageIn::new(key, group.id(), access);
-        self.bring_in(group, page, make, &Fill::from_store())
+        let fill = Fill {
+            until,
+            ..Fill::from_store()
+        };
+        self.bring_in(group, page, make, &fill)
     }
 
     /// Brings a page in by an operation, and again while other readers fill the group.
@@ -308,7 +342,7 @@ impl File {
     ) -> Result<Pin<'_>, Error> {
         let open = &*self.open;
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
-        let mut deadline = None;
+        let mut deadline = fill.until;
         loop {
             let fault = self.fault(make(key), fill);
             open.shared.settle();
@@ -364,7 +398,7 @@ impl File {
                 }
                 Step::Wait { frame, version } if reads == 0 => {
                     let _stall = self.stall_on(frame);
-                    self.wait_for(frame, version)?;
+                    self.wait_for(frame, version, fill.until)?;
                 }
                 Step::Wait { .. } => {}
             }
@@ -373,14 +407,19 @@ impl File {
 
     /// Waits until a frame's version is no longer `version`: for a read, which ends, or for as long
     /// as whoever changes the page may take.
-    fn wait_for(&self, frame: Frame, version: u32) -> Result<(), PageError> {
+    fn wait_for(
+        &self,
+        frame: Frame,
+        version: u32,
+        until: Option<Instant>,
+    ) -> Result<(), PageError> {
         let shared = &self.open.shared;
         let word = shared.core.frames().word(frame);
         if !word.has_any(flag::LATCH | flag::INTENT) {
             shared.wait(frame, version);
             return Ok(());
         }
-        let deadline = Instant::now() + LATCH_PATIENCE;
+        let deadline = until.unwrap_or_else(|| Instant::now() + LATCH_PATIENCE);
         let is_over = shared.wait_until(frame, version, deadline);
         is_over.then_some(()).ok_or(PageError::Io(BUSY))
     }

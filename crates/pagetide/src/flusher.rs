@@ -158,6 +158,13 @@ impl Shared {
         }
     }
 
+    /// [`Shared::flush_background`] where no thread does it.
+    pub(crate) fn flush_without_thread(&self) {
+        if !self.has_worker() {
+            self.flush_background(self.second());
+        }
+    }
+
     /// Writes pages that have been dirty for too long at second `now`, and of groups above their
     /// background limit what brings them below it. Errors are kept for each file's next `sync`.
     pub(crate) fn flush_background(&self, now: u32) {

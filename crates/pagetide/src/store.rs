@@ -61,7 +61,8 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// What the store says: it may have lost any of it, so that the file takes no more writes and
-    /// no `sync` of it succeeds before it is opened anew. Default: refuses.
+    /// no `sync` of it succeeds before it is opened anew. Default: [`io::ErrorKind::Unsupported`],
+    /// after which nothing is durable, but the file takes writes as before.
     fn sync(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

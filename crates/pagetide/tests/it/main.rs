@@ -31,6 +31,7 @@ mod nodes;
 mod pins;
 mod pressure;
 mod promise;
+mod read_options;
 mod reclaim;
 mod reserve;
 mod sizing;
