@@ -1,6 +1,7 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::evacuate::Evacuated;
+use super::held::{Held, What};
 use super::reclaim::Reach;
 use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
@@ -178,9 +179,12 @@ impl Memory {
             false => group,
         };
         let (mut retries, mut rounds, mut yields) = (0, 0, 0);
+        let amount = Amount::Pages(order.nr_pages());
+        let charge = Held::new(self, here.cpu, What::Charge { group, amount });
         loop {
             let (taken, nr_drained) = self.take_frames(here, group, request, rounds == 0);
             if let Some(frame) = taken {
+                charge.keep();
                 return Ok(frame);
             }
             rounds += 1;
@@ -193,7 +197,10 @@ impl Memory {
                     self.reclaim_round(here, group, reach, 1).nr_freed
                 }
                 (true, _) => match self.evacuate_for(here, group, request, from) {
-                    Evacuated::Block(frame) => return Ok(frame),
+                    Evacuated::Block(frame) => {
+                        charge.keep();
+                        return Ok(frame);
+                    }
                     Evacuated::Pages(nr_pages) => nr_pages,
                 },
             };
@@ -211,7 +218,7 @@ impl Memory {
                 _ => retries > MAX_BLOCK_RETRIES || rounds > MAX_BLOCK_ROUNDS + yields,
             };
             if is_hopeless {
-                return Err(self.give_up(here.cpu, group, order));
+                return Err(self.why_refused(group, order));
             }
         }
     }
@@ -219,23 +226,28 @@ impl Memory {
     /// Empties a block for a request of more than one frame, as a stall of a caller that charges
     /// `group`. Where none can be emptied, shrinkers are asked: what they free may make one.
     fn evacuate_for(&self, here: Here<'_>, group: u32, request: &Request, from: u32) -> Evacuated {
-        let mut evacuated = Evacuated::Pages(0);
-        here.platform.stall(group, &mut || {
-            evacuated = self.evacuate(here, request, from);
-            if evacuated == Evacuated::Pages(0) {
-                let nr_pages = request.order.nr_pages();
-                evacuated = Evacuated::Pages(here.platform.shrink(from, nr_pages, 0));
-            }
-        });
-        evacuated
+        let mut nr_freed = 0;
+        let mut held = Held::new(self, here.cpu, What::Nothing);
+        here.platform
+            .stall(group, &mut || match self.evacuate(here, request, from) {
+                Evacuated::Block(frame) => held.what = What::Frame(frame, request.order),
+                Evacuated::Pages(0) => {
+                    let nr_pages = request.order.nr_pages();
+                    nr_freed = here.platform.shrink(from, nr_pages, 0);
+                }
+                Evacuated::Pages(nr_pages) => nr_freed = nr_pages,
+            });
+        match held.keep() {
+            What::Frame(frame, _) => Evacuated::Block(frame),
+            _ => Evacuated::Pages(nr_freed),
+        }
     }
 
-    /// Uncharges what got no block. Where a limit was lowered since it was charged, that is why:
-    /// what is over it goes out of use.
-    fn give_up(&self, cpu: Cpu, group: u32, order: Order) -> AllocError {
+    /// Why what is charged got no block. Where a limit was lowered since it was charged, that is
+    /// why: what is over it goes out of use.
+    fn why_refused(&self, group: u32, order: Order) -> AllocError {
         let is_over = |level: &crate::group::Group| level.usage() > level.max();
         let over = self.groups.path(group).find(|(_, level)| is_over(level));
-        self.groups.uncharge(cpu, group, order.nr_pages());
         match over {
             Some((group, _)) => AllocError::OverLimit { group },
             None if order == Order::ZERO && self.is_thrashing() => AllocError::Thrashing {
@@ -297,6 +309,7 @@ impl Memory {
                 Step::Done(frame) => return Some(frame),
                 Step::Short(_) => return None,
                 Step::ReclaimNode(node) => {
+                    let reclaiming = Held::new(self, here.cpu, What::Node(node));
                     let freed = match here.may_reclaim {
                         true => {
                             let reach = Reach::of(group).on(NodeMask::of(node));
@@ -305,7 +318,7 @@ impl Memory {
                         }
                         false => 0,
                     };
-                    self.zones.end_reclaim(node);
+                    drop(reclaiming);
                     scan.reclaimed(freed > 0);
                 }
             }
@@ -331,7 +344,9 @@ impl Memory {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
                 Ok(Charged::OverHigh) => {
+                    let charge = Held::new(self, here.cpu, What::Charge { group, amount });
                     self.reclaim_high(here, group, nr_pages);
+                    charge.keep();
                     return Ok(());
                 }
                 Err(over) => over.group,

@@ -2,6 +2,7 @@
 //! heap, and what the budget is below the arena.
 
 use super::alloc::Idle;
+use super::held::{Held, What};
 use super::region::REGION;
 use super::{Here, Memory};
 use crate::alloc::{Mark, Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
@@ -280,10 +281,13 @@ impl Memory {
     pub(super) fn take_pending(&self, here: Here<'_>, group: u32, subtree: u32) -> bool {
         // What was evicted is uncharged and not out of use yet: others may charge it meanwhile.
         let _under_way = self.evacuation.begin();
-        let mut frame = None;
-        let mut take = || frame = self.take_used_region(here, subtree);
-        here.platform.stall(group, &mut take);
-        let Some(frame) = frame else {
+        let mut held = Held::new(self, here.cpu, What::Nothing);
+        here.platform.stall(group, &mut || {
+            if let Some(frame) = self.take_used_region(here, subtree) {
+                held.what = What::Frame(frame, REGION);
+            }
+        });
+        let What::Frame(frame, _) = held.keep() else {
             return false;
         };
         self.balloon

@@ -1,6 +1,7 @@
 //! Bringing a page in: an operation that is stepped, and the completion of its read.
 
 use super::alloc::Block;
+use super::held::{Held, What};
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
@@ -124,7 +125,11 @@ impl PageIn {
         if !core::mem::take(&mut self.may_move) {
             return Step::Done(frame);
         }
-        let Some(to) = memory.begin_move(here, frame, effects) else {
+        // Its pin goes with the operation if something unwinds.
+        self.waits_for = Some(frame);
+        let to = memory.begin_move(here, frame, effects);
+        self.waits_for = None;
+        let Some(to) = to else {
             return Step::Done(frame);
         };
         self.waits_for = Some(to);
@@ -142,16 +147,16 @@ impl PageIn {
     ) -> Result<Option<Frame>, PageError> {
         let mapping = memory.mapping_of(self.key);
         let order = mapping.order();
-        memory.look_ahead(here);
         let block = match self.mobility {
             Mobility::Unmovable => memory.take_unmovable(here, self.group, order),
             mobility => memory.take_block(here, self.group, order, mobility),
         };
         let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
-        if let Err(error) = memory.have_lruvec(here, self.group, frame) {
-            memory.put_foreign(here.cpu, frame);
-            return Err(PageError::Alloc(error));
-        }
+        let block = Held::new(memory, here.cpu, What::Block(frame));
+        let has_lruvec = memory.have_lruvec(here, self.group, frame);
+        has_lruvec.map_err(PageError::Alloc)?;
+        memory.look_ahead(here);
+        block.keep();
         memory.frames.set_key(frame, Some(self.key));
         memory.frames.set_page_type(frame, mapping.page_type());
         let bucket = memory.index.lock(self.key);

@@ -2,6 +2,7 @@
 //! other pageblocks can be emptied.
 
 use super::alloc::Block;
+use super::held::{Held, What};
 use super::region::REGION;
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::{Mobility, Request};
@@ -52,11 +53,15 @@ impl Memory {
         } else {
             group
         };
-        let mut emptied = None;
+        let taken = Held::new(self, here.cpu, What::Block(block.frame));
+        let mut emptied = Held::new(self, here.cpu, What::Nothing);
         here.platform.stall(group, &mut || {
-            emptied = self.evacuate_unmovable(here, &request, subtree);
+            if let Some(frame) = self.evacuate_unmovable(here, &request, subtree) {
+                emptied.what = What::Frame(frame, order);
+            }
         });
-        let Some(frame) = emptied else {
+        taken.keep();
+        let What::Frame(frame, _) = emptied.keep() else {
             return Ok(block);
         };
         // The charge goes over to it. Nobody wrote to the other one.
@@ -97,10 +102,11 @@ impl Memory {
         // The page's charge keeps its record, even if the group is dropped meanwhile.
         let group = self.frames.group(old);
         let Block { frame, was_ours } = self.take_unmovable(here, group, order).ok()?;
+        let block = Held::new(self, here.cpu, What::Block(frame));
         if self.is_movable(frame) || self.have_lruvec(here, group, frame).is_err() {
-            self.put_foreign(here.cpu, frame);
             return None;
         }
+        block.keep();
         let key = self.frames.key(old).expect("a pinned frame holds a page");
         self.frames.set_key(frame, Some(key));
         self.frames.set_page_type(frame, self.frames.page_type(old));

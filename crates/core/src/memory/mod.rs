@@ -9,6 +9,7 @@ mod evacuate;
 mod evict;
 mod fault;
 mod file;
+mod held;
 mod here;
 mod latch;
 mod longterm;

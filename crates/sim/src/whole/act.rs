@@ -358,6 +358,8 @@ impl World<'_> {
             return;
         }
         let max = u64::from(self.scenario.content_pages) * u64::from(part) / 256;
+        // Before, too: a callback may unwind.
+        self.limit_moved(group);
         let limited = self.memory.set_max(self.here(cpu), group, max);
         self.note(limited.map_or(12 << 40, |over| over | 13 << 40));
         self.limit_moved(group);
@@ -388,6 +390,7 @@ impl World<'_> {
     fn set_budget(&self, cpu: Cpu, part: u8) {
         let most = u64::from(self.scenario.config.arena_pages);
         let budget = most * (u64::from(part) + 1) / 256;
+        self.limit_moved(self.memory.groups().root());
         let over = self.memory.set_budget(self.here(cpu), budget);
         self.note(over.map_or(15 << 40, |over| over | 16 << 40));
         self.limit_moved(self.memory.groups().root());

@@ -44,21 +44,26 @@ impl World<'_> {
     pub(super) fn begin_write(&self, cpu: Cpu, file: usize, write: Write) {
         let here = self.here(cpu).for_writes();
         let group = self.memory.frames().group(write.frame());
-        let wanted = self.scenario.nr_blocks;
-        let take = |_| self.memory.alloc_buf(here, group, Order::ZERO).ok();
-        let blocks: Vec<Frame> = (0..wanted)
-            .map_while(take)
-            .map(|(frame, _)| frame)
-            .collect();
-        for &frame in &blocks {
+        let wanted = usize::try_from(self.scenario.nr_blocks).expect("a few");
+        let mut writing = Writing {
+            world: self,
+            cpu,
+            write: Some(write),
+            blocks: Vec::new(),
+        };
+        while writing.blocks.len() < wanted {
+            let Ok((frame, _)) = self.memory.alloc_buf(here, group, Order::ZERO) else {
+                // It ends as one that failed.
+                return;
+            };
             self.fill(frame, TORN);
+            writing.blocks.push(frame);
         }
-        let stamp = self.stamp(write.frame());
-        if blocks.len() < usize::try_from(wanted).expect("a few") {
-            self.free_blocks(cpu, blocks);
-            self.end_write(cpu, write, Err(NO_MEMORY));
+        let Some(write) = writing.write.take() else {
             return;
-        }
+        };
+        let stamp = self.stamp(write.frame());
+        let blocks = std::mem::take(&mut writing.blocks);
         let mut state = self.state.borrow_mut();
         state
             .pending
@@ -160,6 +165,24 @@ impl World<'_> {
         let is_clean = self.state.borrow().frames.is_of(frame, order, group);
         if was_ours && !is_clean {
             self.fail(format!("{frame:?} has another group's bytes"));
+        }
+    }
+}
+
+/// A write whose store takes what it needs: it fails where it does not get that, or unwinds.
+struct Writing<'w, 'a> {
+    world: &'w World<'a>,
+    cpu: Cpu,
+    write: Option<Write>,
+    blocks: Vec<Frame>,
+}
+
+impl Drop for Writing<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(write) = self.write.take() {
+            let blocks = std::mem::take(&mut self.blocks);
+            self.world.free_blocks(self.cpu, blocks);
+            self.world.end_write(self.cpu, write, Err(NO_MEMORY));
         }
     }
 }

@@ -105,3 +105,26 @@ fn each_planted_fault_is_found_and_made_small() {
         );
     }
 }
+
+#[test]
+fn a_panic_in_any_callback_leaves_a_memory_that_adds_up() {
+    for seed in 0..4 {
+        let mut scenario = Scenario::new(
+            seed,
+            &Size {
+                nr_steps: 400,
+                ..SMALL
+            },
+        );
+        let nr_callbacks = run(&scenario).unwrap().nr_callbacks;
+        assert!(nr_callbacks > 0);
+        let step = (nr_callbacks / 60).max(1);
+        for panic_at in (1..=nr_callbacks).step_by(usize::try_from(step).unwrap()) {
+            scenario.panic_at = Some(panic_at);
+            match run(&scenario) {
+                Ok(outcome) => assert!(outcome.has_panicked, "seed {seed}, callback {panic_at}"),
+                Err(failure) => panic!("callback {panic_at}: {}", told(&scenario, &failure)),
+            }
+        }
+    }
+}
