@@ -33,6 +33,8 @@ enum Tests {
     Stress,
     /// A fault of the runtime: its tests with this filter of names.
     Runtime(&'static str),
+    /// The simulator of all of core.
+    Whole,
 }
 
 impl Mutant {
@@ -116,8 +118,10 @@ impl Copy {
         let built = workspace::output(self.tests(workspace, mutant.tests).arg("--no-run"));
         let passed = built.and_then(|_| {
             let mut tests = self.tests(workspace, mutant.tests);
-            if let Tests::Plain(filter) | Tests::Runtime(filter) = mutant.tests {
-                tests.arg(filter);
+            match mutant.tests {
+                Tests::Plain(filter) | Tests::Runtime(filter) => _ = tests.arg(filter),
+                Tests::Whole => _ = tests.arg("whole::"),
+                _ => {}
             }
             workspace::is_success(&mut tests)
         });
@@ -128,6 +132,7 @@ impl Copy {
     fn tests(&self, workspace: &Workspace, tests: Tests) -> Command {
         let package = match tests {
             Tests::Runtime(_) => "pagetide",
+            Tests::Whole => "pagetide-sim",
             _ => "pagetide-core",
         };
         let mut command = workspace.cargo();
@@ -136,6 +141,11 @@ impl Copy {
             .args(["test", "--quiet", "-p", package])
             .env("RUSTFLAGS", "-Awarnings");
         let checker = match tests {
+            Tests::Whole => {
+                command.args(["--release", "--test", "it", "--target-dir"]);
+                command.arg(self.target.join("whole"));
+                return command;
+            }
             Tests::Plain(_) | Tests::Stress | Tests::Runtime(_) => {
                 let binaries: &[&str] = match tests {
                     Tests::Stress => &["--test", "stress"],

@@ -213,4 +213,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self.end_write(cpu, write, false, effects);",
         tests: Tests::Plain("write"),
     },
+    Mutant {
+        name: "who loses the race for a page leaves another group's bytes in the group's name",
+        file: "memory/fault.rs",
+        find: "// entry can have pinned it.\n            memory.put_foreign(here.cpu, frame);",
+        replace: "memory.put_block(here.cpu, frame);",
+        tests: Tests::Plain("bytes"),
+    },
+    Mutant {
+        name: "a failed read leaves another group's bytes in the group's name",
+        file: "memory/evict.rs",
+        find: "true if is_failed => self.put_foreign(cpu, frame),",
+        replace: "true if is_failed => self.put_block(cpu, frame),",
+        tests: Tests::Plain("bytes"),
+    },
+    Mutant {
+        name: "a charge stays where a callback unwinds",
+        file: "memory/held.rs",
+        find: "Amount::Pages(nr_pages) => memory.groups.uncharge(cpu, group, nr_pages),",
+        replace: "Amount::Pages(_) => {}",
+        tests: Tests::Whole,
+    },
+    Mutant {
+        name: "a latch that is given back wakes nobody",
+        file: "memory/latch.rs",
+        find: "let before = page_cache::unlatch(&self.frames, frame);\n        \
+               if before.has(flag::WAIT) {",
+        replace: "let before = page_cache::unlatch(&self.frames, frame);\n        \
+                  if before.has(flag::WAIT) && before.pins() > 1 {",
+        tests: Tests::Whole,
+    },
 ];
