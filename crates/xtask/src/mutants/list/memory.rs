@@ -55,7 +55,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reclaim gives up where one look finds nothing",
         file: "memory/reclaim.rs",
-        find: "if !batch.is_empty() || seen == 0 || scanned > most || batch.is_noted_full() {",
+        find: "if batch.nr_going() > 0 || seen == 0 || scanned > most || batch.is_noted_full() {",
         replace: "if true || seen > most {",
         tests: Tests::Plain("reclaim"),
     },
