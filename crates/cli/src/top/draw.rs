@@ -64,10 +64,12 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
         ))
         .bold(),
         Line::from(format!(
-            "read {}, written {}, released {}",
+            "read {}, written {}, released {}, swapped in {:.0} and out {:.0} pages/s",
             per_second("bytes_read"),
             per_second("bytes_written"),
             per_second("released_bytes"),
+            view.rate("pswpin") + view.rate("zswpin"),
+            view.rate("pswpout") + view.rate("zswpout"),
         )),
         Line::from(format!(
             "evicted {:.0} pages/s of {:.0} looked at, {:.1} calls/s had to do it themselves",
