@@ -8,6 +8,7 @@ use super::{Here, Memory};
 use crate::alloc::{Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
 use crate::frame::{Place, State, Word};
 use crate::group::Event;
+use crate::reclaim::Unwritten;
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, Words};
 use crate::units::{Frame, Order, index};
 use core::ops::Range;
@@ -117,6 +118,15 @@ pub(super) struct Emptiable {
     pub(super) nr_pages: u32,
 }
 
+/// What a search saw.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Records looked at.
+    nr_looks: u32,
+    /// Something was in the way that could go if it were written.
+    has_unwritten: bool,
+}
+
 /// A frame that has to stay.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Obstacle {
@@ -125,13 +135,14 @@ pub(super) struct Obstacle {
     end: u32,
 }
 
-/// What may be emptied: `order` of which subtree, whether `low` is kept, and only in pageblocks of
-/// one mobility.
+/// What may be emptied: `order` of which subtree, whether `low` is kept, only in pageblocks of one
+/// mobility, and whether dirty pages are written for it.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     order: Order,
     from: (u32, bool),
     only: Option<Mobility>,
+    may_write: bool,
 }
 
 /// The groups in a block, with the pages that they can still spare.
@@ -181,8 +192,13 @@ impl Spares {
 }
 
 /// Whether a frame that is neither free nor in anybody's hand has to stay, by its word.
-fn has_to_stay(word: Word) -> bool {
-    word.state() != State::Free && !word.is_evictable()
+fn has_to_stay(word: Word, may_write: bool) -> bool {
+    word.state() != State::Free && !may_go(word, may_write)
+}
+
+fn may_go(word: Word, may_write: bool) -> bool {
+    let word = if may_write { word.as_written() } else { word };
+    word.is_evictable()
 }
 
 impl Memory {
@@ -191,38 +207,72 @@ impl Memory {
     ///
     /// Finds one if there is one and nobody interferes: pinned pages, working memory, and what
     /// groups outside `subtree` or the protection of those in it keep have to stay. What `low`
-    /// protects goes only where no other block is found.
+    /// protects goes only where no other block is found, and dirty pages are written only where
+    /// there is none without.
     ///
     /// Cost: of [`WINDOW_BLOCKS`] blocks each frame up to the first that has to stay; more only
     /// while none of them can go.
     pub(super) fn evacuate(&self, here: Here<'_>, request: &Request, subtree: u32) -> Evacuated {
         let _under_way = self.evacuation.begin();
-        let is_protected = self.groups.is_protected();
-        let passes = [true, false]
-            .into_iter()
-            .take(1 + usize::from(is_protected));
-        for is_low_kept in passes {
-            let mut wanted = Wanted {
+        let kept = [true, false].into_iter();
+        let kept = kept.take(1 + usize::from(self.groups.is_protected()));
+        let passes = [false, true].map(|may_write| kept.clone().map(move |low| (may_write, low)));
+        let mut seen = Seen::default();
+        for (may_write, is_low_kept) in passes.into_iter().flatten() {
+            if may_write && !seen.has_unwritten {
+                break;
+            }
+            let wanted = Wanted {
                 order: request.order,
                 from: (subtree, is_low_kept),
                 only: None,
+                may_write,
             };
-            let found = match request.mobility {
-                // Among their like first, so that what cannot move does not spread.
-                Mobility::Unmovable if request.order < REGION => {
-                    wanted.only = Some(Mobility::Unmovable);
-                    let found = self.find(here, request, wanted);
-                    wanted.only = None;
-                    found.or_else(|| self.find(here, request, wanted))
+            if let Some(found) = self.find_for(here, request, wanted, &mut seen) {
+                if may_write {
+                    self.write_block(here, found, subtree);
                 }
-                _ => self.find(here, request, wanted),
-            };
-            if let Some(found) = found {
                 return self.take_emptied(here, found, request, wanted);
             }
         }
         self.evacuation.fail.fetch_add(1, Ordering::Relaxed);
         Evacuated::Pages(0)
+    }
+
+    /// A block that can be emptied, of what cannot move among its like first, so that it does not
+    /// spread.
+    fn find_for(
+        &self,
+        here: Here<'_>,
+        request: &Request,
+        wanted: Wanted,
+        seen: &mut Seen,
+    ) -> Option<Emptiable> {
+        let is_unmovable = request.mobility == Mobility::Unmovable && request.order < REGION;
+        let only = is_unmovable.then_some(Mobility::Unmovable);
+        let among = only.and_then(|_| self.find(here, request, Wanted { only, ..wanted }, seen));
+        among.or_else(|| self.find(here, request, wanted, seen))
+    }
+
+    /// Writes the dirty pages of a block.
+    fn write_block(&self, here: Here<'_>, block: Emptiable, subtree: u32) {
+        let mut at = block.first.number();
+        let end = at + block.order.nr_pages();
+        while at < end {
+            let mut unwritten = Unwritten::default();
+            while at < end && !unwritten.is_full() {
+                let frame = Frame::new(at);
+                let (size, place) = self.frames.block(frame);
+                at += size.nr_pages();
+                let word = self.frames.word(frame);
+                if place == Place::Out && word.is_unwritten() {
+                    unwritten.add(&self.frames, frame, word);
+                }
+            }
+            if !unwritten.is_empty() {
+                self.offer(here, subtree, &unwritten, (unwritten.nr_dirty().max(1), 0));
+            }
+        }
     }
 
     /// Empties a block that was found, and takes what was asked for of it.
@@ -236,7 +286,9 @@ impl Memory {
         // Of the first one in it, where there are more.
         let beyond_low = match wanted.from {
             (subtree, false) => {
-                let kept = self.look_at(found.first, found.order, (subtree, true)).0;
+                let kept = self
+                    .look_at(found.first, found.order, (subtree, true), false)
+                    .0;
                 kept.err().map(|stays| self.frames.group(stays.frame))
             }
             _ => None,
@@ -286,14 +338,16 @@ impl Memory {
             order: request.order,
             from: (subtree, true),
             only: Some(Mobility::Unmovable),
+            may_write: false,
         };
         let whole = Wanted {
             order: REGION,
             from: (subtree, true),
             only: None,
+            may_write: false,
         };
         for wanted in [among, whole] {
-            if let Some(found) = self.find(here, request, wanted)
+            if let Some(found) = self.find(here, request, wanted, &mut Seen::default())
                 && let Evacuated::Block(frame) = self.take_emptied(here, found, request, wanted)
             {
                 return Some(frame);
@@ -304,14 +358,20 @@ impl Memory {
     }
 
     /// The cheapest block of those looked at, in the nearest zone that has one.
-    fn find(&self, here: Here<'_>, request: &Request, wanted: Wanted) -> Option<Emptiable> {
+    fn find(
+        &self,
+        here: Here<'_>,
+        request: &Request,
+        wanted: Wanted,
+        seen: &mut Seen,
+    ) -> Option<Emptiable> {
         let mut reach = self.zones.reach(here.cpu, request);
-        reach.find_map(|zone| self.find_in(&zone, wanted))
+        reach.find_map(|zone| self.find_in(&zone, wanted, seen))
     }
 
     /// The cheapest block of those looked at in a range of frames: the whole of it, as long as none
     /// is found.
-    fn find_in(&self, zone: &Range<u32>, wanted: Wanted) -> Option<Emptiable> {
+    fn find_in(&self, zone: &Range<u32>, wanted: Wanted, seen: &mut Seen) -> Option<Emptiable> {
         let size = wanted.order.max(REGION).nr_pages();
         let (first, end) = (zone.start / size, zone.end.div_ceil(size));
         let hand = match wanted.only {
@@ -320,12 +380,12 @@ impl Memory {
         };
         let start = hand.load(Ordering::Relaxed);
         let window = (WINDOW_BLOCKS << wanted.order.get()).min(WINDOW_FRAMES);
-        let mut scanned = 0;
+        let before = seen.nr_looks;
         let mut best: Option<Emptiable> = None;
         for step in 0..end - first {
             let region = first + (start % (end - first) + step) % (end - first);
             let part = (region * size).max(zone.start)..(region * size + size).min(zone.end);
-            let found = self.find_in_region(&part, wanted, &mut scanned);
+            let found = self.find_in_region(&part, wanted, seen);
             if found.is_some_and(|found| best.is_none_or(|best| found.nr_pages < best.nr_pages)) {
                 best = found;
                 // A pageblock of one mobility is used up before the next one.
@@ -333,11 +393,11 @@ impl Memory {
                 hand.store(region - first + next, Ordering::Relaxed);
             }
             let is_cheap = best.is_some_and(|best| best.nr_pages <= 1);
-            if is_cheap || best.is_some() && scanned >= window {
+            if is_cheap || best.is_some() && seen.nr_looks - before >= window {
                 break;
             }
         }
-        let scanned = u64::from(scanned);
+        let scanned = u64::from(seen.nr_looks - before);
         self.evacuation
             .scanned
             .fetch_add(scanned, Ordering::Relaxed);
@@ -349,23 +409,27 @@ impl Memory {
         &self,
         part: &Range<u32>,
         wanted: Wanted,
-        scanned: &mut u32,
+        seen: &mut Seen,
     ) -> Option<Emptiable> {
         let first = Frame::new(part.start);
         let is_other = |only| self.zones.mobility(&self.frames, first) != Some(only);
         if wanted.only.is_some_and(is_other) {
             return None;
         }
-        if wanted.order >= REGION && self.is_known_to_stay(part) {
-            *scanned += 1;
+        if wanted.order >= REGION
+            && let Some(word) = self.known_to_stay(part, wanted.may_write)
+        {
+            seen.nr_looks += 1;
+            seen.has_unwritten |= may_go(word, true);
             return None;
         }
         let nr_pages = wanted.order.nr_pages();
         let mut best: Option<Emptiable> = None;
         let mut at = part.start.next_multiple_of(nr_pages);
         while part.end.saturating_sub(at) >= nr_pages && best.is_none_or(|best| best.nr_pages > 1) {
-            let (found, looks) = self.look_at(Frame::new(at), wanted.order, wanted.from);
-            *scanned += looks;
+            let (found, looks) =
+                self.look_at(Frame::new(at), wanted.order, wanted.from, wanted.may_write);
+            seen.nr_looks += looks;
             at += nr_pages;
             match found {
                 Ok(found) => {
@@ -376,6 +440,7 @@ impl Memory {
                 }
                 Err(obstacle) => {
                     at = at.max(obstacle.end.next_multiple_of(nr_pages));
+                    seen.has_unwritten |= may_go(self.frames.word(obstacle.frame), true);
                     let hint = u64::from(Frame::pack(Some(obstacle.frame)));
                     let place = self.evacuation.obstacle(obstacle.frame);
                     place.store(hint, Ordering::Relaxed);
@@ -385,25 +450,28 @@ impl Memory {
         best
     }
 
-    /// Whether a frame that had to stay when its pageblock was last looked at still has to.
-    fn is_known_to_stay(&self, part: &Range<u32>) -> bool {
+    /// The word of a frame that had to stay when its pageblock was last looked at, if it still has.
+    fn known_to_stay(&self, part: &Range<u32>, may_write: bool) -> Option<Word> {
         let pageblocks = part.clone().step_by(index(PAGEBLOCK_PAGES));
-        pageblocks.map(Frame::new).any(|pageblock| {
+        pageblocks.map(Frame::new).find_map(|pageblock| {
             let hint = self.evacuation.obstacle(pageblock).load(Ordering::Relaxed);
             let frame = u32::try_from(hint).ok().and_then(Frame::unpack);
-            frame.is_some_and(|frame| has_to_stay(self.frames.word(frame)))
+            let word = self.frames.word(frame?);
+            has_to_stay(word, may_write).then_some(word)
         })
     }
 
     /// What it costs to empty a block, or the first frame of it that has to stay; and the records
     /// looked at. Without a lock: who empties it may find it changed.
     ///
-    /// From head to head: `first` is the head of a block or of something larger that covers it.
+    /// Where it `may_write`, what goes includes pages that have to be written first. From head to
+    /// head: `first` is the head of a block or of something larger that covers it.
     pub(super) fn look_at(
         &self,
         first: Frame,
         order: Order,
         from: (u32, bool),
+        may_write: bool,
     ) -> (Result<Emptiable, Obstacle>, u32) {
         let mut spares = Spares::new();
         let mut emptiable = Emptiable {
@@ -432,7 +500,7 @@ impl Memory {
             }
             let word = self.frames.word(frame);
             let group = self.frames.group(frame);
-            let may_go = word.state() == State::Live && word.is_evictable();
+            let may_go = word.state() == State::Live && may_go(word, may_write);
             if !may_go || !spares.take(self, group, size.nr_pages(), from) {
                 return (stays, looks);
             }

@@ -49,7 +49,7 @@ impl Memory {
         if !self.zones.may_take(&self.frames, first) {
             return None;
         }
-        let found = self.look_at(first, REGION, from).0.ok()?;
+        let found = self.look_at(first, REGION, from, false).0.ok()?;
         let is_worth_it = found.nr_pages > 0 && found.order == REGION;
         if !is_worth_it {
             return None;

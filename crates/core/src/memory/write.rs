@@ -389,16 +389,7 @@ impl Memory {
         } else {
             (nr_pages, 0)
         };
-        let mut writes = Writes {
-            memory: self,
-            cpu: here.cpu,
-            subtree: reach.subtree,
-            unwritten: &unwritten,
-            nr_taken: 0,
-            nr_cold,
-            only: None,
-        };
-        here.platform.write_back(&mut writes, nr_needed);
+        self.offer(here, reach.subtree, &unwritten, (nr_needed, nr_cold));
         let nr_freed = match nr_freed {
             0 => self.evict_written(here.cpu, reach, (&unwritten, want)),
             freed => freed,
@@ -412,6 +403,26 @@ impl Memory {
             nr_freed,
             is_unwritten: nr_freed == 0,
         }
+    }
+
+    /// Offers writes to the platform: so many that are needed, and so many that go when they end.
+    pub(super) fn offer(
+        &self,
+        here: Here<'_>,
+        subtree: u32,
+        unwritten: &Unwritten,
+        (nr_needed, nr_cold): (u32, u32),
+    ) {
+        let mut writes = Writes {
+            memory: self,
+            cpu: here.cpu,
+            subtree,
+            unwritten,
+            nr_taken: 0,
+            nr_cold,
+            only: None,
+        };
+        here.platform.write_back(&mut writes, nr_needed);
     }
 
     /// Evicts up to `nr_pages` pages that were dirty at the cold end and have been written since:

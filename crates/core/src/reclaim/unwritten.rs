@@ -65,6 +65,11 @@ impl Unwritten {
         self.nr_dirty == MAX_BATCH
     }
 
+    /// Adds the page of a frame that would go if it were written, as its word has it.
+    pub fn add(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
+        self.note(frames, (frame, word), Token::new(0));
+    }
+
     /// Notes a page; whether as one that is to be written.
     pub(super) fn note(
         &mut self,

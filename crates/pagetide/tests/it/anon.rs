@@ -3,7 +3,7 @@
 use crate::child;
 use crate::disk::{Disk, EIO, ENOSPC, Fault};
 use pagetide::{
-    Anon, Builder, ByteSize, Error, Group, Memory, PAGE_BYTES, Policy, Store, resident_bytes,
+    Anon, Builder, ByteSize, Error, Group, Memory, Order, PAGE_BYTES, Policy, Store, resident_bytes,
 };
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -475,4 +475,19 @@ fn resident_memory_stays_in_the_budget_with_four_times_as_much() {
     println!("anon: at most {most} bytes resident, {:?}", memory.stats());
     assert!(most <= BUDGET + BUDGET / 50 + (16 << 20), "{most} bytes");
     assert!(memory.stats().pswpout >= 2 * 3 * BUDGET / PAGE);
+}
+
+#[test]
+fn a_large_block_is_had_where_all_memory_is_anon_pages() {
+    let memory = memory_on(&Disk::default(), ByteSize::mib(32));
+    let region = memory.root().anon(4096).unwrap();
+    (0..4096).for_each(|page| write(&region, page, 1));
+    let block = memory.root().alloc(Order::new(6)).unwrap();
+    let large = memory.root().alloc(Order::new(9));
+    println!("anon: {large:?}");
+    drop(block);
+    let reserved = memory.root().reserve(ByteSize::mib(3)).unwrap();
+    (0..4096).for_each(|page| check(&region, page, 1));
+    drop(reserved);
+    large.unwrap();
 }

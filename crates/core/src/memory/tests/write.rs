@@ -490,3 +490,36 @@ fn a_dirty_anon_page_goes_as_a_clean_one_does() {
         assert_eq!(anon_left(policy, true, &writer), 64, "{policy}");
     }
 }
+
+#[test]
+fn a_block_is_had_by_writing_where_all_else_is_dirty() {
+    let order = Order::new(4).unwrap();
+    for fails in [None, Some((|_| true) as fn(u32) -> bool)] {
+        let (memory, file, frames) = full_of_dirty_pages();
+        let root = memory.groups().root();
+        // Every other page is in use: what goes first lies in pieces.
+        for page in (0..frames.len() as u64).step_by(2) {
+            (0..4).for_each(|_| _ = touch(&memory, root, key(file, page)));
+        }
+        let writer = Writer {
+            fails,
+            ..Writer::default()
+        };
+        let here = Here::new(CPU, &writer);
+        let wanted = frames.len() / 16 * 3 / 4;
+        let blocks: Vec<_> = (0..wanted)
+            .map_while(|_| memory.alloc_buf(here, root, order).ok())
+            .collect();
+        match fails {
+            None => assert_eq!(blocks.len(), wanted),
+            Some(_) => {
+                assert!(blocks.is_empty());
+                let is_dirty = |&frame: &Frame| state(&memory, frame) == (true, false);
+                assert!(frames.iter().all(is_dirty));
+            }
+        }
+        let free = |(frame, _)| memory.free_buf(CPU, frame);
+        blocks.into_iter().for_each(free);
+        memory.check();
+    }
+}

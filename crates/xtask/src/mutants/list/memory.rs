@@ -243,4 +243,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   if before.has(flag::WAIT) && before.pins() > 1 {",
         tests: Tests::Whole,
     },
+    Mutant {
+        name: "dirty pages are in the way of a block for ever",
+        file: "memory/evacuate.rs",
+        find: "let word = if may_write { word.as_written() } else { word };",
+        replace: "let _ = may_write;",
+        tests: Tests::Plain("a_block_is_had_by_writing"),
+    },
 ];
