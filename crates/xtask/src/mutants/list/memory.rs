@@ -83,8 +83,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the search for a block gives up after its window",
         file: "memory/evacuate.rs",
-        find: "if is_cheap || best.is_some() && scanned >= window {",
-        replace: "if is_cheap || scanned >= window {",
+        find: "if is_cheap || best.is_some() && seen.nr_looks - before >= window {",
+        replace: "if is_cheap || seen.nr_looks - before >= window {",
         tests: Tests::Plain("evacuate"),
     },
     Mutant {
