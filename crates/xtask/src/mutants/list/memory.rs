@@ -90,8 +90,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a frame that had to stay is remembered for ever",
         file: "memory/evacuate.rs",
-        find: "frame.is_some_and(|frame| has_to_stay(self.frames.word(frame)))",
-        replace: "frame.is_some()",
+        find: "has_to_stay(word, may_write).then_some(word)",
+        replace: "Some(word)",
         tests: Tests::Plain("evacuate"),
     },
     Mutant {
