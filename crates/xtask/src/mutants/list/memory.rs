@@ -118,8 +118,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "long pins are spread where no pageblock is theirs",
         file: "memory/longterm.rs",
-        find: "emptied = self.evacuate_unmovable(here, &request, subtree);",
-        replace: "",
+        find: "if let Some(frame) = self.evacuate_unmovable(here, &request, subtree) {",
+        replace: "if let Some(frame) = None {",
         tests: Tests::Plain("longterm"),
     },
     Mutant {

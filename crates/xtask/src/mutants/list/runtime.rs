@@ -27,16 +27,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a write under way brings back what was cut",
         file: "file/resize.rs",
-        find: "backing.cut(len);\n        backing.cut_store()",
-        replace: "backing.cut_store()",
+        find: "backing.cut(len);\n        backing.catch_up_in(&turn)",
+        replace: "backing.catch_up_in(&turn)",
         tests: Tests::Runtime("torture::a_write_under_way"),
     },
     Mutant {
         name: "a store is cut to what it is known to have",
         file: "backing.rs",
-        find: "let cut = self.source.written().set_len(len);",
-        replace: "let len = self.stored.load(Ordering::Acquire); \
-                  let cut = self.source.written().set_len(len);",
+        find: "let len = self.len();\n            store\n",
+        replace: "let len = self.stored.load(Ordering::Acquire);\n            store\n",
         tests: Tests::Runtime("torture::a_write_under_way"),
     },
     Mutant {
@@ -49,13 +48,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a slot is given away while it is read",
         file: "spill/map.rs",
-        find: "if *word & READING == 0 {",
-        replace: "if true {",
+        find: "Place::Slot(slot) if *word & READING == 0 => {",
+        replace: "Place::Slot(slot) => {",
         tests: Tests::Runtime("anon::a_slot"),
     },
     Mutant {
         name: "a page that was changed keeps its slot",
-        file: "spill.rs",
+        file: "spill/region.rs",
         find: "for unit in self.units_of(page) {\n            self.map.take(unit",
         replace: "for unit in 0..0 {\n            self.map.take(unit",
         tests: Tests::Runtime("anon"),
