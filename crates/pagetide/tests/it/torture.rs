@@ -95,12 +95,35 @@ struct Written {
 impl Written {
     fn write(&self, file: &File, write: Write) {
         let words = write.words();
-        // A page that others keep pinned: none does so for long, but the machine may be slow.
-        while let Err(error) = file.write_at(&write.bytes(), words.start * 8) {
-            assert!(matches!(error, Error::PageBusy { .. }), "{error}");
+        let is_changed = write.number.is_multiple_of(3) && Written::change(file, write);
+        if !is_changed {
+            // A page that others keep pinned: none does so for long, but the machine may be slow.
+            while let Err(error) = file.write_at(&write.bytes(), words.start * 8) {
+                assert!(matches!(error, Error::PageBusy { .. }), "{error}");
+            }
         }
         let at = usize::try_from(write.writer).unwrap();
         self.done[at].store(write.number, Ordering::Release);
+    }
+
+    /// Writes by a view, where it is in one page and before the end of the file.
+    fn change(file: &File, write: Write) -> bool {
+        let words = write.words();
+        let page = words.start / WORDS;
+        if words.end > (page + 1) * WORDS {
+            return false;
+        }
+        let mut view = match file.pin_mut(page) {
+            Ok(view) => view,
+            Err(Error::PageBusy { .. } | Error::PastEnd { .. }) => return false,
+            Err(error) => panic!("{error}"),
+        };
+        let byte = |word: u64| usize::try_from((word - page * WORDS) * 8).unwrap();
+        if byte(words.end) > view.len() {
+            return false;
+        }
+        view[byte(words.start)..byte(words.end)].copy_from_slice(&write.bytes());
+        true
     }
 
     fn done(&self) -> [u64; WRITERS] {
@@ -221,6 +244,21 @@ impl World<'_> {
         assert!(*pinned == before[..], "page {page} changed under a pin");
     }
 
+    /// Several at once.
+    fn pin_many(&self, file: &File, random: u64) {
+        let pages = [0, 8, 16, 24].map(|shift| (random >> shift) % NR_PAGES);
+        let done = self.written.done();
+        match file.pin_many(&pages) {
+            Ok(pinned) => {
+                for (&page, pinned) in pages.iter().zip(&pinned) {
+                    self.check(page, pinned, &done);
+                }
+            }
+            Err(Error::PastEnd { page, .. }) if page >= NR_KEPT => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
     fn check(&self, page: u64, bytes: &[u8], done: &[u64]) {
         assert!(
             page >= NR_KEPT || bytes.len() == PAGE,
@@ -259,6 +297,10 @@ impl World<'_> {
             match random & 7 {
                 0..3 => self.retry(|| self.file.sync()),
                 3..5 => self.retry(|| self.file.flush_range(random % (1 << 18)..)),
+                5 if random & 8 != 0 => {
+                    let first = (random >> 20) % NR_PAGES;
+                    self.file.prefetch(first..first + 8);
+                }
                 5 => {
                     let _some = self.group.reclaim(ByteSize::kib(64));
                 }
@@ -333,6 +375,7 @@ fn everything_at_once_over_one_file_leaves_what_some_order_of_writes_does() {
             }));
         }
         threads.push(scope.spawn(|| world.until_over(2, |random| world.pin(file, random))));
+        threads.push(scope.spawn(|| world.until_over(3, |random| world.pin_many(file, random))));
         threads.push(scope.spawn(|| world.cutter()));
         threads.push(scope.spawn(|| world.pusher()));
         threads.push(scope.spawn(|| world.opener()));
