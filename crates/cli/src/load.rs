@@ -5,6 +5,7 @@ use crate::failure::{Failure, chain};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagetide_sim::trace::{Trace, TraceOptions};
+use rustix::time::ClockId;
 use std::time::{Duration, Instant};
 
 /// Reads the trace that the command line names.
@@ -40,7 +41,16 @@ pub(crate) fn timed<T>(latencies: &mut Histogram<u64>, work: impl FnOnce() -> T)
 
 /// CPU time of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time_of(ClockId::ProcessCPUTime)
+}
+
+/// CPU time of this thread.
+pub(crate) fn thread_time() -> Duration {
+    time_of(ClockId::ThreadCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }

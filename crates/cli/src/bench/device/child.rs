@@ -95,16 +95,19 @@ fn measure(
         ((before, after), done)
     });
     let (before, after) = (counts.0?, counts.1?);
-    let (mut latencies, mut hit_ns) = (load::histogram(), Vec::new());
+    let (mut latencies, mut hits) = (load::histogram(), Vec::new());
     for thread in done {
         let thread = thread?;
         latencies.add(thread.latencies).expect("of the same bounds");
-        hit_ns.extend(thread.hit_ns);
+        hits.extend(thread.hits);
     }
     let requests = f64::from(spec.requests);
     let elapsed = after.at - before.at;
     let misses = (after.misses - before.misses) as f64;
-    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    let mean = |of: fn(&Hits) -> f64| {
+        let sum: f64 = hits.iter().map(of).sum();
+        (!hits.is_empty()).then(|| sum / hits.len() as f64)
+    };
     Ok(Outcome {
         hit_ratio: output::rounded((1.0 - misses / requests).max(0.0)),
         iops: requests / elapsed.as_secs_f64(),
@@ -112,13 +115,20 @@ fn measure(
         ns_p99: latencies.value_at_quantile(0.99),
         cpu_ns: (after.cpu - before.cpu).as_nanos() as f64 / requests,
         resident_bytes: 0,
-        hit_ns: (!hit_ns.is_empty()).then(|| mean(&hit_ns)),
+        hit_ns: mean(|hits| hits.ns),
+        hit_cpu_ns: mean(|hits| hits.cpu_ns),
     })
 }
 
 struct Measured {
     latencies: Histogram<u64>,
-    hit_ns: Option<f64>,
+    hits: Option<Hits>,
+}
+
+/// Nanoseconds of a read of what is there.
+struct Hits {
+    ns: f64,
+    cpu_ns: f64,
 }
 
 /// A reader: warms up, measures, and where that tells something reads what is there again.
@@ -140,23 +150,27 @@ fn thread(
     let read = run(measured, &mut latencies);
     barrier.wait();
     barrier.wait();
-    let hit_ns = match source.misses() {
+    let hits = match source.misses() {
         Some(_) => Some(hits(&mut run, measured)?),
         None => None,
     };
     reader.and(warmed.and(read))?;
-    Ok(Measured { latencies, hit_ns })
+    Ok(Measured { latencies, hits })
 }
 
-/// Nanoseconds of a read of what is there, of a thread: of a few pages, again and again.
+/// Reads what is there, in one thread: a few pages, again and again.
 fn hits(
     run: &mut impl FnMut(&[u32], &mut Histogram<u64>) -> Result<(), Failure>,
     pages: &[u32],
-) -> Result<f64, Failure> {
+) -> Result<Hits, Failure> {
     let few = &pages[..pages.len().min(64)];
     let again: Vec<u32> = few.iter().copied().cycle().take(NR_HITS).collect();
     run(few, &mut load::histogram())?;
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), load::thread_time());
     run(&again, &mut load::histogram())?;
-    Ok(start.elapsed().as_nanos() as f64 / again.len() as f64)
+    let of_one = |time: Duration| time.as_nanos() as f64 / again.len() as f64;
+    Ok(Hits {
+        ns: of_one(start.elapsed()),
+        cpu_ns: of_one(load::thread_time() - cpu),
+    })
 }

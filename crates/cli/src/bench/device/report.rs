@@ -1,5 +1,6 @@
 //! Rows, and what of the ceiling was reached.
 
+use super::super::turns;
 use super::spec::{Engine, Outcome, Spec};
 use crate::failure::Failure;
 use crate::output;
@@ -33,6 +34,8 @@ pub(super) struct Row {
     /// Of pagetide: reads/s where a hit costs this, and a miss what the device alone takes.
     ceiling_iops: Option<u64>,
     of_ceiling: Option<f64>,
+    /// The same of CPU time: what hits and direct reads take, to what these reads took.
+    cpu_of_ceiling: Option<f64>,
 }
 
 /// What was not measured, and why: a stable interface.
@@ -92,21 +95,16 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
     for runs in &mut outcomes {
         runs.sort_by(|one, other| one.iops.total_cmp(&other.iops));
     }
-    let median_iops = |wanted: Engine, of: &Spec, depth: u32| {
+    let runs_of = |wanted: Engine, of: &Spec, depth: u32| {
         let is_wanted = |spec: &Spec| {
             let load = (spec.pages, spec.threads, spec.depth);
             spec.engine == wanted && load == (of.pages, of.threads, depth)
         };
         let at = specs.iter().position(is_wanted)?;
-        let runs = &outcomes[at];
-        Some(runs.get(runs.len() / 2)?.iops)
+        Some(&outcomes[at][..])
     };
     let row = |spec: &Spec, runs: &[Outcome]| {
-        let median = |of: fn(&Outcome) -> f64| {
-            let mut all: Vec<f64> = runs.iter().map(of).collect();
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        };
+        let median = |of: fn(&Outcome) -> f64| turns::median(runs, of);
         let whole = output::whole;
         let (iops, hit_ratio) = (median(|run| run.iops), median(|run| run.hit_ratio));
         let hit_ns = runs[0]
@@ -116,14 +114,17 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
             1 => Engine::Direct,
             _ => Engine::DirectRing,
         };
-        let raw_iops = median_iops(raw, spec, spec.depth);
-        let ceiling_iops = hit_ns.zip(raw_iops).map(|(hit_ns, raw_iops)| {
-            ceiling(
-                spec.threads,
-                hit_ratio,
-                hit_ns,
-                ns_of(spec.threads, raw_iops),
-            )
+        let raw = runs_of(raw, spec, spec.depth);
+        let ceiling_iops = hit_ns.zip(raw).map(|(hit_ns, raw)| {
+            let raw_iops = turns::median(raw, |run| run.iops);
+            let raw_ns = ns_of(spec.threads, raw_iops);
+            ceiling(spec.threads, hit_ratio, hit_ns, raw_ns)
+        });
+        let cpu_ns = median(|run| run.cpu_ns);
+        let cpu_of_ceiling = hit_ns.and(raw).map(|raw| {
+            let hit_ns = median(|run| run.hit_cpu_ns.unwrap_or(0.0));
+            let raw_ns = turns::median(raw, |run| run.cpu_ns);
+            output::rounded((hit_ratio * hit_ns + (1.0 - hit_ratio) * raw_ns) / cpu_ns)
         });
         Row {
             pages: spec.distribution().to_string(),
@@ -137,15 +138,16 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
             iops: whole(iops),
             iops_min: whole(runs[0].iops),
             iops_max: whole(runs[runs.len() - 1].iops),
-            to_kernel: median_iops(Engine::Pread, spec, 1)
-                .map(|kernel| output::rounded(iops / kernel)),
+            to_kernel: runs_of(Engine::Pread, spec, 1)
+                .map(|kernel| output::rounded(iops / turns::median(kernel, |run| run.iops))),
             ns_p50: whole(median(|run| run.ns_p50 as f64)),
             ns_p99: whole(median(|run| run.ns_p99 as f64)),
-            cpu_ns: whole(median(|run| run.cpu_ns)),
+            cpu_ns: whole(cpu_ns),
             resident_bytes: whole(median(|run| run.resident_bytes as f64)),
             hit_ns: hit_ns.map(whole),
             ceiling_iops: ceiling_iops.map(whole),
             of_ceiling: ceiling_iops.map(|ceiling| output::rounded(iops / ceiling)),
+            cpu_of_ceiling,
         }
     };
     let runs = specs.iter().zip(&outcomes);
@@ -181,6 +183,7 @@ fn table(rows: &[Row]) -> String {
         "memory",
         "hit",
         "of ceiling",
+        "CPU of ceiling",
     ];
     let dash = || "-".to_owned();
     let row = |row: &Row| {
@@ -198,6 +201,7 @@ fn table(rows: &[Row]) -> String {
             output::mib(row.resident_bytes),
             row.hit_ns.map_or_else(dash, output::time),
             row.of_ceiling.map_or_else(dash, output::percent),
+            row.cpu_of_ceiling.map_or_else(dash, output::percent),
         ]
     };
     output::table(&header, 2, rows.iter().map(row).collect())

@@ -111,6 +111,8 @@ pub(super) struct Outcome {
     pub(super) resident_bytes: u64,
     /// Of pagetide: nanoseconds of a request whose page is there, as many threads at once.
     pub(super) hit_ns: Option<f64>,
+    /// CPU time of such a request.
+    pub(super) hit_cpu_ns: Option<f64>,
 }
 
 #[cfg(test)]
