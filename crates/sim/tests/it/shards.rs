@@ -23,8 +23,10 @@ struct Off {
 fn sizes(samples: &Samples, trace: &Trace) -> Vec<u32> {
     let least = f64::from(samples.least_frames());
     let ratio = f64::from(trace.nr_unique) / least;
-    let sizes = (0..12).map(|at| (least * ratio.powf(f64::from(at) / 11.0)).round() as u32);
-    sizes.collect()
+    // Between the least and the number of pages: the cast is exact.
+    #[allow(clippy::cast_possible_truncation)]
+    let size = |at| (least * ratio.powf(f64::from(at) / 11.0)).round() as u32;
+    (0..12).map(size).collect()
 }
 
 fn off(
