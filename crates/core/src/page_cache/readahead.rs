@@ -140,8 +140,8 @@ pub enum Hint {
 }
 
 /// Pages that are read at once at most, where that are `max_bytes` without a hint, in pages of
-/// `page_bytes`; of `capacity` pages, those that the reader may have, no more than an eighth: 0 for
-/// none. What is read ahead must not push itself out before it is read.
+/// `page_bytes`; of `capacity` pages, those that the reader may have, no more than a sixteenth: 0
+/// for none. Two windows are under way at most, which must not push each other out.
 ///
 /// # Panics
 /// Where `page_bytes` is 0.
@@ -152,7 +152,7 @@ pub fn max_pages(hint: Hint, max_bytes: u64, page_bytes: u64, capacity: u64) -> 
         Hint::Sequential => max_bytes.saturating_mul(2),
         Hint::Random => 0,
     };
-    let pages = (max_bytes / page_bytes).min(capacity / 8);
+    let pages = (max_bytes / page_bytes).min(capacity / 16);
     u32::try_from(pages).unwrap_or(u32::MAX).min(MAX_PAGES)
 }
 
@@ -232,8 +232,8 @@ mod tests {
         assert_eq!(max(Hint::Normal, 64 << 10), 2);
         // A page above the maximum is read as it is asked for.
         assert_eq!(max(Hint::Normal, 256 << 10), 0);
-        assert_eq!(max_pages(Hint::Normal, 128 << 10, 4096, 64), 8);
-        assert_eq!(max_pages(Hint::Normal, 128 << 10, 4096, 7), 0);
+        assert_eq!(max_pages(Hint::Normal, 128 << 10, 4096, 64), 4);
+        assert_eq!(max_pages(Hint::Normal, 128 << 10, 4096, 15), 0);
         assert_eq!(max_pages(Hint::Normal, 0, 4096, 1 << 20), 0);
         assert_eq!(max_pages(Hint::Normal, u64::MAX, 4096, u64::MAX), MAX_PAGES);
     }

@@ -34,6 +34,8 @@ pub struct Bounds {
     pub nr_pages: u64,
     /// Pages that are read at once at most: not 0.
     pub max: u32,
+    /// Pages in the windows of all readers together at most: each has its part of them.
+    pub all: u32,
     /// Pages between two readers at most, where those between are kept for the one behind: as many
     /// as are resident. 0: none are, and none go.
     pub reach: u64,
@@ -119,8 +121,8 @@ impl Streams {
     /// Page `request.start` was missed by a request of these pages. `cached` tells how many pages
     /// directly before it are cached, looking at no more than it is given.
     ///
-    /// What is to be read has the page, is no longer than `bounds.max` and ends with the file. Of a
-    /// reader who is not sequential it is what was asked for.
+    /// What is to be read has the page, is no longer than the reader's part and ends with the file.
+    /// Of a reader who is not sequential it is what was asked for.
     /// O([`NR_STREAMS`]), and one call of `cached` at most.
     ///
     /// # Panics
@@ -131,17 +133,17 @@ impl Streams {
         bounds: Bounds,
         cached: impl FnOnce(u32) -> u32,
     ) -> Ahead {
-        let (page, max) = (request.start, bounds.max);
+        self.clock += 1;
+        let (page, max) = (request.start, self.share(bounds));
         let nr_asked = request.end.saturating_sub(page).max(1);
         let nr_asked = u32::try_from(nr_asked).unwrap_or(u32::MAX);
-        self.clock += 1;
         let Some(index) = self.going_on(page) else {
             let start = match page == 0 || nr_asked > max {
                 true => Start::Sequential,
                 false => Start::After(cached(max)),
             };
             let window = readahead::first(page, nr_asked, start, max);
-            return self.begin(page, nr_asked, window, bounds);
+            return self.begin((page, nr_asked.min(max)), window, bounds);
         };
         let stream = self.streams[index].as_mut().expect("found just now");
         let goes_on = stream.is_sequential && page == stream.window.end();
@@ -172,8 +174,9 @@ impl Streams {
             one.is_some_and(|one| one.is_sequential && one.window.marker() == page)
         };
         let index = self.streams.iter().position(is_there)?;
+        let max = self.share(bounds);
         let stream = self.streams[index].as_mut().expect("found just now");
-        stream.window = stream.window.next(bounds.max);
+        stream.window = stream.window.next(max);
         let read = up_to(stream.window.pages(), bounds);
         let (passed, turn) = self.pass(index, page, bounds.reach);
         Some(Ahead {
@@ -182,6 +185,13 @@ impl Streams {
             turn,
             was_lost: false,
         })
+    }
+
+    /// Pages that are read at once at most for one of the readers that there are.
+    fn share(&self, bounds: Bounds) -> u32 {
+        let there = self.streams.iter().flatten();
+        let nr_there: u32 = there.filter(|one| !one.is_old(self.clock)).map(|_| 1).sum();
+        bounds.max.min(bounds.all / nr_there.max(1)).max(1)
     }
 
     /// Whose next page this is: of several, who is nearest.
@@ -195,17 +205,18 @@ impl Streams {
     }
 
     /// A reader of whom nothing was known, in the place of the one who matters least.
-    fn begin(&mut self, page: u64, nr_asked: u32, window: Option<Window>, bounds: Bounds) -> Ahead {
+    fn begin(
+        &mut self,
+        (page, nr_asked): (u64, u32),
+        window: Option<Window>,
+        bounds: Bounds,
+    ) -> Ahead {
         let asked = Window {
             start: page,
             size: nr_asked,
             async_size: 1,
         };
-        let pages = window.unwrap_or(asked).pages();
-        let read = up_to(
-            pages.start..pages.end.min(page + u64::from(bounds.max)),
-            bounds,
-        );
+        let read = up_to(window.unwrap_or(asked).pages(), bounds);
         let now = self.clock;
         let least = (0..NR_STREAMS)
             .min_by_key(|&index| self.streams[index].map(|one| (!one.is_old(now), one.seen)));

@@ -27,6 +27,9 @@ const NO_REFS: u8 = crate::frame::MAX_REFS - 3;
 /// The count of a page that came in before anybody looked at it: its first read brings it to where
 /// a page is that came in to be read.
 const UNREAD: u8 = NO_REFS - 1;
+/// Generations for which a page that came in before anybody looked at it waits for its reader: a
+/// sixth of the size at least, where readahead has no more than an eighth under way.
+const UNREAD_AGE: u64 = 1;
 /// Reads in probation that protect a page.
 const REFS_TO_PROTECT: u8 = 2;
 /// The generation of pages older than all stamps that distances are read from.
@@ -179,6 +182,15 @@ impl Gated2q {
             true => Class::Probation,
             false => Class::Protected,
         }
+    }
+
+    /// Whether probation gives nothing yet, because all of it is too young for that: its coldest
+    /// page waits for the reader for whom it was read ahead.
+    fn is_awaited(&self, frames: &FrameTable) -> bool {
+        let tail = self.probation.tail().map(|frame| frames.word(frame));
+        tail.is_some_and(|word| {
+            word.refs() <= UNREAD && !word.has(flag::YOUNG) && self.age(word) <= UNREAD_AGE
+        })
     }
 
     /// Whether a part is still what gives best.
@@ -403,6 +415,10 @@ impl Rules for Gated2q {
                 _ if nr_busy > MAX_BUSY => Class::Protected,
                 Some(part) => part.class,
                 None => self.next_class(),
+            };
+            let class = match class == Class::Probation && self.is_awaited(frames) {
+                true => Class::Protected,
+                false => class,
             };
             let tail = self.queue(class).tail();
             let Some(frame) = tail.or_else(|| self.coldest()) else {

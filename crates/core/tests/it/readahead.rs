@@ -34,12 +34,13 @@ proptest! {
     fn what_is_read_ahead_has_the_page_and_keeps_to_the_bounds(
         ops in prop::collection::vec(op(), 1..200),
         max in 1..70_u32,
+        all in 0..300_u32,
         reach in 0..500_u64,
     ) {
         let mut streams = Streams::new();
         let mut at = [0_u64; NR_STREAMS + 4];
         let mut cached = BTreeSet::new();
-        let mut bounds = Bounds { nr_pages: LEN, max, reach };
+        let mut bounds = Bounds { nr_pages: LEN, max, all, reach };
         for op in ops {
             match op {
                 Op::Seek { reader, page } => at[reader] = page,
@@ -89,7 +90,7 @@ proptest! {
         nr_asked in 1..40_u64,
     ) {
         let mut streams = Streams::new();
-        let bounds = Bounds { nr_pages, max, reach: 100 };
+        let bounds = Bounds { nr_pages, max, all: u32::MAX, reach: 100 };
         let (mut end, mut nr_reads) = (0, 0);
         for start in (0..nr_pages).step_by(usize::try_from(nr_asked).unwrap()) {
             let request = start..(start + nr_asked).min(nr_pages);

@@ -106,3 +106,27 @@ fn who_holds_a_pin_gets_another_while_a_writer_waits() {
     memory.unlatch(CPU, frame, false, &mut effects);
     memory.check();
 }
+
+#[test]
+fn what_is_read_ahead_waits_for_its_reader_and_not_for_ever() {
+    let (memory, group, file) = memory(96, Policy::Gated2q);
+    // A ring of pages that are used, and probation at its target: a tenth.
+    for page in 0..96 {
+        (0..4).for_each(|_| _ = touch(&memory, group, key(file, page)));
+    }
+    (1000..1100).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    // An eighth of the size, and only then the reader.
+    for window in 0..20 {
+        let pages = 2000 + window * 12..2012 + window * 12;
+        pages
+            .clone()
+            .for_each(|page| _ = prefetch(&memory, group, key(file, page)));
+        let missed = pages.filter(|&page| touch(&memory, group, key(file, page)));
+        assert_eq!(missed.count(), 0, "window {window}");
+    }
+    // Nobody comes for these.
+    (3000..3096).for_each(|page| _ = prefetch(&memory, group, key(file, page)));
+    let left = (0..96).filter(|&page| memory.is_resident(key(file, page)));
+    assert!(left.count() > 48, "pages in use are not lost for them");
+    memory.check();
+}

@@ -24,6 +24,7 @@ impl Cached {
             bounds: Bounds {
                 nr_pages,
                 max: MAX,
+                all: u32::MAX,
                 reach: 1000,
             },
             pages: BTreeSet::new(),
@@ -225,4 +226,21 @@ fn a_reader_that_jumps_is_not_two() {
         file.read_each(start..start + 100);
     }
     assert!(file.turns.is_empty(), "{:?}", file.turns);
+}
+
+#[test]
+fn many_readers_share_what_may_be_read_ahead() {
+    let mut file = Cached::new(1 << 20);
+    file.bounds.all = 64;
+    for page in 0..200 {
+        (0..8).for_each(|reader| {
+            file.read_each(reader * 10_000 + page..reader * 10_000 + page + 1);
+        });
+    }
+    let last = file.reads.iter().rev().take(8);
+    assert!(
+        last.clone().all(|read| read.end - read.start == 8),
+        "{:?}",
+        file.reads
+    );
 }

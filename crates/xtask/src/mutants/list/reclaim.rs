@@ -136,4 +136,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self == Form::Next && page_type == PageType::Anon",
         tests: Tests::Plain("mglru"),
     },
+    Mutant {
+        name: "what is read ahead goes before its reader came",
+        file: "reclaim/gated_2q.rs",
+        find: "&& self.age(word) <= UNREAD_AGE",
+        replace: "&& self.age(word) < UNREAD_AGE - 1",
+        tests: Tests::Plain("prefetch"),
+    },
 ];
