@@ -7,7 +7,7 @@ use pagetide_core::memory::{
     BuildError, Config, Effect, Effects, Here, Memory, PageError, PageIn, Platform, Step, Writes,
 };
 use pagetide_core::page_cache::{Access, Found, Mappings};
-use pagetide_core::reclaim::{Policy, Refaults};
+use pagetide_core::reclaim::{Policy, Refaults, Turn};
 use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 use std::cell::Cell;
 
@@ -293,12 +293,19 @@ impl CoreCache {
             let_go(frame, &mut effects);
             return Ok((frame, false));
         }
-        let mut op = PageIn::new(key, group, Access::Copy);
+        let frame = self.bring_in(PageIn::new(key, group, Access::Copy))?;
+        let_go(frame, &mut effects);
+        Ok((frame, true))
+    }
+
+    /// Has a page, pinned.
+    fn bring_in(&self, mut op: PageIn) -> Result<Frame, PageError> {
+        let memory = &self.memory;
+        let mut effects = Effects::new();
         let here = Here::new(CPU, &self.device);
         loop {
             if let Step::Done(frame) = op.step(memory, here, &mut effects)? {
-                let_go(frame, &mut effects);
-                return Ok((frame, true));
+                return Ok(frame);
             }
             while let Some(effect) = effects.pop() {
                 if let Effect::Read(io) = effect {
@@ -306,6 +313,40 @@ impl CoreCache {
                 }
             }
         }
+    }
+
+    fn key(&self, page: u32) -> PageKey {
+        let (_, mapping) = self.readers[0];
+        Mappings::key(mapping, u64::from(page)).expect("32 bits fit a key")
+    }
+
+    /// Whether a page is resident; no access.
+    #[must_use]
+    pub fn is_cached(&self, page: u32) -> bool {
+        self.memory.is_resident(self.key(page))
+    }
+
+    /// Brings a page in that nobody asked for yet: no request, no access. Whether it was read.
+    ///
+    /// # Errors
+    /// [`RunError::Page`].
+    pub fn prefetch(&self, page: u32) -> Result<bool, RunError> {
+        if self.is_cached(page) {
+            return Ok(false);
+        }
+        let (group, _) = self.readers[0];
+        let op = PageIn::new(self.key(page), group, Access::Prefetch);
+        let frame = self.bring_in(op).map_err(|error| RunError::Page {
+            request: self.counts.requests,
+            error,
+        })?;
+        self.memory.unpin(CPU, frame, &mut Effects::new());
+        Ok(true)
+    }
+
+    /// Gives a page its turn: see [`Memory::set_turn`].
+    pub fn set_turn(&self, page: u32, turn: Turn) -> bool {
+        self.memory.set_turn(self.key(page), turn)
     }
 
     /// What was counted so far.

@@ -15,6 +15,7 @@
 //! - [`sizes`] turns fractions of a trace's pages into numbers of frames.
 //! - [`whole`] is all of core under one seed, with faults, beside a model of what has to hold.
 
+mod ahead_run;
 mod core_run;
 pub mod disk;
 pub mod hog;
@@ -30,6 +31,7 @@ pub mod stack_distance;
 pub mod trace;
 pub mod whole;
 
+pub use ahead_run::{AheadCache, AheadCounts};
 pub use core_run::{CoreCache, Costs, RunError, core_run};
 pub use pagetide_core::alloc::Tuner as CoreTuner;
 pub use pagetide_core::reclaim::Policy as CorePolicy;

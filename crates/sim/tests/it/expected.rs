@@ -70,7 +70,7 @@ const WITHOUT_TWIN: &[&str] = &[
     "two-list",
 ];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 

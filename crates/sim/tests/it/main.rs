@@ -7,6 +7,7 @@ mod field;
 mod key_value;
 mod mixes;
 mod policies;
+mod readahead;
 mod scans;
 mod shards;
 mod sizing;
