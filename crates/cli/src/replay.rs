@@ -103,7 +103,8 @@ fn policy(name: &str) -> Result<Policy, Failure> {
 }
 
 fn memory(args: &ReplayArgs, policy: Policy) -> Result<Memory, Failure> {
-    let builder = Memory::builder().policy(policy);
+    // Every miss is to be one of the trace.
+    let builder = Memory::builder().policy(policy).readahead(ByteSize::b(0));
     let builder = match (args.memory, args.frames) {
         (Some(budget), _) => builder.budget(budget),
         (None, frames) => builder.for_resident_pages(frames.unwrap_or(1)),

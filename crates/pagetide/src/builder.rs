@@ -1,7 +1,7 @@
 //! `Memory` and how it is built.
 
 use crate::arena::Arena;
-use crate::file::File;
+use crate::file::{AheadCounts, File};
 use crate::group::Group;
 use crate::home::Home;
 use crate::io::{Engine, IoChoice, IoEngine};
@@ -26,6 +26,8 @@ const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
 
 /// The budget's share of what the process may have, where none is named.
 const DEFAULT_FRACTION: f64 = 0.5;
+/// Source: the kernel's `VM_READAHEAD_PAGES`.
+const READAHEAD: ByteSize = ByteSize::kib(128);
 
 /// One budget, one arena, one tree of groups. A cheap handle.
 #[derive(Clone)]
@@ -63,6 +65,7 @@ pub struct Builder {
     has_thread: bool,
     io_engine: Option<IoEngine>,
     pub(crate) spill: spill::Config,
+    readahead: ByteSize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -235,6 +238,15 @@ impl Builder {
         self
     }
 
+    /// Bytes that are read ahead of each sequential reader of a file at most: 128 KiB by default,
+    /// as the kernel's `read_ahead_kb`; 0 for none. See `docs/readahead.md`.
+    ///
+    /// All readers of a file together have a sixteenth of what their group may have at most.
+    pub fn readahead(mut self, most: ByteSize) -> Builder {
+        self.readahead = most;
+        self
+    }
+
     /// Reserves the arena, builds the memory, and starts its housekeeping thread.
     ///
     /// What is reserved becomes resident where it is used. Until then it is one page of records for
@@ -294,6 +306,7 @@ impl Builder {
             index(topology.nr_cpus()),
         );
         let options = (self.timing, self.spill);
+        let io = (io, AheadCounts::new(self.readahead.as_u64()));
         let shared = Shared::new(core, arena, io, options, isolated, topology, unbound);
         let shared = Arc::new(shared);
         if self.has_thread {
@@ -366,6 +379,7 @@ impl Memory {
             has_thread: true,
             io_engine: None,
             spill: spill::Config::default(),
+            readahead: READAHEAD,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Files read and written through cached pages.
 
+mod ahead;
 mod anon;
 mod many;
 mod open;
@@ -10,6 +11,8 @@ mod tasks;
 mod view;
 mod write;
 
+pub(crate) use ahead::Counts as AheadCounts;
+pub use ahead::Hint;
 pub use anon::Anon;
 pub(crate) use open::Open;
 pub use options::ReadOptions;
@@ -25,6 +28,7 @@ use crate::pins::Counted;
 use crate::stall::Stall;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
+use ahead::Wish;
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
@@ -32,6 +36,7 @@ use pagetide_core::units::{Frame, PageKey};
 use std::cell::Cell;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,6 +54,8 @@ pub struct File {
     open: Arc<Open>,
     group: Group,
     may_write: bool,
+    /// How far its reads are read ahead.
+    wish: Wish,
     /// Writes of the file's pages that failed, as far as this handle has told.
     seen_errors: AtomicU32,
 }
@@ -170,18 +177,18 @@ impl File {
     /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
     /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
-        self.copy_out(buf, offset, |page| {
-            self.pinned(&self.group, page, Access::Copy)
+        self.copy_out(buf, offset, |pages| {
+            self.pinned(&self.group, pages, Access::Copy)
         })
     }
 
-    /// Copies bytes out of pages that `pinned` gives.
+    /// Copies bytes out of pages that `pinned` gives: the first of those that are still asked for.
     #[inline]
     fn copy_out<'a>(
         &'a self,
         buf: &mut [u8],
         offset: u64,
-        pinned: impl Fn(u64) -> Result<Pin<'a>, Error>,
+        pinned: impl Fn(Range<u64>) -> Result<Pin<'a>, Error>,
     ) -> Result<usize, Error> {
         self.check_process()?;
         let page_bytes = self.open.order.bytes() as u64;
@@ -195,7 +202,8 @@ impl File {
             }
             let page = at / page_bytes;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let pin = pinned(page)?;
+            let until = offset.saturating_add(buf.len() as u64).div_ceil(page_bytes);
+            let pin = pinned(page..until)?;
             let end = self.open.backing.bytes_of(page, len);
             let bytes = &pin.bytes()[skip..end];
             let part = bytes.len().min(buf.len() - done);
@@ -224,7 +232,7 @@ impl File {
         if len == 0 {
             return Err(self.past_end(page));
         }
-        let pin = self.pinned(&self.group, page, Access::Pin)?;
+        let pin = self.pinned(&self.group, page..page + 1, Access::Pin)?;
         Ok(pin.into_page(len, None))
     }
 
@@ -278,7 +286,7 @@ impl File {
         if len == 0 {
             return Err(self.past_end(page));
         }
-        let pin = self.pinned(group, page, Access::Pin)?;
+        let pin = self.pinned(group, page..page + 1, Access::Pin)?;
         Ok(pin.into_page(len, Some(counted.into_account())))
     }
 
@@ -297,18 +305,21 @@ impl File {
         }
     }
 
-    fn pinned(&self, group: &Group, page: u64, access: Access) -> Result<Pin<'_>, Error> {
-        self.pinned_until(group, page, access, None)
+    /// Pins the first of `pages`, which somebody asks for; where they are none, a page of which
+    /// readahead is not to know.
+    fn pinned(&self, group: &Group, pages: Range<u64>, access: Access) -> Result<Pin<'_>, Error> {
+        self.pinned_until(group, pages, access, None)
     }
 
     #[inline]
     fn pinned_until(
         &self,
         group: &Group,
-        page: u64,
+        pages: Range<u64>,
         access: Access,
         until: Option<Instant>,
     ) -> Result<Pin<'_>, Error> {
+        let (page, is_read) = (pages.start, !pages.is_empty());
         let open = &*self.open;
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut effects = Effects::new();
@@ -318,11 +329,20 @@ impl File {
             .pin(cpu::current(), key, access, &mut effects);
         open.shared.wake_all(&mut effects);
         if let Found::Pinned(frame) = found {
-            return Ok(Pin::new(&open.shared, frame, open.order));
+            let pin = Pin::new(&open.shared, frame, open.order);
+            if is_read {
+                self.look_ahead(group, page);
+            }
+            return Ok(pin);
         }
         if let Found::Reading(frame) = found {
             // The operation below takes its own pin on it.
             open.shared.unpin(frame);
+        }
+        match found {
+            _ if !is_read => {}
+            Found::Miss => self.missed(group, pages, access),
+            _ => self.look_ahead(group, page),
         }
         let make = |key| PageIn::new(key, group.id(), access);
         let fill = Fill {

@@ -37,6 +37,21 @@ const COUNTS: &[(&str, &str, &str)] = &[
         "Pages that came in by these",
     ),
     (
+        "readahead_pages",
+        "readahead_pages",
+        "Pages that were read ahead of sequential readers",
+    ),
+    (
+        "readahead_passed",
+        "readahead_passed",
+        "Pages that sequential readers came past",
+    ),
+    (
+        "readahead_lost",
+        "readahead_lost",
+        "Pages that were gone before their reader came",
+    ),
+    (
         "pswpin",
         "pswpin",
         "Pages that were read back from a spill file",

@@ -2,7 +2,7 @@
 
 use crate::hooks::Given;
 use crate::store::{DirectFile, Store, UNBLOCKED};
-use crate::{Error, File, Group, Hooks, Memory, Order};
+use crate::{ByteSize, Error, File, Group, Hooks, Memory, Order};
 use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -35,6 +35,7 @@ pub struct OpenOptions {
     truncate: bool,
     order: Order,
     hooks: Option<Given>,
+    readahead: Option<u64>,
 }
 
 impl Default for OpenOptions {
@@ -53,6 +54,7 @@ impl OpenOptions {
             truncate: false,
             order: Order::new(0),
             hooks: None,
+            readahead: None,
         }
     }
 
@@ -97,8 +99,8 @@ impl OpenOptions {
         self
     }
 
-    /// Caches the pages of any store, as [`Memory::open_store`] does, with the order and the hooks
-    /// of these options; all else is the store's to say.
+    /// Caches the pages of any store, as [`Memory::open_store`] does, with the order, the
+    /// hooks and the readahead of these options; all else is the store's to say.
     ///
     /// # Errors
     /// As [`Memory::open_store`]; with hooks, [`Error::OverLimit`] and [`Error::NoBlock`], too.
@@ -110,7 +112,18 @@ impl OpenOptions {
         group: &Group,
     ) -> Result<File, Error> {
         let with = (self.order, self.hooks.clone());
-        File::open_store(memory.home(), store, name.to_owned(), with, group)
+        let file = File::open_store(memory.home(), store, name.to_owned(), with, group)?;
+        if let Some(most) = self.readahead {
+            file.set_readahead(most);
+        }
+        Ok(file)
+    }
+
+    /// Bytes that are read ahead of a sequential reader at most, in place of
+    /// [`Builder::readahead`](crate::Builder::readahead); 0 for none.
+    pub fn readahead(mut self, most: ByteSize) -> OpenOptions {
+        self.readahead = Some(most.as_u64());
+        self
     }
 
     /// Opens a regular file; what it brings in is charged to `group`.
@@ -140,6 +153,9 @@ impl OpenOptions {
         let file = File::open_direct(memory.home(), file, name, with, group)?;
         if let Some(folder) = folder {
             file.is_new_in(folder);
+        }
+        if let Some(most) = self.readahead {
+            file.set_readahead(most);
         }
         if self.truncate {
             file.set_len(0)?;

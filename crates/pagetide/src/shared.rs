@@ -4,7 +4,7 @@ use crate::Error;
 use crate::arena::Arena;
 use crate::backing::{Backing, error_of};
 use crate::cpu;
-use crate::file::Open;
+use crate::file::{AheadCounts, Open};
 use crate::flusher::Flusher;
 use crate::group;
 use crate::io::Engine;
@@ -49,6 +49,7 @@ pub(crate) struct Shared {
     pub(crate) waiters: Waiters,
     /// How many reads get under way together.
     pub(crate) io: Engine,
+    pub(crate) readahead: AheadCounts,
     names: Mutex<HashMap<u32, Named>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
@@ -99,7 +100,7 @@ impl Shared {
     pub(crate) fn new(
         core: Core,
         arena: Arena,
-        io: Engine,
+        (io, readahead): (Engine, AheadCounts),
         (timing, swap): (Timing, spill::Config),
         isolated: Vec<u32>,
         topology: Topology,
@@ -116,6 +117,7 @@ impl Shared {
             arena,
             waiters: Waiters::new(),
             io,
+            readahead,
             names: Mutex::new(names),
             files: Mutex::default(),
             closed: Condvar::new(),

@@ -37,6 +37,12 @@ pub struct Stats {
     pub zswpwb: u64,
     /// Bytes of the spill file that are in use.
     pub swap_used_bytes: u64,
+    /// Pages whose reads were begun before anybody asked for them, or with the page that was.
+    pub readahead_pages: u64,
+    /// Pages that sequential readers have come past.
+    pub readahead_passed: u64,
+    /// Pages that were gone again when their reader came: too much was read ahead.
+    pub readahead_lost: u64,
     /// Pages that are cached, being read, or working memory.
     pub resident_pages: u64,
     /// Pages that reclaim looked at.
@@ -95,7 +101,7 @@ impl Stats {
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
     #[expect(clippy::too_many_lines, reason = "a list of all fields")]
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 35] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 38] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -104,6 +110,9 @@ impl Stats {
             ring_enters,
             batched_reads,
             batched_pages,
+            readahead_pages,
+            readahead_passed,
+            readahead_lost,
             resident_pages,
             pgscan,
             pgsteal,
@@ -166,6 +175,9 @@ impl Stats {
             ("ring_enters", ring_enters),
             ("batched_reads", batched_reads),
             ("batched_pages", batched_pages),
+            ("readahead_pages", readahead_pages),
+            ("readahead_passed", readahead_passed),
+            ("readahead_lost", readahead_lost),
             ("pswpin", pswpin),
             ("pswpout", pswpout),
             ("zswpin", zswpin),
@@ -273,6 +285,7 @@ impl Memory {
     pub fn stats(&self) -> Stats {
         let core = self.home().core.stats();
         let [ring_enters, batched_reads, batched_pages] = self.home().io.counts.get();
+        let [readahead_pages, readahead_passed, readahead_lost] = self.home().readahead.get();
         Stats {
             bytes_read: self.home().bytes_read(),
             bytes_written: self.home().bytes_written(),
@@ -287,6 +300,9 @@ impl Memory {
             zswpin: self.home().swap.zswpin.load(Ordering::Relaxed),
             zswpwb: self.home().swap.zswpwb.load(Ordering::Relaxed),
             swap_used_bytes: self.home().swap.used_bytes().0,
+            readahead_pages,
+            readahead_passed,
+            readahead_lost,
             resident_pages: u64::from(core.nr_used),
             pgscan: core.pgscan,
             pgsteal: core.pgsteal,

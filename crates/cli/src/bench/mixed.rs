@@ -79,7 +79,10 @@ pub(super) fn run(args: &MixedArgs) -> Result<(), Failure> {
 impl World {
     fn new(args: &MixedArgs) -> Result<World, Failure> {
         let nr_pages = args.frames * 4 / 3;
-        let memory = Memory::builder().for_resident_pages(args.frames).build()?;
+        let memory = Memory::builder()
+            .for_resident_pages(args.frames)
+            .readahead(ByteSize::b(0))
+            .build()?;
         let (mut groups, mut files, mut data) = (Vec::new(), Vec::new(), Vec::new());
         for tenant in TENANTS {
             let group = memory.root().child(tenant)?;

@@ -216,7 +216,7 @@ fn time_one(
     data: &std::fs::File,
 ) -> Result<Run, Failure> {
     let policy: pagetide::Policy = policy.name().parse().expect("the same names");
-    let builder = Memory::builder().policy(policy);
+    let builder = Memory::builder().policy(policy).readahead(ByteSize::b(0));
     let memory = builder.for_resident_pages(args.frames).build()?;
     let max = ByteSize(u64::from(args.frames) * PAGE_BYTES as u64);
     let group = memory.root().child("random-read")?.max(max)?;

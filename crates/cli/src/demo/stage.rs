@@ -67,7 +67,11 @@ impl Stage {
         batch_max: Option<ByteSize>,
         socket: Option<&Path>,
     ) -> Result<Stage, Failure> {
-        let memory = Memory::builder().budget(BUDGET).policy(policy).build()?;
+        let memory = Memory::builder()
+            .budget(BUDGET)
+            .policy(policy)
+            .readahead(ByteSize::b(0))
+            .build()?;
         let root = memory.root();
         let groups = [
             root.child("web")?,

@@ -347,12 +347,17 @@ impl File {
     /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
     /// which there is no memory. A read that fails is tried again by whoever needs the page.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
+        self.prefetch_for(&self.group, pages)
+    }
+
+    /// [`File::prefetch`] for `group`.
+    pub(super) fn prefetch_for(&self, group: &Group, pages: impl IntoIterator<Item = u64>) -> u64 {
         if self.check_process().is_err() {
             return 0;
         }
         let open = &*self.open;
         let (shared, core) = (open.shared.shared(), &open.shared.core);
-        let most = shared.room(self.group.id()) / PREFETCH_SHARE;
+        let most = shared.room(group.id()) / PREFETCH_SHARE;
         let most = most / u64::from(open.order.nr_pages());
         let _flight = Flight::new(shared, &open.backing);
         let begun = Begun::in_background(open);
@@ -367,7 +372,7 @@ impl File {
             if core.is_resident(key) {
                 continue;
             }
-            match begun.begin(PageIn::new(key, self.group.id(), Access::Prefetch)) {
+            match begun.begin(PageIn::new(key, group.id(), Access::Prefetch)) {
                 Ok(Begin::Reading(_)) => nr_begun += 1,
                 // Others were faster.
                 Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
@@ -392,7 +397,7 @@ impl File {
 
 impl Shared {
     /// Pages that the limits on a group's path leave for content and working memory.
-    fn room(&self, group: u32) -> u64 {
+    pub(super) fn room(&self, group: u32) -> u64 {
         let (groups, own) = (self.core.groups(), self.core.config().own_pages());
         let room = groups
             .path(group)

@@ -1,6 +1,7 @@
 //! Files that are open: shared by all handles, written back when the last one goes.
 
 use super::File;
+use super::ahead::{Readers, Wish};
 use crate::Error;
 use crate::backing::{Backing, Source, number_of};
 use crate::group::Group;
@@ -21,6 +22,8 @@ pub(crate) struct Open {
     pub(super) mapping: u32,
     pub(super) order: pagetide_core::units::Order,
     pub(super) backing: Arc<Backing>,
+    /// Those who read it one page after the other.
+    pub(super) readers: Readers,
     /// How a file of the system is found by those who open it again.
     key: Option<FileKey>,
 }
@@ -124,6 +127,7 @@ impl Open {
             mapping,
             order,
             backing,
+            readers: Readers::default(),
             key,
         }
     }
@@ -141,10 +145,12 @@ impl File {
             open.shared.shared().start_flusher();
         }
         let errors = open.shared.core.write_errors(open.mapping);
+        let wish = Wish::new(open.shared.readahead.max_bytes);
         File {
             open,
             group: group.clone(),
             may_write,
+            wish,
             seen_errors: AtomicU32::new(errors.nr_errors),
         }
     }
@@ -154,10 +160,14 @@ impl File {
         self.open.backing.is_new_in(folder);
     }
 
-    /// The same file for another group: what this handle brings in is charged to it.
+    /// The same file for another group: what this handle brings in is charged to it. It is read
+    /// ahead as this one.
     #[must_use]
     pub fn for_group(&self, group: &Group) -> File {
-        File::of(Arc::clone(&self.open), group, self.may_write)
+        File {
+            wish: self.wish.clone(),
+            ..File::of(Arc::clone(&self.open), group, self.may_write)
+        }
     }
 
     /// Opens a file of the system, or shares the pages of those who have it open.

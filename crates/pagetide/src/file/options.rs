@@ -67,8 +67,8 @@ impl File {
     ) -> Result<usize, Error> {
         let group = self.group_of(options);
         let access = options.access(Access::Copy);
-        self.copy_out(buf, offset, |page| {
-            self.pinned_until(group, page, access, options.deadline)
+        self.copy_out(buf, offset, |pages| {
+            self.pinned_until(group, pages, access, options.deadline)
         })
     }
 
@@ -90,7 +90,7 @@ impl File {
             return Err(self.past_end(page));
         }
         let access = options.access(Access::Pin);
-        let pin = self.pinned_until(group, page, access, options.deadline)?;
+        let pin = self.pinned_until(group, page..page + 1, access, options.deadline)?;
         Ok(pin.into_page(len, counted.map(crate::pins::Counted::into_account)))
     }
 

@@ -82,9 +82,21 @@ impl<'a> BringIn<'a> {
         let found = core.pin(cpu::current(), self.key, self.access, &mut effects);
         open.shared.wake_all(&mut effects);
         match found {
-            Found::Pinned(frame) => return Some(page::Pin::new(&open.shared, frame, open.order)),
+            Found::Pinned(frame) => {
+                let pin = page::Pin::new(&open.shared, frame, open.order);
+                self.file.look_ahead(self.group, self.key.page());
+                return Some(pin);
+            }
             // The operation takes its own pin on it.
-            Found::Reading(frame) => open.shared.unpin(frame),
+            Found::Reading(frame) => {
+                open.shared.unpin(frame);
+                self.file.look_ahead(self.group, self.key.page());
+            }
+            Found::Miss => self.file.missed(
+                self.group,
+                self.key.page()..self.key.page() + 1,
+                self.access,
+            ),
             _ => {}
         }
         None

@@ -242,7 +242,7 @@ impl File {
                     self.bring_in_changed(group, Part::zeros(page))?;
                 }
                 Latched::Miss => {
-                    let pin = self.pinned(group, page, Access::Pin)?;
+                    let pin = self.pinned(group, page..page, Access::Pin)?;
                     if let Some(frame) = pin.into_latch() {
                         return Ok(frame);
                     }

@@ -252,6 +252,11 @@ impl Engine {
         }
     }
 
+    /// Whether there are threads that read what nobody waits for.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.pool.has_threads()
+    }
+
     fn background(&self) -> Option<&Background> {
         if !self.has_rings() {
             return None;

@@ -408,6 +408,8 @@ fn threads_find_what_they_wrote_while_regions_come_and_go() {
 fn share(swappiness: u8) -> (u64, u64) {
     let file = crate::data::numbered_file(4096);
     let builder = Memory::builder().budget(ByteSize::mib(16)).without_thread();
+    // Of the file what is asked for, as of the region.
+    let builder = builder.readahead(ByteSize::b(0));
     let memory = builder.spill_max(ByteSize::mib(64)).build().unwrap();
     let group = tenant(&memory, 1024);
     group.set_swappiness(swappiness);

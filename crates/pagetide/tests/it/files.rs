@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 fn memory(mib: u64) -> Memory {
     Memory::builder()
         .budget(ByteSize::mib(mib))
+        .readahead(ByteSize::b(0))
         .build()
         .unwrap()
 }

@@ -32,6 +32,7 @@ mod pins;
 mod pressure;
 mod promise;
 mod read_options;
+mod readahead;
 mod reclaim;
 mod reserve;
 mod sizing;

@@ -17,7 +17,9 @@ fn later() -> Instant {
 /// A memory with a group `web` of at most `max` pinned pages, and a file of 64 pages.
 fn web(max: u64) -> (tempfile::NamedTempFile, Memory, Group, File) {
     let data = numbered_file(64);
-    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    // Pages that are being read ahead are pinned, too.
+    let builder = Memory::builder().readahead(ByteSize::b(0));
+    let memory = builder.budget(ByteSize::mib(8)).build().unwrap();
     let web = memory.root().child("web").unwrap();
     web.set_pin_max(Some(pages(max)));
     let file = memory.open(data.path(), &web).unwrap();

@@ -11,6 +11,7 @@ const MIB: u64 = 1 << 20;
 fn builder() -> pagetide::Builder {
     Memory::builder()
         .budget(ByteSize::mib(64))
+        .readahead(ByteSize::b(0))
         .without_thread()
         .release_after(None)
 }
@@ -180,7 +181,8 @@ fn a_worker_reclaims_for_its_node_and_ends_with_the_memory() {
         names
     };
     let data = numbered_file(9000);
-    let (memory, group) = two_nodes(Memory::builder().budget(ByteSize::mib(64)));
+    let builder = Memory::builder().readahead(ByteSize::b(0));
+    let (memory, group) = two_nodes(builder.budget(ByteSize::mib(64)));
     let file = memory.open(data.path(), &group).unwrap();
     while memory.stats().pgsteal_kswapd == 0 {
         read(&file, 0..9000);

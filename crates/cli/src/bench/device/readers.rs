@@ -63,7 +63,9 @@ impl Source {
             |error: io::Error| Failure::of(&format!("cannot open {}", path.display()), &error);
         let kind = match spec.engine {
             Engine::ReadAt | Engine::PinMany => {
-                let builder = Memory::builder().for_resident_pages(spec.frames);
+                let builder = Memory::builder()
+                    .for_resident_pages(spec.frames)
+                    .readahead(ByteSize::b(0));
                 let memory = builder.build()?;
                 let max = ByteSize(u64::from(spec.frames) * PAGE_BYTES as u64);
                 let group = memory.root().child("random-read")?.max(max)?;

@@ -1,0 +1,257 @@
+//! Reading ahead of those who read one page after the other.
+//!
+//! Each file has a table of its sequential readers, behind a lock that is only tried: who finds it
+//! taken reads on without. A hit looks at one word, whose bits say for which pages the table is to
+//! be asked.
+
+use super::File;
+use crate::group::Group;
+use crate::shared::Shared;
+use pagetide_core::group::{Count, Limit};
+use pagetide_core::page_cache::streams::{Ahead, Bounds, Streams, is_marked};
+use pagetide_core::page_cache::{Access, readahead};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
+
+/// Of what a group may have, the part that the windows of all readers of a file have together.
+const SHARE: u64 = 16;
+
+/// How a file will be read, in the words of `posix_fadvise`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hint {
+    /// `POSIX_FADV_NORMAL`: what is read one page after the other is read ahead.
+    #[default]
+    Normal,
+    /// `POSIX_FADV_SEQUENTIAL`: twice as far.
+    Sequential,
+    /// `POSIX_FADV_RANDOM`: not at all.
+    Random,
+}
+
+impl Hint {
+    const ALL: [Hint; 3] = [Hint::Normal, Hint::Sequential, Hint::Random];
+
+    const fn number(self) -> u8 {
+        match self {
+            Hint::Normal => 0,
+            Hint::Sequential => 1,
+            Hint::Random => 2,
+        }
+    }
+
+    const fn to_core(self) -> readahead::Hint {
+        match self {
+            Hint::Normal => readahead::Hint::Normal,
+            Hint::Sequential => readahead::Hint::Sequential,
+            Hint::Random => readahead::Hint::Random,
+        }
+    }
+}
+
+/// What one handle says of its reads.
+#[derive(Debug)]
+pub(super) struct Wish {
+    hint: AtomicU8,
+    /// Bytes that are read ahead for one reader at most.
+    max_bytes: AtomicU64,
+}
+
+impl Wish {
+    pub(super) const fn new(max_bytes: u64) -> Wish {
+        Wish {
+            hint: AtomicU8::new(Hint::Normal.number()),
+            max_bytes: AtomicU64::new(max_bytes),
+        }
+    }
+
+    fn hint(&self) -> Hint {
+        Hint::ALL[usize::from(self.hint.load(Ordering::Relaxed))]
+    }
+}
+
+impl Clone for Wish {
+    fn clone(&self) -> Wish {
+        let wish = Wish::new(self.max_bytes.load(Ordering::Relaxed));
+        wish.hint.store(self.hint().number(), Ordering::Relaxed);
+        wish
+    }
+}
+
+/// The sequential readers of an open file, whatever their handles.
+#[derive(Debug, Default)]
+pub(super) struct Readers {
+    /// [`Streams::marks`]. A stale one costs a look at the table, or a window that begins later.
+    marks: AtomicU64,
+    streams: Mutex<Streams>,
+}
+
+impl Readers {
+    /// Asks the table, unless somebody else does just now.
+    fn ask(&self, ask: impl FnOnce(&mut Streams) -> Option<Ahead>) -> Option<Ahead> {
+        let mut streams = match self.streams.try_lock() {
+            Ok(streams) => streams,
+            // A table of hints is whole between any two steps.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let ahead = ask(&mut streams);
+        if ahead.is_some() {
+            self.marks.store(streams.marks(), Ordering::Relaxed);
+        }
+        ahead
+    }
+}
+
+/// How much is read ahead in a memory, and was.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    /// Bytes for one reader at most, where its handle says nothing else.
+    pub(super) max_bytes: u64,
+    nr_pages: AtomicU64,
+    nr_passed: AtomicU64,
+    nr_lost: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) const fn new(max_bytes: u64) -> Counts {
+        Counts {
+            max_bytes,
+            nr_pages: AtomicU64::new(0),
+            nr_passed: AtomicU64::new(0),
+            nr_lost: AtomicU64::new(0),
+        }
+    }
+
+    fn count(&self, ahead: &Ahead, nr_begun: u64) {
+        let nr_passed = ahead.passed.end.saturating_sub(ahead.passed.start);
+        self.nr_pages.fetch_add(nr_begun, Ordering::Relaxed);
+        self.nr_passed.fetch_add(nr_passed, Ordering::Relaxed);
+        self.nr_lost
+            .fetch_add(ahead.was_lost.into(), Ordering::Relaxed);
+    }
+
+    /// Pages that were read, that readers came past, and that were gone before.
+    pub(crate) fn get(&self) -> [u64; 3] {
+        let counts = [&self.nr_pages, &self.nr_passed, &self.nr_lost];
+        counts.map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+impl File {
+    /// Says how this handle will be used: how far what it reads is read ahead.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("index");
+    /// # std::fs::write(&path, [0; 8192])?;
+    /// use pagetide::{ByteSize, Hint, Memory};
+    ///
+    /// let memory = Memory::builder().budget(ByteSize::mib(16)).build()?;
+    /// let index = memory.open(&path, &memory.root())?;
+    /// index.advise(Hint::Random);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn advise(&self, hint: Hint) {
+        self.wish.hint.store(hint.number(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_readahead(&self, max_bytes: u64) {
+        self.wish.max_bytes.store(max_bytes, Ordering::Relaxed);
+    }
+
+    /// A page was found. A load and a compare, but at the few pages that readers are told of.
+    #[inline]
+    pub(super) fn look_ahead(&self, group: &Group, page: u64) {
+        if is_marked(self.open.readers.marks.load(Ordering::Relaxed), page) {
+            self.read_on(group, page);
+        }
+    }
+
+    /// Reads the next window where a reader has come to the marker of the last one.
+    #[cold]
+    #[inline(never)] // In place, it would take the registers of the hit path.
+    fn read_on(&self, group: &Group, page: u64) {
+        let ask = |streams: &mut Streams| streams.marked(page, self.bounds(group)?);
+        if let Some(ahead) = self.open.readers.ask(ask) {
+            self.read_ahead(group, ahead);
+        }
+    }
+
+    /// The first of these pages, which somebody asks for, is missing: reads a window from there on,
+    /// unless nothing speaks for it.
+    pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access) {
+        let page = asked.start;
+        let is_cached = |page: u64| {
+            let key = self.open.backing.key(page);
+            key.is_some_and(|key| self.open.shared.core.is_resident(key))
+        };
+        let cached = |most: u32| {
+            let before = (0..page).rev().take(pagetide_core::units::index(most));
+            let cached = before.take_while(|&page| is_cached(page));
+            cached.map(|_| 1).sum()
+        };
+        let ask = |streams: &mut Streams| {
+            let bounds = self.bounds(group)?;
+            Some(streams.missed(asked, bounds, cached))
+        };
+        let Some(ahead) = self.open.readers.ask(ask) else {
+            return;
+        };
+        self.read_ahead(group, ahead);
+        // It comes in with the others, which are nobody's fault; it is the caller's.
+        let groups = self.open.shared.core.groups();
+        if access != Access::Prefetch
+            && is_cached(page)
+            && let Some(record) = groups.get(group.id())
+        {
+            record.add_count(Count::Pgmajfault, 1);
+        }
+    }
+
+    /// Brings a window in.
+    fn read_ahead(&self, group: &Group, ahead: Ahead) {
+        let shared = self.open.shared.shared();
+        // One page is read by whoever asked for it.
+        let is_more = ahead.read.end > ahead.read.start + 1;
+        let nr_begun = match is_more {
+            true => self.prefetch_for(group, ahead.read.clone()),
+            false => 0,
+        };
+        shared.readahead.count(&ahead, nr_begun);
+    }
+
+    /// How far to read ahead for a group; `None` for not at all.
+    fn bounds(&self, group: &Group) -> Option<Bounds> {
+        let (open, wish) = (&*self.open, &self.wish);
+        let shared = open.shared.shared();
+        let (hint, max_bytes) = (wish.hint(), wish.max_bytes.load(Ordering::Relaxed));
+        let page_bytes = open.order.bytes() as u64;
+        let order_pages = u64::from(open.order.nr_pages());
+        let room = shared.room(group.id()) / order_pages;
+        let max = readahead::max_pages(hint.to_core(), max_bytes, page_bytes, room);
+        // Without threads, the caller itself would read what nobody asked for yet, from who knows
+        // where.
+        let is_background = open.backing.source.file().is_some() || shared.io.has_threads();
+        let may_read = max > 1 && is_background && !shared.is_over_high(group.id());
+        may_read.then(|| Bounds {
+            nr_pages: open.backing.len().div_ceil(page_bytes),
+            max,
+            all: u32::try_from(room / SHARE).unwrap_or(u32::MAX),
+            // It hears of too few hits to say which pages a second reader comes for.
+            reach: 0,
+        })
+    }
+}
+
+impl Shared {
+    /// Whether a group is above its `high`, or one above it is: what nobody asked for would slow
+    /// its callers down.
+    fn is_over_high(&self, group: u32) -> bool {
+        let mut path = self.core.groups().path(group);
+        path.any(|(_, level)| level.usage() > level.limit(Limit::High))
+    }
+}
