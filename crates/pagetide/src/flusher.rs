@@ -125,7 +125,8 @@ pub(crate) enum Dirtiness {
 }
 
 impl Shared {
-    /// How much of what a group may have is dirty: pages charged to itself.
+    /// How much of what a group may have is dirty: pages charged to itself. Of a group that was
+    /// dropped each page is one too many.
     pub(crate) fn dirtiness(&self, id: u32) -> Dirtiness {
         let groups = self.core.groups();
         let Some(group) = groups.get(id) else {
@@ -134,7 +135,12 @@ impl Shared {
         let nr_dirty = group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback);
         let max = groups.path(id).map(|(_, group)| group.max()).min();
         let is_above = |percent| nr_dirty > max.unwrap_or(0).saturating_mul(percent) / 100;
-        match (is_above(HARD_PERCENT), is_above(BACKGROUND_PERCENT)) {
+        // Of a group that was dropped nobody writes any more, and its record waits for its pages.
+        let is_left = group.is_dead() && nr_dirty > 0;
+        match (
+            is_above(HARD_PERCENT),
+            is_above(BACKGROUND_PERCENT) || is_left,
+        ) {
             (true, _) => Dirtiness::Hard,
             (_, true) => Dirtiness::Background,
             _ => Dirtiness::Fine,

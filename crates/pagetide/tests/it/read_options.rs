@@ -122,6 +122,25 @@ fn a_tick_writes_back_where_no_thread_does() {
     assert_eq!(disk.state().bytes.len(), 12 * PAGE);
 }
 
+#[test]
+fn a_tick_writes_what_a_dropped_group_has_left() {
+    let memory = memory();
+    let (own, gone) = (child(&memory, "own", 100), child(&memory, "gone", 100));
+    let disk = Disk::default();
+    let store = Box::new(disk.clone());
+    let file = memory.open_store(store, "disk", Order::new(0), &own);
+    let file = file.unwrap();
+    file.write_at(&[1; PAGE], 0).unwrap();
+    file.for_group(&gone).write_at(&[2; PAGE], P).unwrap();
+    memory.tick();
+    assert_eq!(disk.state().nr_writes, 0);
+    drop(gone);
+    memory.tick();
+    assert_eq!(disk.state().nr_writes, 1);
+    assert_eq!(disk.state().bytes[PAGE..], [2; PAGE]);
+    file.sync().unwrap();
+}
+
 /// Takes writes and promises nothing.
 struct Volatile(Disk);
 
