@@ -346,9 +346,10 @@ impl Mglru {
             return true;
         }
         let page = form.use_of(word);
-        if page.tier() > cut_off || page.is_saturated() {
+        let is_protected = form.always_protects(page);
+        if page.tier() > cut_off || is_protected {
             self.move_up(frames, frame);
-            if form != Form::Next || !page.is_saturated() {
+            if form != Form::Next || !is_protected {
                 self.tiers[page_type.index()].count_protected(page.tier());
             }
             return true;
@@ -376,7 +377,7 @@ impl Mglru {
             if self.sort(frames, frame, (word, cut_off)) {
                 hold.batch.looked.nr_refilled += 1;
                 let page = self.form.use_of(word);
-                let is_kept = word.has(flag::YOUNG) || page.is_saturated();
+                let is_kept = word.has(flag::YOUNG) || self.form.always_protects(page);
                 if word.is_unwritten() && !is_kept && page.tier() <= cut_off {
                     let token = self.token(frames, frame, word);
                     let is_noted = hold.batch.note(frames, (frame, word), token);

@@ -9,6 +9,7 @@
 //! | three generations age | if uneven | if uneven | always |
 //! | the type is chosen by | both tiers 0 | both tiers 0 | all tiers of both |
 //! | a tier is compared with | tier 0 of the other | tier 0 of the other | its own tier 0 |
+//! | what was used as often as is told apart | by its tier | protected | protected |
 //! | gains of the two | 1:2 | 1:2 | 2:3 |
 //! | a refault counts for | its generation | its generation | 4 generations |
 //! | it restores | a full count | a count from 4 on | its count, or W |
@@ -67,8 +68,8 @@ impl Use {
         }
     }
 
-    /// Whether eviction moves it on, whatever refaults say: it was used as often as is told apart.
-    pub(super) fn is_saturated(self) -> bool {
+    /// Whether it was used as often as is told apart.
+    fn is_saturated(self) -> bool {
         self.accesses == MAX_ACCESSES || self.is_workingset && self.accesses == MAX_ACCESSES - 1
     }
 }
@@ -134,6 +135,11 @@ impl Form {
             Form::Next => max_seq + 1 + workingset - MAX_NR_GENS,
         };
         seq.clamp(min_seq, max_seq)
+    }
+
+    /// Whether eviction moves a page on, whatever refaults say.
+    pub(super) fn always_protects(self, page: Use) -> bool {
+        self != Form::Seed && page.is_saturated()
     }
 
     /// Whether a dirty page of a file that would go counts as taken, as it goes once it is written.

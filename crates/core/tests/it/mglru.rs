@@ -358,12 +358,7 @@ fn a_refault_counts_until_its_generation_is_gone() {
             nr_restored += usize::from(refault.is_restored);
         }
         assert!((5..=25).contains(&nr_recent), "{policy}: {nr_recent} of 30");
-        let may_restore = policy != Policy::MglruSeed;
-        assert_eq!(
-            nr_restored > 0,
-            may_restore,
-            "{policy}: {nr_restored} restored"
-        );
+        assert!(nr_restored > 0, "{policy}: none restored");
     }
 }
 

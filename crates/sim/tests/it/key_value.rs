@@ -33,11 +33,7 @@ fn the_default_policy_swaps_in_at_most_a_hundredth_more_than_lru() {
 fn the_multi_gen_lrus_swap_in_about_as_much_as_lru() {
     let store = store(Distribution::Zipf(0.99));
     let lru = store.run_lru().unwrap().swap_ins;
-    for (policy, percent) in [
-        (Policy::Mglru, 106),
-        (Policy::MglruNext, 90),
-        (Policy::MglruSeed, 112),
-    ] {
+    for (policy, percent) in [(Policy::Mglru, 106), (Policy::MglruNext, 90)] {
         let swaps = store.run(policy).unwrap();
         println!("{policy}: {swaps:?}, lru {lru}");
         assert!(swaps.swap_ins * 100 <= lru * percent, "{policy}: {swaps:?}");

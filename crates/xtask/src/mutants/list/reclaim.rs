@@ -143,4 +143,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "&& self.age(word) < UNREAD_AGE - 1",
         tests: Tests::Plain("prefetch"),
     },
+    Mutant {
+        name: "the first patch protects what was read often",
+        file: "reclaim/mglru_forms.rs",
+        find: "self != Form::Seed && page.is_saturated()",
+        replace: "page.is_saturated()",
+        tests: Tests::Plain("mglru"),
+    },
 ];
