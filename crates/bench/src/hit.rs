@@ -1,10 +1,9 @@
-//! `hit`: 4 KiB out of memory, by pagetide, by an object cache that holds pages, by `pread`.
+//! `hit`: 4 KiB out of memory, by pagetide, by object caches that hold pages, by `pread`.
 //!
 //! Each variant runs five times, in turn and in both orders; medians are printed, a JSON line each.
 //! Times on a shared machine tell ratios within one run, no more.
 
-use pagetide::{ByteSize, File, Memory};
-use quick_cache::sync::Cache;
+use pagetide::{File, Memory};
 use std::error::Error;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -14,36 +13,68 @@ use std::time::Instant;
 const PAGE: usize = 4096;
 const READS: u64 = 400_000;
 const ROUNDS: usize = 5;
+/// A hot page, and hot sets that fit in the caches of a core, in a shared one, in none.
+const SIZES: [u64; 4] = [1, 512, 4096, 131_072];
 
 type Variant<'a> = (&'static str, Box<dyn Fn(u64) + 'a>);
 
+/// The object caches, each with all pages.
+struct Peers {
+    quick: quick_cache::sync::Cache<u64, Arc<[u8]>>,
+    moka: moka::sync::Cache<u64, Arc<[u8]>>,
+    foyer: foyer_memory::Cache<u64, Arc<[u8]>>,
+}
+
+impl Peers {
+    fn new(nr_pages: u64) -> Result<Peers, Box<dyn Error>> {
+        let room = 2 * nr_pages + 1024;
+        let peers = Peers {
+            quick: quick_cache::sync::Cache::new(usize::try_from(room)?),
+            moka: moka::sync::Cache::new(room),
+            foyer: foyer_memory::CacheBuilder::new(usize::try_from(room)?).build(),
+        };
+        for page in 0..nr_pages {
+            let bytes: Arc<[u8]> = vec![0; PAGE].into();
+            peers.quick.insert(page, Arc::clone(&bytes));
+            peers.moka.insert(page, Arc::clone(&bytes));
+            peers.foyer.insert(page, bytes);
+        }
+        peers.moka.run_pending_tasks();
+        Ok(peers)
+    }
+}
+
 pub fn run() -> Result<(), Box<dyn Error>> {
-    for nr_pages in [1_u64, 200, 4096, 32_768] {
+    for nr_pages in SIZES {
         let data = tempfile::NamedTempFile::new()?;
         data.as_file().set_len(nr_pages * PAGE as u64)?;
-        let memory = Memory::builder().budget(ByteSize::mib(256)).build()?;
+        let nr_frames = u32::try_from(nr_pages)? + 64;
+        let memory = Memory::builder().for_resident_pages(nr_frames).build()?;
         let file = memory.open(data.path(), &memory.root())?;
-        let cache: Cache<u64, Arc<[u8]>> = Cache::new(usize::try_from(2 * nr_pages + 16)?);
+        let peers = Peers::new(nr_pages)?;
         for page in 0..nr_pages {
             file.pin(page)?;
-            cache.insert(page, vec![0; PAGE].into());
         }
-        report(nr_pages, &variants(&file, &cache, data.as_file()));
+        report(nr_pages, &variants(&file, &peers, data.as_file()));
     }
     Ok(())
 }
 
-fn variants<'a>(
-    file: &'a File,
-    cache: &'a Cache<u64, Arc<[u8]>>,
-    plain: &'a std::fs::File,
-) -> [Variant<'a>; 5] {
-    let copied = |bytes: &[u8]| {
-        let mut out = [0; PAGE];
-        out.copy_from_slice(bytes);
-        black_box(&out);
-    };
-    [
+/// A view of 4 KiB that costs no copy.
+fn seen<T>(found: Option<T>) {
+    black_box(found.expect("a cached value"));
+}
+
+fn copied(bytes: &[u8]) {
+    let mut out = [0; PAGE];
+    out.copy_from_slice(bytes);
+    black_box(&out);
+}
+
+fn variants<'a>(file: &'a File, peers: &'a Peers, plain: &'a std::fs::File) -> Vec<Variant<'a>> {
+    let Peers { quick, moka, foyer } = peers;
+    let there = "a cached value";
+    vec![
         (
             "pagetide_read_at",
             Box::new(move |page| {
@@ -59,17 +90,20 @@ fn variants<'a>(
                 black_box(&*file.pin(page).expect("a cached page"));
             }),
         ),
-        (
-            "quick_cache_get",
-            Box::new(move |page| {
-                black_box(cache.get(&page).expect("a cached value"));
-            }),
-        ),
+        ("quick_cache_get", Box::new(|page| seen(quick.get(&page)))),
         (
             "quick_cache_get_copy",
-            Box::new(move |page| {
-                copied(&cache.get(&page).expect("a cached value"));
-            }),
+            Box::new(|page| copied(&quick.get(&page).expect(there))),
+        ),
+        ("moka_get", Box::new(|page| seen(moka.get(&page)))),
+        (
+            "moka_get_copy",
+            Box::new(|page| copied(&moka.get(&page).expect(there))),
+        ),
+        ("foyer_get", Box::new(|page| seen(foyer.get(&page)))),
+        (
+            "foyer_get_copy",
+            Box::new(|page| copied(foyer.get(&page).expect(there).value())),
         ),
         (
             "pread",
