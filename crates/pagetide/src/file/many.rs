@@ -144,15 +144,13 @@ impl<'a> Begun<'a> {
     }
 }
 
-/// What core asks for while reads are begun: they are handed over first.
+/// What core asks for while reads are begun: all that may take long is a stall.
 impl Platform for Begun<'_> {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
-        self.hand_over();
         self.open.shared.shrink(subtree, nr_pages, of)
     }
 
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
-        self.hand_over();
         self.open.shared.write_back(writes, nr_pages);
     }
 

@@ -1,7 +1,7 @@
 //! Many pages at once: pinned together, prefetched, looked at without a read.
 
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, Page, Store};
+use pagetide::{ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, Shrinker, Store};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -265,6 +265,60 @@ fn batches_share_a_full_group() {
     }
 }
 
+/// A cache that looks for a page of a batch while that batch needs memory.
+struct Looks {
+    file: File,
+    group: Group,
+    page: u64,
+    misses: u64,
+    nr_seen: Arc<AtomicU64>,
+}
+
+impl Shrinker for Looks {
+    fn count(&self) -> u64 {
+        1 << 20
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        // The read of the page has begun: it has to end while this thread is here.
+        if self.group.misses() > self.misses {
+            let begin = Instant::now();
+            while self.file.try_pin(self.page).unwrap().is_none() {
+                assert!(begin.elapsed() < Duration::from_secs(5), "nobody reads it");
+            }
+            self.nr_seen.fetch_add(1, Ordering::Relaxed);
+        }
+        None
+    }
+}
+
+#[test]
+fn what_a_batch_has_begun_is_read_before_foreign_code_runs() {
+    let data = numbered_file(512);
+    for memory in memories(16) {
+        let group = memory.root().child("web").unwrap();
+        let group = group.max(ByteSize::mib(1)).unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        (0..256).for_each(|page| drop(file.pin(page).unwrap()));
+        let nr_seen = Arc::new(AtomicU64::new(0));
+        let looks = Looks {
+            file: file.clone(),
+            group: group.clone(),
+            page: 300,
+            misses: group.misses(),
+            nr_seen: Arc::clone(&nr_seen),
+        };
+        let registered = group.add_shrinker(looks);
+        let pages: Vec<u64> = (300..500).collect();
+        assert_eq!(numbers(&file.pin_many(&pages).unwrap()), pages);
+        assert!(
+            nr_seen.load(Ordering::Relaxed) > 0,
+            "no round of reclaim came between"
+        );
+        drop(registered);
+    }
+}
+
 #[test]
 fn a_pin_budget_is_taken_for_all_or_none() {
     let data = numbered_file(64);
@@ -318,6 +372,31 @@ fn writers_and_batches_of_the_same_pages_let_each_other_go_on() {
                     }
                 });
             }
+        });
+    }
+}
+
+#[test]
+fn a_batch_holds_nothing_while_it_waits_for_who_changes_a_page() {
+    let data = numbered_file(64);
+    for memory in memories(16) {
+        let group = memory.root().child("web").unwrap();
+        let file = &memory.open_rw(data.path(), &group).unwrap();
+        let change = file.pin_mut(10).unwrap();
+        std::thread::scope(|scope| {
+            let batch = scope.spawn(|| numbers(&file.pin_many(&[10, 5, 20]).unwrap()));
+            // It came as far as the page that is changed: the one before was read.
+            let begin = Instant::now();
+            while file.try_pin(5).unwrap().is_none() {
+                assert!(
+                    begin.elapsed() < Duration::from_secs(20),
+                    "the batch never began"
+                );
+            }
+            let bytes = 5_u64.to_le_bytes().repeat(512);
+            assert_eq!(file.write_at(&bytes, 5 * 4096).unwrap(), 4096);
+            drop(change);
+            assert_eq!(batch.join().unwrap(), [10, 5, 20]);
         });
     }
 }
@@ -464,8 +543,7 @@ fn without_threads_waiters_reap_and_a_descriptor_tells() {
     memory.tick();
     assert_eq!(number(&file.try_pin(100).unwrap().unwrap()), 100);
     assert!(!is_readable(0), "a tick has seen to it");
-    let threads = memory_with_threads();
-    assert!(threads.event_fd().is_none());
+    assert!(memory_with_threads().event_fd().is_none());
 }
 
 fn memory_with_threads() -> Memory {
@@ -482,10 +560,8 @@ fn a_look_reads_nothing() {
     assert_eq!((memory.stats().bytes_read, group.misses()), (0, 0));
     drop(file.pin(3).unwrap());
     assert_eq!(number(&file.try_pin(3).unwrap().unwrap()), 3);
-    assert!(matches!(
-        file.try_pin(16),
-        Err(Error::PastEnd { page: 16, .. })
-    ));
+    let past = file.try_pin(16).unwrap_err();
+    assert!(matches!(past, Error::PastEnd { page: 16, .. }));
 }
 
 #[test]

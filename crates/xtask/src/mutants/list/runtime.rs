@@ -115,4 +115,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "(path, group)",
         tests: Tests::Runtime("metrics::"),
     },
+    Mutant {
+        name: "reads that were begun wait for reclaim",
+        file: "file/many.rs",
+        find: "self.hand_over();\n        self.open.shared.stall(group, work);",
+        replace: "self.open.shared.stall(group, work);",
+        tests: Tests::Runtime("many::what_a_batch"),
+    },
+    Mutant {
+        name: "a batch waits for a writer with pages in hand",
+        file: "file/many.rs",
+        find: "return Err(Stop::Latched { frame, version });",
+        replace: "self.open.shared.wait(frame, version); \
+                  return Err(Stop::Latched { frame, version });",
+        tests: Tests::Runtime("many::a_batch_holds"),
+    },
+    Mutant {
+        name: "what a short read left is not read",
+        file: "io/run.rs",
+        find: "match self.nr_bytes >= self.wanted() {",
+        replace: "match self.nr_bytes > 0 {",
+        tests: Tests::Runtime("short_reads_are_resumed"),
+    },
+    Mutant {
+        name: "a task is woken for nothing once it is gone",
+        file: "wait.rs",
+        find: "let waker = tasks.remove(&ticket.key());",
+        replace: "let waker = tasks.get(&ticket.key()).cloned();",
+        tests: Tests::Runtime("wait::"),
+    },
+    Mutant {
+        name: "a child writes its parent's pages back",
+        file: "file/open.rs",
+        find: "if self.shared.is_forked() {\n            return;\n        }\n",
+        replace: "",
+        tests: Tests::Runtime("a_child_gets"),
+    },
 ];
