@@ -159,7 +159,7 @@ mod tests {
         let all: u32 = samples.traces.iter().map(|sample| sample.nr_unique).sum();
         assert_eq!(all, 10_000);
         for sample in &samples.traces {
-            assert_eq!(sample.pages.len() as u32, 3 * sample.nr_unique);
+            assert_eq!(sample.pages.len(), 3 * sample.nr_unique as usize);
             assert!(
                 (1150..1350).contains(&sample.nr_unique),
                 "{}",
