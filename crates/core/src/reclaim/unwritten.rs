@@ -67,7 +67,7 @@ impl Unwritten {
 
     /// Adds the page of a frame that would go if it were written, as its word has it.
     pub fn add(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
-        self.note(frames, (frame, word), Token::new(0));
+        let _is_dirty = self.note(frames, (frame, word), Token::new(0));
     }
 
     /// Notes a page; whether as one that is to be written.
