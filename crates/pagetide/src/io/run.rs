@@ -1,6 +1,6 @@
 //! Reads of pages that follow each other in one file: one read of the file into all their frames.
 
-use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::backing::{Backing, MAX_EMPTY, NO_NUMBER, SHORT, code_of};
 use crate::page;
 use crate::park;
 use crate::shared::Shared;
@@ -55,6 +55,8 @@ pub(crate) struct Run {
     ios: Vec<Io>,
     /// Bytes that came so far.
     nr_bytes: usize,
+    /// Reads that brought none.
+    nr_empty: u32,
     /// `O_DIRECT` was refused.
     is_refused: bool,
     /// What was asked for last goes past the kernel's page cache.
@@ -94,6 +96,7 @@ impl Run {
             backing: Arc::clone(backing),
             ios: vec![io],
             nr_bytes: 0,
+            nr_empty: 0,
             is_refused: false,
             is_direct: false,
             flight,
@@ -191,6 +194,11 @@ impl Run {
     pub(crate) fn landed(&mut self, result: io::Result<usize>) -> Next {
         let next = match result {
             Ok(0) if self.wanted() <= self.nr_bytes => Next::Over,
+            // Cut, and made longer since this read.
+            Ok(0) if self.nr_empty < MAX_EMPTY && self.backing.has_at(self.offset()) => {
+                self.nr_empty += 1;
+                Next::Again
+            }
             Ok(0) => return self.fail(SHORT),
             Ok(nr_bytes) => {
                 if let Some(file) = self.file().filter(|_| !self.is_direct) {
