@@ -405,7 +405,8 @@ impl Memory {
     }
 
     /// Pages charged to the root when it was built.
-    fn own_pages(&self) -> u32 {
+    #[must_use]
+    pub fn own_pages(&self) -> u32 {
         self.metadata_pages + self.config.write_reserve_pages
     }
 

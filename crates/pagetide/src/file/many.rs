@@ -396,7 +396,7 @@ impl File {
 impl Shared {
     /// Pages that the limits on a group's path leave for content and working memory.
     pub(super) fn room(&self, group: u32) -> u64 {
-        let (groups, own) = (self.core.groups(), self.core.config().own_pages());
+        let (groups, own) = (self.core.groups(), self.core.own_pages());
         let room = groups
             .path(group)
             .map(|(id, level)| match id == groups.root() {

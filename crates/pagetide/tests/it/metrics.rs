@@ -6,7 +6,9 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 fn text() -> (Memory, (Group, File), String) {
-    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    // So that each page is missed by who asks for it.
+    let builder = Memory::builder().readahead(ByteSize(0));
+    let memory = builder.budget(ByteSize::mib(16)).build().unwrap();
     let web = memory.root().child("web \"1\"").unwrap();
     let web = web.max(ByteSize::mib(1)).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
