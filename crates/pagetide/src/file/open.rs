@@ -42,6 +42,10 @@ impl Drop for Open {
         }
         shared.wait_for_flights(backing);
         shared.close_mapping(self.mapping);
+        if let Some(region) = backing.source.region() {
+            // Now, though the flusher may be looking at it: the slots are for others.
+            region.give_up();
+        }
         let mut backings = shared.backings();
         // The number may be another file's already.
         let is_ours = |other: &Arc<Backing>| Arc::ptr_eq(other, &self.backing);

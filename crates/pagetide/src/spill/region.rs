@@ -144,6 +144,12 @@ impl Region {
         }
     }
 
+    /// Gives up all that the spill file has of it: its last page has gone.
+    pub(crate) fn give_up(&self) {
+        let nr_known = self.map.take_all(|slot| self.give(slot));
+        self.spill.uncommit(nr_known);
+    }
+
     /// Fills a page; returns the bytes read.
     pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
         let units = self.units_of(io.key().page());
@@ -260,8 +266,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let nr_known = self.map.take_all(|slot| self.give(slot));
-        self.spill.uncommit(nr_known);
+        self.give_up();
     }
 }
 
