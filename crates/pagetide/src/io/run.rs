@@ -7,6 +7,7 @@ use crate::shared::Shared;
 use crate::{cpu, store::DirectFile};
 use pagetide_core::memory::{Effect, Effects, Io};
 use pagetide_core::units::Frame;
+use smallvec::{SmallVec, smallvec};
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use std::sync::Arc;
 pub(crate) const MAX_RUN: usize = 64;
 /// Bytes of one read at most, of pages above 4 KiB: a longer one is split by devices anyway.
 const MAX_RUN_BYTES: usize = 1 << 20;
+
+/// A list of pages, of one most often: then it lies where it is named.
+pub(crate) type Few<T> = SmallVec<[T; 1]>;
 
 /// Reads that nobody waits for on a stack: counted, so that a file is not closed before they end,
 /// and so that those who wait know that there is something to reap.
@@ -52,7 +56,7 @@ impl Drop for Flight {
 pub(crate) struct Run {
     shared: Arc<Shared>,
     backing: Arc<Backing>,
-    ios: Vec<Io>,
+    ios: Few<Io>,
     /// Bytes that came so far.
     nr_bytes: usize,
     /// Reads that brought none.
@@ -63,13 +67,13 @@ pub(crate) struct Run {
     is_direct: bool,
     flight: Option<Flight>,
     /// Frames that somebody may wait for, whose reads have ended.
-    woken: Vec<Frame>,
+    woken: Few<Frame>,
 }
 
 /// What is left to read of a run: into `bufs`, from `offset` on.
 pub(crate) struct Rest<'a> {
     pub(crate) file: &'a fs::File,
-    pub(crate) bufs: Vec<IoSliceMut<'a>>,
+    pub(crate) bufs: Few<IoSliceMut<'a>>,
     pub(crate) offset: u64,
 }
 
@@ -94,13 +98,13 @@ impl Run {
         Run {
             shared: Arc::clone(shared),
             backing: Arc::clone(backing),
-            ios: vec![io],
+            ios: smallvec![io],
             nr_bytes: 0,
             nr_empty: 0,
             is_refused: false,
             is_direct: false,
             flight,
-            woken: Vec::new(),
+            woken: Few::new(),
         }
     }
 
@@ -168,7 +172,7 @@ impl Run {
         let order_bytes = self.backing.order.bytes();
         let arena = &self.shared.arena;
         let ios = self.ios.iter_mut().skip(skip / order_bytes);
-        let mut bufs: Vec<_> = ios
+        let mut bufs: Few<_> = ios
             .map(|io| IoSliceMut::new(page::target(arena, io)))
             .collect();
         bufs.first_mut()?.advance(skip % order_bytes);
@@ -235,7 +239,7 @@ impl Run {
     fn fill_up(&mut self) {
         let (arena, mut left) = (&self.shared.arena, self.nr_bytes);
         let mut nr_filled = 0;
-        let mut results = Vec::with_capacity(self.ios.len());
+        let mut results = Few::with_capacity(self.ios.len());
         for io in &mut self.ios {
             let page = io.key().page();
             let stored = self.backing.stored_of(page);
@@ -264,7 +268,7 @@ impl Run {
 
     /// Reads each page by itself, on this thread.
     fn read_each(&mut self) {
-        let mut results = Vec::with_capacity(self.ios.len());
+        let mut results = Few::with_capacity(self.ios.len());
         for io in &mut self.ios {
             let filled = self.backing.fill(&self.shared, io);
             results.push(filled.map(|nr_bytes| self.shared.count_read(nr_bytes as u64)));
@@ -290,9 +294,8 @@ impl Run {
     }
 
     /// Completes pages.
-    fn end(&mut self, ended: Vec<(Io, Result<(), u32>)>) {
-        let shared = Arc::clone(&self.shared);
-        self.woken.reserve(ended.len());
+    fn end(&mut self, ended: Few<(Io, Result<(), u32>)>) {
+        let shared = &self.shared;
         for (io, result) in ended {
             let mut effects = Effects::new();
             shared

@@ -1,7 +1,7 @@
 //! A ring of io_uring, and the reads that the kernel has in its hands.
 #![allow(unsafe_code)]
 
-use super::run::{Next, Run};
+use super::run::{Few, Next, Run};
 use crate::arena::Alive;
 use io_uring::{IoUring, opcode, types};
 use std::io;
@@ -16,7 +16,7 @@ pub(crate) const DEPTH: usize = 128;
 struct Slot {
     run: Run,
     /// Read by the kernel until the run has landed.
-    bufs: Vec<libc::iovec>,
+    bufs: Few<libc::iovec>,
 }
 
 /// One ring. Whoever drops it waits until the kernel has let go of all pages.
@@ -123,17 +123,19 @@ impl Ring {
             iov_base: buf.as_mut_ptr().cast(),
             iov_len: buf.len(),
         };
-        let bufs: Vec<_> = rest.bufs.iter_mut().map(of).collect();
+        let bufs: Few<_> = rest.bufs.iter_mut().map(of).collect();
         let (fd, offset) = (types::Fd(rest.file.as_raw_fd()), rest.offset);
+        drop(rest);
         let at = self.free.pop().expect("the caller looked for room");
         let slot = self.slots[at].insert(Slot { run, bufs });
         let nr_bufs = u32::try_from(slot.bufs.len()).expect("a run is short");
         let read = opcode::Readv::new(fd, slot.bufs.as_ptr(), nr_bufs).offset(offset);
         let read = read.build().user_data(at as u64);
         // SAFETY:
-        // 1. The slot keeps the list of buffers, and the run, until the read has landed: `reap`
-        //    alone empties a slot, by what the kernel says of that read, and `take_back` those that
-        //    the kernel has not seen and never will.
+        // 1. The slot keeps the list of buffers, and the run, until the read has landed, and stays
+        //    where it is: `slots` neither grows nor shrinks. `reap` alone empties a slot, by what
+        //    the kernel says of that read, and `take_back` those that the kernel has not seen and
+        //    never will.
         // 2. The run keeps the arena, whose mapping the buffers lie in, and the open file. Core
         //    lets nobody at the bytes of its frames before the run completes them, and the run is
         //    not touched while it is in its slot.

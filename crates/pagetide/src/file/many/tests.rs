@@ -49,6 +49,7 @@ fn read_some(run: &mut Run, most: usize) -> Next {
         bytes = &bytes[part..];
     }
     assert!(bytes.is_empty(), "no more than there was room for");
+    drop(rest);
     run.landed(Ok(read))
 }
 
