@@ -38,6 +38,8 @@ pub use spin::{Guard, SpinLock};
 
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod counted;
+#[cfg(all(test, not(any(loom, shuttle))))]
+pub(crate) mod refusals;
 mod table;
 
 pub use table::Table;
@@ -81,6 +83,27 @@ pub mod rank {
 pub struct NoMetadata {
     /// Bytes that were asked for.
     pub bytes: usize,
+}
+
+/// Whether the allocator refuses now, because a test wants that.
+fn is_refused() -> bool {
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    return refusals::is_next();
+    #[cfg(not(all(test, not(any(loom, shuttle)))))]
+    false
+}
+
+/// Room for `nr_records` records.
+fn room_for<T>(nr_records: usize) -> Result<Vec<T>, NoMetadata> {
+    let refused = NoMetadata {
+        bytes: nr_records.saturating_mul(size_of::<T>()),
+    };
+    if is_refused() {
+        return Err(refused);
+    }
+    let mut room = Vec::new();
+    room.try_reserve_exact(nr_records).map_err(|_| refused)?;
+    Ok(room)
 }
 
 /// Lets other threads run: whoever is waited for may be preempted.
@@ -336,12 +359,7 @@ impl<T> Slots<T> {
         nr_slots: u32,
         mut slot: impl FnMut(u32) -> Result<T, NoMetadata>,
     ) -> Result<Self, NoMetadata> {
-        let mut slots = Vec::new();
-        let refused = NoMetadata {
-            bytes: Self::bytes(nr_slots),
-        };
-        let len = crate::units::index(nr_slots);
-        slots.try_reserve_exact(len).map_err(|_| refused)?;
+        let mut slots = room_for(crate::units::index(nr_slots))?;
         for number in 0..nr_slots {
             slots.push(Padded(slot(number)?));
         }
@@ -494,6 +512,9 @@ fn zeroed(nr_words: usize) -> Result<Box<[AtomicU64]>, NoMetadata> {
     };
     let layout = Layout::array::<AtomicU64>(nr_words).map_err(|_| refused)?;
     assert!(nr_words > 0, "an array of no words");
+    if is_refused() {
+        return Err(refused);
+    }
     // SAFETY: the layout is not empty (asserted above).
     let start = unsafe { alloc_zeroed(layout) };
     if start.is_null() {

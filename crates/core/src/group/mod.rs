@@ -154,6 +154,12 @@ impl Tree {
             .expect("a group lives while something is charged to it")
     }
 
+    /// Pages of the tables of groups and of their counts, but for the root's chunk, which is
+    /// charged to nobody.
+    pub(crate) fn nr_table_pages(&self) -> usize {
+        self.groups.nr_pages_from(1) + self.reclaim_counts.nr_pages_from(0)
+    }
+
     /// Slots of the table of groups that were made so far.
     pub(crate) fn nr_slots(&self) -> u32 {
         self.groups.nr_slots()

@@ -105,6 +105,7 @@ impl Memory {
         self.audit_balloon()?;
         let counted = self.count_frames()?;
         self.audit_totals(&counted)?;
+        self.audit_records()?;
         for (id, mapping) in self.mappings.iter() {
             let slot = index(Mappings::slot_of(id));
             let nr_pages = counted.mappings[slot].load(Ordering::Relaxed);
@@ -280,6 +281,21 @@ impl Memory {
         let reserve = u64::from(self.write_reserve.left()) + counted.nr_reserve;
         let kept = u64::from(self.config.write_reserve_pages);
         compare("pages of the reserve of writes", kept, reserve)
+    }
+
+    /// The pages charged for tables that grew are those of their chunks.
+    fn audit_records(&self) -> Result<(), Discrepancy> {
+        // A table may grow meanwhile, which charges and grows under its lock: what was booked
+        // before is there, and what is there is booked afterwards.
+        let before = self.groups.nr_record_pages();
+        let tables = [
+            self.groups.nr_table_pages(),
+            self.mappings.nr_table_pages(),
+            self.lruvecs.nr_pages_from(0),
+        ];
+        let made = tables.iter().sum::<usize>() as u64;
+        let booked = made.clamp(before.into(), self.groups.nr_record_pages().into());
+        Discrepancy::compare("pages of core's records", 0, booked, made)
     }
 
     /// The pages of a group by what they are.

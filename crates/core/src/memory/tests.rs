@@ -11,6 +11,7 @@ mod limits;
 mod longterm;
 mod min_ttl;
 mod prefetch;
+mod refusals;
 mod region;
 mod reserve;
 mod stat;

@@ -215,6 +215,11 @@ impl Mappings {
         self.table.iter()
     }
 
+    /// Pages of the table of mappings.
+    pub(crate) fn nr_table_pages(&self) -> usize {
+        self.table.nr_pages_from(0)
+    }
+
     /// Slots of the table of mappings that were made so far.
     pub(crate) fn nr_slots(&self) -> u32 {
         self.table.nr_slots()

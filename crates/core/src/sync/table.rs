@@ -2,8 +2,8 @@
 
 use super::std::boxed::Box;
 use super::std::sync::OnceLock;
-use super::std::vec::Vec;
-use super::{AtomicU32, NoMetadata, Ordering, SpinLock, rank};
+use super::{AtomicU32, NoMetadata, Ordering, SpinLock, rank, room_for};
+use crate::units::PAGE_BYTES;
 
 /// Append-only chunks of records with reused ids; looked up without a lock.
 ///
@@ -71,6 +71,16 @@ impl<T: Default> Table<T> {
         self.free.lock().nr_made
     }
 
+    /// Pages of its chunks from this one on, each chunk in whole pages, as they are charged.
+    ///
+    /// Takes the lock of growth: what was charged for is there.
+    pub(crate) fn nr_pages_from(&self, chunk: usize) -> usize {
+        let _grown = self.free.lock();
+        let chunks = self.chunks[chunk..].iter().map_while(OnceLock::get);
+        let pages = chunks.map(|slots| size_of_val::<[Slot<T>]>(slots).div_ceil(PAGE_BYTES));
+        pages.sum()
+    }
+
     /// Takes a slot and sets its record up by `init`; the id is visible to others afterwards.
     ///
     /// Where a new chunk is needed, `charge` is asked with its bytes once the allocator has them.
@@ -113,8 +123,7 @@ impl<T: Default> Table<T> {
             return Err(refused);
         }
         // Before the charge, which nobody would take back.
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(nr_slots).map_err(|_| refused)?;
+        let mut slots = room_for(nr_slots)?;
         if !charge(refused.bytes) {
             return Err(refused);
         }

@@ -81,4 +81,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   (state & POISONED == 0).then_some(HELD))",
         tests: Tests::Stress,
     },
+    Mutant {
+        name: "a table charges before it has its memory",
+        file: "sync/table.rs",
+        find: "let mut slots = room_for(nr_slots)?;\n        \
+               if !charge(refused.bytes) {\n            \
+               return Err(refused);\n        }",
+        replace: "if !charge(refused.bytes) {\n            \
+                  return Err(refused);\n        }\n        \
+                  let mut slots = room_for(nr_slots)?;",
+        tests: Tests::Plain("refusals"),
+    },
 ];
