@@ -61,6 +61,10 @@ pub(super) struct Disk {
     promised: Vec<BTreeMap<u64, u64>>,
     /// One operation in so many fails; 0: none.
     pub(super) fails_one_in: u8,
+    /// Reads that ended.
+    pub(super) nr_reads: u64,
+    /// Times that somebody was told of a read that failed.
+    pub(super) nr_read_errors: u64,
 }
 
 impl Disk {
@@ -70,6 +74,8 @@ impl Disk {
             stores: vec![BTreeMap::new(); nr_files],
             promised: vec![BTreeMap::new(); nr_files],
             fails_one_in: 0,
+            nr_reads: 0,
+            nr_read_errors: 0,
         }
     }
 
@@ -81,6 +87,12 @@ impl Disk {
     pub(super) fn fails(&mut self) -> bool {
         let one_in = usize::from(self.fails_one_in);
         one_in > 0 && self.random.below(one_in) == 0
+    }
+
+    /// Counts a read; whether it is the one that is to fail.
+    pub(super) fn read_fails(&mut self, at: Option<u64>) -> bool {
+        self.nr_reads += 1;
+        at == Some(self.nr_reads)
     }
 
     /// What a read of a page gives.

@@ -100,9 +100,15 @@ impl World<'_> {
             let meant = (0..state.pending.len()).filter(|&at| meant(&state.pending[at]));
             let meant: Vec<usize> = meant.collect();
             let at = pick(number, meant.len())?;
-            (state.pending.remove(meant[at]), state.disk.fails())
+            let op = state.pending.remove(meant[at]);
+            let fails = state.disk.fails();
+            let fails = match op {
+                Pending::Read(..) => state.disk.read_fails(self.scenario.fail_read_at) || fails,
+                Pending::Write(..) => fails,
+                Pending::Copy(..) => false,
+            };
+            (op, fails)
         };
-        let fails = fails && !matches!(op, Pending::Copy(..));
         self.note(7 << 40 | u64::from(fails));
         match op {
             Pending::Read(file, io) => self.end_read(cpu, file, io, fails),
@@ -143,6 +149,10 @@ impl World<'_> {
         self.check_owner(io.frame(), io.was_ours());
         let page = io.key().page();
         if fails {
+            let mut state = self.state.borrow_mut();
+            let tasks = state.tasks.iter_mut();
+            tasks.for_each(|task| task.read_failed(io.frame()));
+            drop(state);
             self.fill(io.frame(), TORN);
             return self.complete(cpu, io, Err(FAILED));
         }

@@ -37,6 +37,10 @@ pub struct Outcome {
     pub nr_steps: usize,
     /// Times that core called back.
     pub nr_callbacks: u64,
+    /// Reads of the disks.
+    pub nr_reads: u64,
+    /// Times that somebody was told of a read that failed.
+    pub nr_read_errors: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
     /// A callback panicked, on purpose.
@@ -106,10 +110,13 @@ fn run_all(scenario: &Scenario, step: &mut usize, ran: &mut Ran) -> Result<Outco
         ran.pgsteal += world.memory.stats().pgsteal;
         if !has_crashed {
             world.end().map_err(|what| format!("at the end: {what}"))?;
+            let disk = &world.state.borrow().disk;
             return Ok(Outcome {
                 hash: world.hash(),
                 nr_steps: world.cursor.get(),
                 nr_callbacks: world.nr_callbacks.get(),
+                nr_reads: disk.nr_reads,
+                nr_read_errors: disk.nr_read_errors,
                 pgsteal: ran.pgsteal,
                 has_panicked: ran.has_panicked,
             });

@@ -92,6 +92,8 @@ pub struct Scenario {
     pub plant: Option<Plant>,
     /// Callbacks of core until one panics, counted from 1.
     pub panic_at: Option<u64>,
+    /// Reads of the disks until one fails, counted from 1; beside those that fail at random.
+    pub fail_read_at: Option<u64>,
 }
 
 fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
@@ -141,6 +143,7 @@ impl Scenario {
             check_every: size.check_every.max(1),
             plant: None,
             panic_at: None,
+            fail_read_at: None,
         }
     }
 }

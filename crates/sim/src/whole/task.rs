@@ -2,7 +2,7 @@
 //! A task that waits is asleep until core says that it is to be woken.
 
 use super::Plant;
-use super::device::TORN;
+use super::device::{FAILED, TORN};
 use super::world::{Held, World, pick};
 use pagetide_core::frame::State as FrameState;
 use pagetide_core::memory::{
@@ -57,6 +57,8 @@ pub(super) enum Work {
         goal: Goal,
         /// The frame that the operation has a pin on.
         pin: Option<Frame>,
+        /// The read that it waits for failed.
+        has_failed: bool,
         /// The page was changed on its way in.
         is_changed: bool,
     },
@@ -103,6 +105,7 @@ impl Task {
             op: Some(op),
             goal,
             pin: None,
+            has_failed: false,
             is_changed: false,
         };
         Task {
@@ -129,6 +132,16 @@ impl Task {
         match &self.work {
             Work::Fetch { pin, .. } => *pin,
             _ => None,
+        }
+    }
+
+    /// A read failed: whoever waits for it has to be told.
+    pub(super) fn read_failed(&mut self, frame: Frame) {
+        if let Work::Fetch {
+            pin, has_failed, ..
+        } = &mut self.work
+        {
+            *has_failed |= *pin == Some(frame);
         }
     }
 }
@@ -225,6 +238,7 @@ impl World<'_> {
             op,
             goal,
             pin,
+            has_failed,
             is_changed,
         } = &mut task.work
         else {
@@ -234,8 +248,10 @@ impl World<'_> {
             return Stepped::Over;
         };
         let goal = *goal;
+        let has_failed = *has_failed;
         let mut effects = Effects::new();
         let step = running.step(&self.memory, self.here(cpu), &mut effects);
+        self.check_told(task.key, has_failed, &step);
         *pin = None;
         if let Ok(Step::Wait { frame, .. }) = step
             && self.memory.frames().word(frame).state() == FrameState::Reading
@@ -278,6 +294,15 @@ impl World<'_> {
                 Stepped::Over
             }
         }
+    }
+
+    /// Who waited for a read is told that it failed where it did, and only there.
+    fn check_told(&self, key: PageKey, has_failed: bool, step: &Result<Step, PageError>) {
+        let is_told = matches!(step, Err(PageError::Io(FAILED)));
+        if is_told != has_failed {
+            self.fail(format!("{key:?}: read failed: {has_failed}, and {step:?}"));
+        }
+        self.state.borrow_mut().disk.nr_read_errors += u64::from(is_told);
     }
 
     /// A page was not brought in.

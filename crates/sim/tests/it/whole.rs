@@ -1,7 +1,7 @@
 //! The simulator of all of core: seeds pass, the same seed is the same run, and what is made wrong
 //! on purpose is found and made small.
 
-use pagetide_sim::whole::{Failure, Plant, Scenario, Size, run, shrink};
+use pagetide_sim::whole::{Failure, Op, Plant, Scenario, Size, run, shrink};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -136,4 +136,36 @@ fn a_panic_in_any_callback_leaves_a_memory_that_adds_up() {
     });
     let nr_calling = nr_calling.into_inner();
     assert!(nr_calling > 20, "{nr_calling} of 30 machines called back");
+}
+
+#[test]
+fn any_read_that_fails_is_told_to_who_waits_and_loses_nothing() {
+    let size = Size {
+        nr_steps: 400,
+        ..SMALL
+    };
+    let (nr_reads, nr_told) = (AtomicU64::new(0), AtomicU64::new(0));
+    each(0..40, |seed| {
+        let mut scenario = Scenario::new(seed, &size);
+        let is_fault = |op| matches!(op, Op::Faults(_));
+        scenario.actions.retain(|action| !is_fault(action.op));
+        let without = run(&scenario).unwrap();
+        assert_eq!(without.nr_read_errors, 0);
+        nr_reads.fetch_add(without.nr_reads, Ordering::Relaxed);
+        for at in 1..=without.nr_reads {
+            scenario.fail_read_at = Some(at);
+            match run(&scenario) {
+                Ok(outcome) => {
+                    assert_ne!(outcome.hash, without.hash, "seed {seed}, read {at}");
+                    let is_told = u64::from(outcome.nr_read_errors > 0);
+                    nr_told.fetch_add(is_told, Ordering::Relaxed);
+                }
+                Err(failure) => panic!("read {at}: {}", told(&scenario, &failure)),
+            }
+        }
+    });
+    let (nr_reads, nr_told) = (nr_reads.into_inner(), nr_told.into_inner());
+    println!("{nr_told} of {nr_reads} failures had somebody waiting");
+    // Others had given up, or were lost in a crash.
+    assert!(nr_told > nr_reads / 2, "{nr_told} of {nr_reads}");
 }
