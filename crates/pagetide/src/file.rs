@@ -222,6 +222,7 @@ impl File {
     /// # Errors
     /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
     /// as [`File::read_at`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
         if self.group.has_pin_budget() {
@@ -247,6 +248,7 @@ impl File {
     ///
     /// # Errors
     /// As [`File::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_longterm(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
         let budget = self.group.has_pin_budget();
@@ -256,6 +258,7 @@ impl File {
     }
 
     /// [`File::pin_longterm`] for `group`, as which it is counted already where it is.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_longterm_counted(
         &self,
         group: &Group,
@@ -276,6 +279,7 @@ impl File {
 
     /// Pins a page for `group`, as which it is counted already.
     #[inline(never)] // Where no budget is, nothing of it is in the way.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_counted(
         &self,
         group: &Group,

@@ -6,6 +6,7 @@ use crate::cpu;
 use crate::file::Open;
 use crate::home::{Home, Shard};
 use crate::pin_accounts::Account;
+use crate::pin_sites::Site;
 use crate::shared::Shared;
 use crate::throttle;
 use pagetide_core::frame::flag;
@@ -135,9 +136,11 @@ impl<'a> Pin<'a> {
 
     /// Makes the pin an owned page of `len` bytes, which goes back to `account` when it is dropped.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
         Page {
+            site: pin.shared.sites.enter(pin.frame),
             shared: pin.shared.shard(),
             block: Block::hold(pin.shared, pin.frame, pin.order),
             len,
@@ -171,6 +174,7 @@ pub struct Page {
     len: usize,
     /// The pin budgets that it counts in, if any.
     account: Option<Arc<Account>>,
+    site: Site,
 }
 
 impl Deref for Page {
@@ -198,6 +202,7 @@ impl Drop for Page {
         if !self.block.is_plain() && !self.block.let_go() {
             return;
         }
+        self.shared.sites.leave(&self.site);
         self.shared.unpin(self.block.frame());
         if let Some(account) = &self.account {
             let nr_pages = u64::from(self.block.order().nr_pages());
@@ -232,6 +237,7 @@ impl Page {
             is_dirty: false,
             is_new: false,
             account: self.account.take(),
+            site: std::mem::take(&mut self.site),
         }
     }
 }
@@ -254,11 +260,13 @@ pub struct PageMut {
     is_new: bool,
     /// The pin budgets that it counts in, if any.
     account: Option<Arc<Account>>,
+    site: Site,
 }
 
 impl PageMut {
     /// Takes over a latch that core gave on a frame of page number `page`, which was noted as one
     /// that gets dirty.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn new(
         open: Arc<Open>,
         (page, frame): (u64, Frame),
@@ -266,6 +274,7 @@ impl PageMut {
         account: Option<Arc<Account>>,
     ) -> PageMut {
         let block = Block::hold(open.home(), frame, open.backing().order);
+        let site = open.home().sites.enter(frame);
         PageMut {
             open,
             block,
@@ -274,6 +283,7 @@ impl PageMut {
             is_dirty: false,
             is_new: false,
             account,
+            site,
         }
     }
 
@@ -307,6 +317,7 @@ impl PageMut {
             block,
             len: self.len,
             account: self.account.take(),
+            site: std::mem::take(&mut self.site),
         }
     }
 
@@ -372,6 +383,7 @@ impl Drop for PageMut {
         let mut effects = Effects::new();
         self.grow();
         let (shared, frame) = (self.open.home(), self.block.frame());
+        shared.sites.leave(&self.site);
         let core = &shared.core;
         core.unlatch(cpu::current(), frame, self.is_dirty, &mut effects);
         shared.wake_all(&mut effects);

@@ -264,6 +264,7 @@ impl PinPermit {
     ///
     /// # Panics
     /// Where the file is of another [`Memory`](crate::Memory).
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin(&self, file: &File, page: u64) -> Result<Page, Error> {
         let counted = self.count(file, 1)?;
         file.pin_counted(&self.group, page, counted)
@@ -276,6 +277,7 @@ impl PinPermit {
     ///
     /// # Panics
     /// As [`PinPermit::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_many(&self, file: &File, pages: &[u64]) -> Result<Vec<Page>, Error> {
         let counted = self.count(file, pages.len())?;
         file.pin_many_counted(&self.group, pages, Some(counted))
@@ -288,6 +290,7 @@ impl PinPermit {
     ///
     /// # Panics
     /// As [`PinPermit::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_longterm(&self, file: &File, page: u64) -> Result<Page, Error> {
         let counted = self.count(file, 1)?;
         file.pin_longterm_counted(&self.group, page, Some(counted))
@@ -300,6 +303,7 @@ impl PinPermit {
     ///
     /// # Panics
     /// As [`PinPermit::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_mut(&self, file: &File, page: u64) -> Result<PageMut, Error> {
         let counted = self.count(file, 1)?;
         file.pin_mut_counted(&self.group, page, Some(counted))
@@ -312,6 +316,7 @@ impl PinPermit {
     ///
     /// # Panics
     /// As [`PinPermit::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_new(&self, file: &File, page: u64) -> Result<PageMut, Error> {
         let counted = self.count(file, 1)?;
         file.pin_new_counted(&self.group, page, Some(counted))

@@ -9,6 +9,7 @@ use crate::flusher::Flusher;
 use crate::group;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
+use crate::pin_sites::Sites;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
 use crate::release::Release;
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) landings: Landings,
     pub(crate) swap: Swap,
     pub(crate) pins: Pins,
+    pub(crate) sites: Sites,
     pub(crate) memory_waits: MemoryWaits,
     nr_bytes_read: AtomicU64,
     nr_buffered_reads: AtomicU64,
@@ -125,6 +127,7 @@ impl Shared {
             landings: Landings::default(),
             swap: Swap::new(swap),
             pins: Pins::default(),
+            sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
             nr_buffered_reads: AtomicU64::new(0),
@@ -249,17 +252,19 @@ impl Shared {
             *by_mapping.entry(mapping).or_default() +=
                 u64::from(page.pins) * u64::from(page.nr_pages);
         }
-        let backings = self.backings();
-        let name_of = |mapping: Option<u32>| {
-            let backing = mapping.and_then(|mapping| backings.get(&mapping));
-            backing.map_or_else(|| "(closed)".to_owned(), |open| open.name.to_string())
-        };
         let named = by_mapping
             .into_iter()
-            .map(|(mapping, pages)| (name_of(mapping), pages));
+            .map(|(mapping, pages)| (self.name_of_mapping(mapping), pages));
         let mut by_file: Vec<(String, u64)> = named.collect();
         by_file.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         by_file
+    }
+
+    /// The name of an open file by the number in its pages' keys.
+    pub(crate) fn name_of_mapping(&self, mapping: Option<u32>) -> String {
+        let backings = self.backings();
+        let backing = mapping.and_then(|mapping| backings.get(&mapping));
+        backing.map_or_else(|| "(closed)".to_owned(), |open| open.name.to_string())
     }
 
     pub(crate) fn name_of(&self, group: u32) -> String {

@@ -174,6 +174,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::PastEnd`], [`Error::PinLimit`], [`Error::TooManyPins`], as [`File::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_pin(&self, page: u64) -> Result<Option<Page>, Error> {
         self.check_process()?;
         let open = &*self.open;
@@ -231,6 +232,7 @@ impl File {
     /// As [`File::pin`], for the first page that fails: no page stays pinned, and those that were
     /// read stay cached. [`Error::OverLimit`] at once where the pages are more than the group may
     /// have.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_many(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
         self.check_process()?;
         let nr_pages = pages.len() as u64 * u64::from(self.open.order.nr_pages());
@@ -242,6 +244,7 @@ impl File {
     }
 
     /// [`File::pin_many`] for `group`, as which they are counted already where they are.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_many_counted(
         &self,
         group: &Group,

@@ -79,6 +79,7 @@ impl File {
     ///
     /// # Panics
     /// As [`File::read_at_with`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_with(&self, page: u64, options: &ReadOptions<'_>) -> Result<Page, Error> {
         self.check_process()?;
         let group = self.group_of(options);

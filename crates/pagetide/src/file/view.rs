@@ -65,6 +65,7 @@ impl File {
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::PastEnd`]; [`Error::PageBusy`] where the page stays pinned,
     /// also by the caller; [`Error::WritebackFailed`] as [`File::write_at`]; as [`File::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
         let counted = self.count_view()?;
@@ -72,6 +73,7 @@ impl File {
     }
 
     /// [`File::pin_mut`] for `group`, as which it is counted already where it is.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_mut_counted(
         &self,
         group: &Group,
@@ -95,6 +97,7 @@ impl File {
     /// # Errors
     /// As [`File::pin_mut`], but [`Error::PastEnd`] beyond the last page that can be numbered only.
     /// Where it is [`Error::PageBusy`], a page that was not cached may read as zeros since.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
         let counted = self.count_view()?;
@@ -102,6 +105,7 @@ impl File {
     }
 
     /// [`File::pin_new`] for `group`, as which it is counted already where it is.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_new_counted(
         &self,
         group: &Group,
@@ -122,6 +126,7 @@ impl File {
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::PastEnd`], [`Error::PinLimit`]; [`Error::WritebackFailed`]
     /// where the file takes no more writes.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_pin_mut(&self, page: u64) -> Result<Option<PageMut>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         self.check_may_write()?;
@@ -152,8 +157,10 @@ impl File {
             Found::Latched(_) | Found::Miss | Found::TooManyPins => return Ok(None),
         };
         let pin = Pin::new(shared, frame, self.open.order);
-        let latch = pin.into_latch();
-        Ok(latch.map(|frame| self.view((page, frame), len, counted)))
+        let Some(frame) = pin.into_latch() else {
+            return Ok(None);
+        };
+        Ok(Some(self.view((page, frame), len, counted)))
     }
 
     /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is
@@ -209,6 +216,7 @@ impl File {
     }
 
     /// Notes a page that the caller has latched, and makes it a view.
+    #[cfg_attr(debug_assertions, track_caller)]
     fn view(
         &self,
         (page, frame): (u64, Frame),

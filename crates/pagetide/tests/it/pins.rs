@@ -1,7 +1,9 @@
 //! Pin budgets and permits.
 
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page};
+use pagetide::{
+    ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page, PageMut, ReadOptions,
+};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -317,4 +319,107 @@ fn threads_with_permits_never_exceed_the_budget_and_all_comes_back() {
         (web.pin_usage(), inner[0].pin_usage()),
         (pages(0), pages(0))
     );
+}
+
+/// Which pages `Memory::pins` names, by their numbers, with the pins on each.
+fn named(memory: &Memory) -> Vec<(u64, u32)> {
+    let pins = memory.pins().into_iter();
+    pins.map(|it| (it.page.unwrap(), it.nr_pins)).collect()
+}
+
+#[test]
+fn pins_that_are_never_dropped_are_found() {
+    let (data, memory, web, file) = web(100);
+    assert_eq!(memory.pins(), []);
+    let single = file.pin(9).unwrap();
+    let (twice, here) = ([file.pin(3).unwrap(), file.pin(3).unwrap()], line!());
+    let pins = memory.pins();
+    let found = pins.iter().find(|it| it.page == Some(3)).unwrap();
+    assert_eq!(found.file, data.path().display().to_string());
+    assert_eq!((&*found.group, found.nr_pins), ("web", 2));
+    assert_eq!(found.bytes, pages(1));
+    if cfg!(debug_assertions) {
+        let site = found.oldest.unwrap();
+        assert_eq!((site.at.file(), site.at.line()), (file!(), here));
+        assert!(site.held_for <= pins[0].oldest.unwrap().held_for);
+        // The oldest first.
+        assert_eq!(named(&memory), [(9, 1), (3, 2)]);
+    } else {
+        assert!(found.oldest.is_none());
+        // That of which most is pinned first.
+        assert_eq!(named(&memory), [(3, 2), (9, 1)]);
+    }
+    let [first, second] = twice;
+    drop(first);
+    drop(single);
+    let (again, here) = (file.pin(9).unwrap(), line!());
+    let pins = memory.pins();
+    let found = pins.iter().find(|it| it.page == Some(9)).unwrap();
+    let line = found.oldest.map(|site| site.at.line());
+    assert_eq!(line, cfg!(debug_assertions).then_some(here));
+    drop(again);
+    assert_eq!(named(&memory), [(3, 1)]);
+    drop((file, web));
+    assert_eq!(named(&memory), [(3, 1)]);
+    drop(second);
+    assert_eq!(memory.pins(), []);
+}
+
+#[test]
+fn every_way_to_pin_says_which_line_it_was() {
+    let data = numbered_file(200);
+    let builder = Memory::builder().readahead(ByteSize::b(0));
+    let memory = builder.budget(ByteSize::mib(8)).build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    let file = memory.open_rw(data.path(), &group).unwrap();
+    let permit = group.pin_permit(8, None).unwrap();
+    let lines = |expected: std::ops::Range<u32>| {
+        let pins = memory.pins();
+        assert!(!pins.is_empty());
+        for site in pins.iter().filter_map(|it| it.oldest) {
+            assert_eq!(site.at.file(), file!());
+            assert!(expected.contains(&site.at.line()), "{expected:?}: {site:?}");
+        }
+        let is_noted = pins.iter().all(|it| it.oldest.is_some());
+        assert_eq!(is_noted, cfg!(debug_assertions));
+    };
+    let (begin, views) = (
+        line!(),
+        (
+            file.pin(0).unwrap(),
+            file.pin_longterm(1).unwrap(),
+            file.pin_many(&[2, 3]).unwrap(),
+            file.pin_with(4, &ReadOptions::new()).unwrap(),
+            file.try_pin(4).unwrap().unwrap(),
+            permit.pin(&file, 5).unwrap(),
+            permit.pin_many(&file, &[6]).unwrap(),
+            permit.pin_longterm(&file, 7).unwrap(),
+        ),
+    );
+    lines(begin..line!());
+    drop(views);
+    assert_eq!(memory.pins(), []);
+    let begin = line!();
+    let mut changed = vec![file.pin_mut(0).unwrap(), file.pin_new(1).unwrap()];
+    changed.push(permit.pin_mut(&file, 2).unwrap());
+    changed.push(permit.pin_new(&file, 3).unwrap());
+    changed.push(file.try_pin_mut(4).unwrap().unwrap());
+    lines(begin..line!());
+    // The record goes with the page, whatever it becomes.
+    let kept: Vec<Page> = changed.into_iter().map(PageMut::downgrade).collect();
+    lines(begin..line!());
+    for page in kept {
+        drop(file.upgrade(page).unwrap());
+    }
+    assert_eq!(memory.pins(), []);
+    // The list has an end, and the oldest ones are on it.
+    let many: Vec<Page> = (0..200).map(|page| file.pin(page).unwrap()).collect();
+    let mut expected: Vec<_> = (0..64).map(|page| (page, 1)).collect();
+    assert_eq!(memory.pins().len(), 64);
+    if cfg!(debug_assertions) {
+        assert_eq!(named(&memory), expected);
+        drop(many);
+        expected.clear();
+        assert_eq!(named(&memory), expected);
+    }
 }

@@ -151,4 +151,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Runtime("a_child_gets"),
     },
+    Mutant {
+        name: "a view that was dropped is named as one that holds its page",
+        file: "pin_sites.rs",
+        find: "locked(&self.taken).live.remove(&site.number);",
+        replace: "let _ = locked(&self.taken).live.get(&site.number);",
+        tests: Tests::Runtime("pins_that_are_never_dropped"),
+    },
+    Mutant {
+        name: "of many pinned pages the youngest are named",
+        file: "pin_sites.rs",
+        find: "oldest.map_or(u64::MAX, |(number, _)| number);",
+        replace: "oldest.map_or(u64::MAX, |(number, _)| u64::MAX - number);",
+        tests: Tests::Runtime("every_way_to_pin"),
+    },
 ];
