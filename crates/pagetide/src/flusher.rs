@@ -3,8 +3,9 @@
 use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::worker::{Stop, keep_off};
-use crate::writeback::Which;
-use pagetide_core::group::Gauge;
+use crate::writeback::{Which, is_writing};
+use pagetide_core::group::{Gauge, Group, NO_LIMIT};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -21,6 +22,10 @@ const BACKGROUND_PERCENT: u64 = 10;
 /// Of 100 pages that a group may have, how many may be dirty before its writers write some back
 /// themselves. Source: `vm.dirty_ratio`.
 const HARD_PERCENT: u64 = 20;
+
+/// Pages that become dirty from one look at all groups below the levels of a writer's group to the
+/// next: what these have dirty together may be as much more than is said here.
+const DIRTIED_PER_LOOK: u32 = 64;
 
 /// A thread that writes back; told to end when dropped, and waited for.
 #[derive(Debug)]
@@ -124,6 +129,35 @@ pub(crate) enum Dirtiness {
     Hard,
 }
 
+impl Dirtiness {
+    /// Of so many dirty pages where there may be `max` pages.
+    fn of(nr_dirty: u64, max: u64) -> Dirtiness {
+        let is_above = |percent| nr_dirty > max.saturating_mul(percent) / 100;
+        match (is_above(HARD_PERCENT), is_above(BACKGROUND_PERCENT)) {
+            (true, _) => Dirtiness::Hard,
+            (_, true) => Dirtiness::Background,
+            _ => Dirtiness::Fine,
+        }
+    }
+}
+
+/// Pages of files, charged to this very group, that are dirty or being written.
+fn nr_dirty_of(group: &Group) -> u64 {
+    group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback)
+}
+
+impl Which {
+    /// Pages of a group and those below it, of which none is waited for.
+    fn below(level: u32) -> Which {
+        Which {
+            subtree: Some(level),
+            waits: false,
+            asks_log: false,
+            ..Which::ALL
+        }
+    }
+}
+
 impl Shared {
     /// How much of what a group may have is dirty: pages charged to itself. Of a group that was
     /// dropped each page is one too many.
@@ -132,19 +166,77 @@ impl Shared {
         let Some(group) = groups.get(id) else {
             return Dirtiness::Fine;
         };
-        let nr_dirty = group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback);
-        let max = groups.path(id).map(|(_, group)| group.max()).min();
-        let is_above = |percent| nr_dirty > max.unwrap_or(0).saturating_mul(percent) / 100;
+        let nr_dirty = nr_dirty_of(group);
         // Of a group that was dropped nobody writes any more, and its record waits for its pages.
         let is_left = group.is_dead() && nr_dirty > 0;
-        match (
-            is_above(HARD_PERCENT),
-            is_above(BACKGROUND_PERCENT) || is_left,
-        ) {
-            (true, _) => Dirtiness::Hard,
-            (_, true) => Dirtiness::Background,
-            _ => Dirtiness::Fine,
+        let share = Dirtiness::of(nr_dirty, self.max_of(id));
+        if is_left {
+            share.max(Dirtiness::Background)
+        } else {
+            share
         }
+    }
+
+    /// Pages that a group may have, by its own limit and those above it.
+    fn max_of(&self, id: u32) -> u64 {
+        let maxima = self.core.groups().path(id).map(|(_, group)| group.max());
+        maxima.min().unwrap_or(0)
+    }
+
+    /// [`Shared::dirtiness`] of a group and all groups below it together. O(groups).
+    fn dirtiness_below(&self, top: u32) -> Dirtiness {
+        let groups = self.core.groups();
+        let dirty = groups.iter().map(|(id, group)| (id, nr_dirty_of(group)));
+        let below = dirty.filter(|&(id, nr_dirty)| nr_dirty > 0 && groups.is_in(id, top));
+        Dirtiness::of(below.map(|(_, nr_dirty)| nr_dirty).sum(), self.max_of(top))
+    }
+
+    /// Levels with a limit of their own, from a group up to the root.
+    fn limited_levels(&self, id: u32) -> impl Iterator<Item = u32> {
+        let levels = self.core.groups().path(id);
+        let limited = levels.filter(|(_, group)| group.max() != NO_LIMIT);
+        limited.map(|(id, _)| id)
+    }
+
+    /// A page of a group became dirty. Once for many such pages it looks at the levels above the
+    /// group: of one whose groups together have too much dirty, the caller writes some back, of
+    /// its own file first.
+    pub(crate) fn balance_levels(&self, id: u32, own: &Backing) {
+        // As reclaim does not: the store of another file may be the one that writes here.
+        if is_writing() {
+            return;
+        }
+        let nr_pages = own.order.nr_pages();
+        let before = self.nr_dirtied.fetch_add(nr_pages, Ordering::Relaxed);
+        if before / DIRTIED_PER_LOOK == before.wrapping_add(nr_pages) / DIRTIED_PER_LOOK {
+            return;
+        }
+        for level in self.limited_levels(id) {
+            match self.dirtiness_below(level) {
+                Dirtiness::Fine => {}
+                Dirtiness::Background => self.tell_flusher(),
+                Dirtiness::Hard => self.write_some_below(level, own),
+            }
+        }
+    }
+
+    /// Writes back as many pages as become dirty between two looks, and as many again.
+    fn write_some_below(&self, level: u32, own: &Backing) {
+        let mut left = u64::from(2 * DIRTIED_PER_LOOK);
+        let mut write_some = |backing: &Backing| {
+            let some = Which {
+                nr_pages: left,
+                ..Which::below(level)
+            };
+            left -= self.flush_held(backing, some).min(left);
+            left > 0
+        };
+        if !write_some(own) {
+            return;
+        }
+        let others: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
+        let mut others = others.iter().filter(|other| other.mapping != own.mapping);
+        let _all_written = others.all(|other| write_some(other));
     }
 
     /// Starts the thread that writes back, at the first file that is written, unless this memory
@@ -191,21 +283,46 @@ impl Shared {
                 if self.dirtiness(id) == Dirtiness::Fine {
                     break;
                 }
-                let of_group = Which {
-                    subtree: Some(id),
-                    waits: false,
-                    asks_log: false,
-                    ..Which::ALL
-                };
-                self.flush_held(backing, of_group);
+                self.flush_held(backing, Which::below(id));
+            }
+        }
+        for level in self.levels_above_background() {
+            for backing in &backings {
+                if self.dirtiness_below(level) == Dirtiness::Fine {
+                    break;
+                }
+                self.flush_held(backing, Which::below(level));
             }
         }
     }
 
-    fn flush_held(&self, backing: &Backing, which: Which) {
-        if let Some(_held) = Held::new(self, backing) {
-            let _failed = self.write_dirty(backing, 0..=u64::MAX, which);
+    /// Levels with a limit of their own of which too much is dirty, groups below them included.
+    /// O(groups), with what is dirty at each level of a path.
+    fn levels_above_background(&self) -> Vec<u32> {
+        let groups = self.core.groups();
+        let mut nr_dirty: BTreeMap<u32, u64> = BTreeMap::new();
+        for (id, group) in groups.iter() {
+            let of_group = nr_dirty_of(group);
+            if of_group > 0 {
+                for level in self.limited_levels(id) {
+                    *nr_dirty.entry(level).or_default() += of_group;
+                }
+            }
         }
+        let is_above = |&(level, nr_dirty): &(u32, u64)| {
+            Dirtiness::of(nr_dirty, self.max_of(level)) > Dirtiness::Fine
+        };
+        let above = nr_dirty.into_iter().filter(is_above);
+        above.map(|(level, _)| level).collect()
+    }
+
+    /// Returns how many pages were written; 0 where a write failed or the file was closed.
+    fn flush_held(&self, backing: &Backing, which: Which) -> u64 {
+        let Some(_held) = Held::new(self, backing) else {
+            return 0;
+        };
+        // What failed is kept for the file's next `sync`.
+        self.write_dirty(backing, 0..=u64::MAX, which).unwrap_or(0)
     }
 }
 

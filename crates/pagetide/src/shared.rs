@@ -23,7 +23,7 @@ use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) sites: Sites,
     pub(crate) memory_waits: MemoryWaits,
     nr_bytes_read: AtomicU64,
+    /// Pages that became dirty, for who looks at some of them.
+    pub(crate) nr_dirtied: AtomicU32,
     nr_buffered_reads: AtomicU64,
     nr_bytes_written: AtomicU64,
     /// Dirty pages of files that were dropped and could not be written.
@@ -130,6 +132,7 @@ impl Shared {
             sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
+            nr_dirtied: AtomicU32::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             nr_bytes_written: AtomicU64::new(0),
             nr_pages_lost: AtomicU64::new(0),

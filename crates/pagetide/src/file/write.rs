@@ -100,7 +100,9 @@ impl File {
     /// background, when memory is needed, and by [`File::flush_range`] and [`File::sync`]; only
     /// these last make them durable. A page that is not cached is read first, unless all that the
     /// file has of it is overwritten. Waits up to a second for pins on a page to drop, and for
-    /// writes of it to end; where much of the group is dirty, writes some of it back.
+    /// writes of it to end; where much of the group is dirty, writes some of it back. Where much is
+    /// dirty in a group above it and all below that one together, writes some of theirs back: once
+    /// for 64 pages that become dirty it looks at all groups.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where dirty pages of this file cannot be
@@ -307,6 +309,7 @@ impl File {
     /// fast as the store and no faster.
     pub(super) fn balance(&self) {
         let shared = &self.open.shared;
+        shared.balance_levels(self.group.id(), &self.open.backing);
         match shared.dirtiness(self.group.id()) {
             Dirtiness::Fine => return,
             Dirtiness::Background => return shared.tell_flusher(),

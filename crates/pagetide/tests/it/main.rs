@@ -12,6 +12,7 @@ mod child;
 mod counters;
 mod crash;
 mod data;
+mod dirty_levels;
 mod disk;
 mod durability;
 mod files;

@@ -165,4 +165,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "oldest.map_or(u64::MAX, |(number, _)| u64::MAX - number);",
         tests: Tests::Runtime("every_way_to_pin"),
     },
+    Mutant {
+        name: "what groups have dirty together is no matter to their writers",
+        file: "flusher.rs",
+        find: "Dirtiness::Hard => self.write_some_below(level, own),",
+        replace: "Dirtiness::Hard => {}",
+        tests: Tests::Runtime("dirty_levels::"),
+    },
+    Mutant {
+        name: "a writer cleans its own file only",
+        file: "flusher.rs",
+        find: "let _all_written = others.all(|other| write_some(other));",
+        replace: "let _all_written = others.next();",
+        tests: Tests::Runtime("dirty_levels::who_has_little"),
+    },
+    Mutant {
+        name: "what groups have dirty together is not written in the background",
+        file: "flusher.rs",
+        find: "for level in self.levels_above_background() {",
+        replace: "for level in self.levels_above_background().into_iter().skip(1) {",
+        tests: Tests::Runtime("dirty_levels::groups_that_are_above_the_background"),
+    },
 ];

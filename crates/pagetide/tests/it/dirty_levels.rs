@@ -1,0 +1,88 @@
+//! What groups have dirty together, where each alone has little.
+
+use crate::disk::Disk;
+use pagetide::{ByteSize, File, Memory, Order};
+
+const PAGE: usize = 4096;
+
+fn memory() -> Memory {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    builder.build().unwrap()
+}
+
+/// Files of ten children of a group of 500 pages, each of which may have as many itself.
+fn of_ten_children(memory: &Memory) -> Vec<(Disk, File)> {
+    let parent = memory.root().child("parent").unwrap();
+    let parent = parent.max(ByteSize(500 * PAGE as u64)).unwrap();
+    let open = |number: u32| {
+        let (disk, name) = (Disk::default(), format!("disk{number}"));
+        let group = parent.child(&name).unwrap();
+        let store = Box::new(disk.clone());
+        let file = memory.open_store(store, &name, Order::new(0), &group);
+        (disk, file.unwrap())
+    };
+    (0..10).map(open).collect()
+}
+
+/// Pages that were written back. Of a file they go in order.
+fn nr_written(files: &[(Disk, File)]) -> usize {
+    let of_file = |(disk, _): &(Disk, File)| disk.state().bytes.len() / PAGE;
+    files.iter().map(of_file).sum()
+}
+
+#[test]
+fn groups_that_are_above_the_hard_limit_together_write() {
+    let memory = memory();
+    let files = of_ten_children(&memory);
+    let mut nr_changed = 0;
+    // In turn, so that each child alone has 40 pages dirty at most: 8 of 100.
+    for page in 0..40u64 {
+        for (_, file) in &files {
+            file.write_at(&[1; PAGE], page * PAGE as u64).unwrap();
+            nr_changed += 1;
+            let nr_written = nr_written(&files);
+            // Of 100 pages 20, and what becomes dirty between two looks.
+            assert!(
+                nr_changed - nr_written <= 100 + 64,
+                "{nr_changed} {nr_written}"
+            );
+            assert!(nr_changed > 100 || nr_written == 0, "not above the limit");
+        }
+    }
+    for (disk, file) in &files {
+        file.sync().unwrap();
+        assert_eq!(disk.state().durable, [1; 40 * PAGE]);
+    }
+}
+
+#[test]
+fn who_has_little_dirty_writes_what_its_siblings_have() {
+    let memory = memory();
+    let files = of_ten_children(&memory);
+    let (others, writer) = (&files[..9], &files[9].1);
+    for (_, file) in others {
+        file.write_at(&[1; 11 * PAGE], 0).unwrap();
+    }
+    others[0].1.write_at(&[1; PAGE], 11 * PAGE as u64).unwrap();
+    // One page above the limit, time and again.
+    for _ in 0..64 {
+        writer.write_at(&[1; PAGE], 0).unwrap();
+        assert!(nr_written(others) <= 100);
+        writer.flush_range(..).unwrap();
+    }
+    assert_eq!(nr_written(others), 100);
+}
+
+#[test]
+fn groups_that_are_above_the_background_limit_together_are_written() {
+    let memory = memory();
+    let files = of_ten_children(&memory);
+    for (_, file) in &files {
+        file.write_at(&[1; 5 * PAGE], 0).unwrap();
+    }
+    memory.tick();
+    assert_eq!(nr_written(&files), 0, "10 of 100 are not above the limit");
+    files[3].1.write_at(&[1; PAGE], 5 * PAGE as u64).unwrap();
+    memory.tick();
+    assert!(nr_written(&files) > 0);
+}
