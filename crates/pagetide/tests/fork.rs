@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 #![allow(unsafe_code)]
 
+#[path = "fork/soak.rs"]
+mod soak;
+
 use pagetide::{
     Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Reservation,
 };

@@ -61,6 +61,36 @@ pub(crate) enum Error {
     /// The report is not as it should be.
     #[error("{0} problems with the report")]
     Report(usize),
+    /// A step hangs, or the machine is very slow.
+    #[error("it took longer than {seconds} s and was ended ({variable} sets that limit)")]
+    Late {
+        seconds: u64,
+        variable: &'static str,
+    },
+    /// A soak did not end.
+    #[error("the soak hangs: it was ended")]
+    Hangs,
+    /// A limit of time that is no number of seconds.
+    #[error("{variable} is '{text}': a number of seconds is needed")]
+    BadLimit {
+        variable: &'static str,
+        text: String,
+    },
+    /// No fuzz target has this name.
+    #[error("no fuzz target `{name}`: there are {known}")]
+    NoTarget { name: String, known: String },
+    /// Nothing to read the coverage with.
+    #[error(
+        "no llvm-cov and llvm-profdata of version {major}: `rustup component add llvm-tools`, on \
+         Debian `apt-get install llvm-{major}`, or name their folder in {variable}"
+    )]
+    NoLlvm {
+        major: String,
+        variable: &'static str,
+    },
+    /// Too much of core is run by none of its tests.
+    #[error("tests run {percent:.1} % of core's lines, at least {least:.0} % are expected")]
+    Uncovered { percent: f64, least: f64 },
     /// The folder of recorded traces is not there.
     #[error(
         "no recorded traces at {}: set {variable} to the folder that has manifest.csv",

@@ -5,12 +5,15 @@
 //! rustfmt nor clippy can check live in `tidy/`.
 
 mod browser;
+mod coverage;
 mod error;
+mod fuzz;
 mod mutants;
 mod report;
 mod step;
 mod tidy;
 mod verbs;
+mod watch;
 mod workspace;
 
 use std::process::ExitCode;
@@ -45,6 +48,22 @@ enum Verb {
     },
     /// The demo's report in Chromium: all plots, light and dark, on a phone (needs chromium)
     Browser,
+    /// Everything at once in one process, which has to be as before at the end
+    Soak {
+        /// For so long, as in 10m
+        #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+        time: humantime::Duration,
+    },
+    /// Bytes from outside under libFuzzer: traces, words, config, memory (needs a C++ compiler)
+    Fuzz {
+        /// Only this one
+        target: Option<String>,
+        /// Each for so long, as in 10m
+        #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+        time: humantime::Duration,
+    },
+    /// The lines of core that its tests run, by file (needs llvm-cov of rustc's LLVM version)
+    Coverage,
     /// The project's own rules: order of rooms, unsafe list, file shape, docs
     Tidy,
 }
@@ -59,6 +78,9 @@ fn main() -> ExitCode {
         Verb::Traces => verbs::traces(&workspace),
         Verb::Mutants { filter } => mutants::run(&workspace, filter.as_deref()),
         Verb::Browser => browser::run(&workspace),
+        Verb::Soak { time } => verbs::soak(&workspace, *time),
+        Verb::Fuzz { target, time } => fuzz::run(&workspace, target.as_deref(), *time),
+        Verb::Coverage => coverage::run(&workspace),
         Verb::Tidy => tidy::run(&workspace),
     };
     match outcome {

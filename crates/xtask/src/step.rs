@@ -1,12 +1,19 @@
 //! Steps as data, and the one loop that runs them.
 
+use std::env;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::Instant;
+use std::process::{self, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::report::{self, Counts, Outcome, Report, Skip};
+use crate::watch::Watch;
 use crate::workspace::{self, Workspace};
+
+/// What a step may take in seconds, builds included: it is ended then, and has failed.
+const LIMIT_SECONDS: u64 = 600;
+/// Sets another limit, for a slow machine.
+const LIMIT_VARIABLE: &str = "PAGETIDE_STEP_SECONDS";
 
 /// A named part of a verb.
 pub(crate) struct Step {
@@ -40,13 +47,25 @@ struct Told {
 /// The report has every step that ran, the failed one too.
 ///
 /// # Errors
-/// The first failure, with the name of its step.
+/// The first failure, with the name of its step; a step that takes too long is one.
 pub(crate) fn run_all(
     workspace: &Workspace,
     steps: Vec<Step>,
     report: &mut Report,
 ) -> Result<(), Error> {
-    run_all_to(&mut io::stdout(), workspace, steps, report)
+    let limit = limit(env::var(LIMIT_VARIABLE).ok())?;
+    run_all_to(&mut io::stdout(), workspace, steps, report, limit)
+}
+
+fn limit(text: Option<String>) -> Result<Duration, Error> {
+    let Some(text) = text else {
+        return Ok(Duration::from_secs(LIMIT_SECONDS));
+    };
+    let seconds = text.parse().map_err(|_| Error::BadLimit {
+        variable: LIMIT_VARIABLE,
+        text,
+    })?;
+    Ok(Duration::from_secs(seconds))
 }
 
 /// As `run_all`, with a place for the output.
@@ -57,12 +76,22 @@ fn run_all_to(
     workspace: &Workspace,
     steps: Vec<Step>,
     report: &mut Report,
+    limit: Duration,
 ) -> Result<(), Error> {
     for Step { name, action } in steps {
         say(out, &format!("== {name}"));
         let start = Instant::now();
         let mut told = Told::default();
+        // All programs that this one started are the step's.
+        let watch = Watch::start(process::id(), limit);
         let result = run_action(out, workspace, action, &mut told);
+        let result = match watch.finish() {
+            true => Err(Error::Late {
+                seconds: limit.as_secs(),
+                variable: LIMIT_VARIABLE,
+            }),
+            false => result,
+        };
         let took = start.elapsed();
         let outcome = match &result {
             Ok(outcome) => *outcome,
@@ -170,7 +199,14 @@ mod tests {
             .map(|(name, action)| Step { name, action })
             .collect();
         let mut report = Report::default();
-        let result = run_all_to(&mut io::sink(), &Workspace::find(), steps, &mut report);
+        let limit = Duration::from_secs(LIMIT_SECONDS);
+        let result = run_all_to(
+            &mut io::sink(),
+            &Workspace::find(),
+            steps,
+            &mut report,
+            limit,
+        );
         (result, report.to_string())
     }
 
@@ -191,6 +227,14 @@ mod tests {
             "{report}"
         );
         assert!(!report.contains("third"), "{report}");
+    }
+
+    #[test]
+    fn a_limit_is_a_number_of_seconds() {
+        assert_eq!(limit(None).expect("the usual one").as_secs(), 600);
+        assert_eq!(limit(Some("9".to_owned())).expect("a number").as_secs(), 9);
+        let error = limit(Some("ten".to_owned())).expect_err("no number");
+        assert!(error.to_string().contains("'ten'"), "{error}");
     }
 
     #[test]

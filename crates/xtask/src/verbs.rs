@@ -1,12 +1,14 @@
 //! The verbs that run other programs, each a list of steps.
 
 use std::env;
-use std::process::Command;
+use std::process::{self, Command};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::report::{Report, Skip};
 use crate::step::{self, Action, Step};
 use crate::tidy;
+use crate::watch::Watch;
 use crate::workspace::{self, TRACES_VARIABLE, Workspace};
 
 /// Where rustc has the runtime of AddressSanitizer among the toolchains of rustup.
@@ -14,6 +16,22 @@ const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linu
 
 /// The test that runs the simulator's seeds.
 const SEEDS_TEST: &str = "a_thousand_seeds_pass";
+
+/// What a soak may take besides its load: the build, and the end.
+const SOAK_REST: Duration = Duration::from_secs(900);
+
+/// What takes too long for `test`, or needs what is not on every machine.
+const OTHER_VERBS: [(&str, &str); 6] = [
+    ("traces", "all expected ratios on all recorded traces"),
+    ("mutants", "known faults, each of which a test has to catch"),
+    (
+        "soak",
+        "a mixed load for minutes, of which nothing may be left",
+    ),
+    ("fuzz", "bytes from outside under libFuzzer"),
+    ("coverage", "the lines of core that its tests run"),
+    ("browser", "the demo's report in Chromium"),
+];
 
 /// Installs missing components of the toolchain and says what is there.
 pub(crate) fn setup(workspace: &Workspace) -> Result<(), Error> {
@@ -52,8 +70,28 @@ pub(crate) fn quick(workspace: &Workspace) -> Result<(), Error> {
 pub(crate) fn test(workspace: &Workspace) -> Result<(), Error> {
     let host = workspace.host()?;
     let result = finish(workspace, test_steps(workspace, &host));
-    println!("not part of `test`: `cargo xtask traces` (all expected ratios on all traces)");
+    println!("not part of `test`, each `cargo xtask VERB`:");
+    for (verb, what) in OTHER_VERBS {
+        println!("  {verb:<9} {what}");
+    }
     result
+}
+
+/// Everything at once in one process, for so long.
+pub(crate) fn soak(workspace: &Workspace, time: Duration) -> Result<(), Error> {
+    let watch = Watch::start(process::id(), time + SOAK_REST);
+    let result = workspace::show(&mut soak_command(workspace, time));
+    match watch.finish() {
+        true => Err(Error::Hangs),
+        false => result,
+    }
+}
+
+fn soak_command(workspace: &Workspace, time: Duration) -> Command {
+    let line = "test --release -p pagetide --test fork soak:: -- --ignored --nocapture";
+    let mut command = cargo(workspace, line);
+    command.env("PAGETIDE_SOAK_SECONDS", time.as_secs().max(1).to_string());
+    command
 }
 
 /// All expected miss ratios on all recorded traces.
@@ -141,6 +179,10 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
     steps.push(Step {
         name: "promise of the budget",
         action: Action::Tests(promise(workspace)),
+    });
+    steps.push(Step {
+        name: "soak",
+        action: Action::Tests(soak_command(workspace, Duration::from_secs(20))),
     });
     steps.push(Step {
         name: "loom",
@@ -274,6 +316,7 @@ mod tests {
             "a thousand seeds",
             "one run in both builds",
             "promise of the budget",
+            "soak",
             "loom",
             "shuttle",
             "asan",

@@ -100,6 +100,17 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Error> {
     }
 }
 
+/// Says what it runs, and runs it to its end; its output is shown.
+pub(crate) fn show(command: &mut Command) -> Result<(), Error> {
+    let program = describe(command);
+    println!("$ {program}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Failed { program, status }),
+        Err(source) => Err(Error::Start { program, source }),
+    }
+}
+
 /// Runs a command to its end, throws its output away and says whether it succeeded.
 pub(crate) fn is_success(command: &mut Command) -> Result<bool, Error> {
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());

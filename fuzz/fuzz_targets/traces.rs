@@ -1,0 +1,35 @@
+//! Files of traces: any bytes are a trace or a clear error. The first byte chooses the form.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pagetide_sim::trace::{Trace, TraceOptions};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+
+fn path_of(form: u8) -> PathBuf {
+    let name = ["a.d64.zst", "a.csv", "a.txt"][usize::from(form) % 3];
+    FOLDER.path().join(name)
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((&form, bytes)) = data.split_first() else {
+        return;
+    };
+    let path = path_of(form);
+    fs::write(&path, bytes).expect("a file");
+    match Trace::open(&path, &TraceOptions::default()) {
+        Ok(trace) => {
+            assert!(!trace.pages.is_empty());
+            assert!(trace.pages.iter().all(|&page| page < trace.nr_unique));
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+    }
+});
