@@ -5,22 +5,15 @@
 use libfuzzer_sys::fuzz_target;
 use pagetide_sim::trace::{Trace, TraceOptions};
 use std::fs;
-use std::path::PathBuf;
-use std::sync::LazyLock;
-use tempfile::TempDir;
-
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
-
-fn path_of(form: u8) -> PathBuf {
-    let name = ["a.d64.zst", "a.csv", "a.txt"][usize::from(form) % 3];
-    FOLDER.path().join(name)
-}
 
 fuzz_target!(|data: &[u8]| {
     let Some((&form, bytes)) = data.split_first() else {
         return;
     };
-    let path = path_of(form);
+    // One for each input: a folder that outlives them is never removed.
+    let folder = tempfile::tempdir().expect("a folder");
+    let name = ["a.d64.zst", "a.csv", "a.txt"][usize::from(form) % 3];
+    let path = folder.path().join(name);
     fs::write(&path, bytes).expect("a file");
     match Trace::open(&path, &TraceOptions::default()) {
         Ok(trace) => {
