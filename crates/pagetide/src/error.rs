@@ -362,7 +362,8 @@ pub enum Error {
         pinned_pages: u64,
         /// The limit in pages.
         max_pages: u64,
-        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        /// Pages charged to the group that are pinned by anybody or being read, ahead too, by file,
+        /// most first.
         by_file: Vec<(String, u64)>,
     },
     /// A permit has fewer pages left than a pin takes.
@@ -397,7 +398,8 @@ pub enum Error {
         held_pages: u64,
         /// The limit in pages.
         max_pages: u64,
-        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        /// Pages charged to the group that are pinned by anybody or being read, ahead too, by file,
+        /// most first.
         by_file: Vec<(String, u64)>,
     },
     /// A wait that had not ended by its deadline.
@@ -417,7 +419,8 @@ pub enum Error {
         usage_pages: u64,
         /// The limit in pages.
         max_pages: u64,
-        /// Pages charged to the group that are pinned by anybody, by file, most first.
+        /// Pages charged to the group that are pinned by anybody or being read, ahead too, by file,
+        /// most first.
         by_file: Vec<(String, u64)>,
     },
 }

@@ -247,7 +247,7 @@ impl Shared {
     }
 
     /// Pages charged to a group and those below it that are pinned, a page as often as it is, by
-    /// file, most first. O(frames).
+    /// file, most first. A page that is being read, ahead too, is pinned by its read. O(frames).
     pub(crate) fn pinned_by_file(&self, group: u32) -> Vec<(String, u64)> {
         let mut by_mapping: HashMap<Option<u32>, u64> = HashMap::new();
         for page in self.core.pinned(group) {
