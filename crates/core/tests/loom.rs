@@ -10,8 +10,6 @@ mod counts;
 mod latch;
 #[path = "loom/moves.rs"]
 mod moves;
-#[path = "loom/turn.rs"]
-mod turn;
 #[path = "loom/write.rs"]
 mod write;
 

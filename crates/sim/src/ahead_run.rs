@@ -34,17 +34,11 @@ pub struct AheadCache {
 }
 
 impl AheadCache {
-    /// A file of `nr_pages` in at most `frames` frames. `gives_turns` says whether pages between
-    /// two readers are kept, and go first after the second one, which the runtime does not do.
+    /// A file of `nr_pages` in at most `frames` frames.
     ///
     /// # Errors
     /// [`RunError`].
-    pub fn try_new(
-        policy: Policy,
-        frames: u32,
-        nr_pages: u32,
-        gives_turns: bool,
-    ) -> Result<AheadCache, RunError> {
+    pub fn try_new(policy: Policy, frames: u32, nr_pages: u32) -> Result<AheadCache, RunError> {
         Ok(AheadCache {
             cache: CoreCache::try_new(policy, frames)?,
             streams: Streams::new(),
@@ -52,7 +46,6 @@ impl AheadCache {
                 nr_pages: nr_pages.into(),
                 max: max_pages(Hint::Normal, MAX_BYTES, PAGE_BYTES, frames.into()),
                 all: frames / SHARE,
-                reach: if gives_turns { frames.into() } else { 0 },
             },
             counts: AheadCounts::default(),
         })
@@ -83,7 +76,7 @@ impl AheadCache {
                     Some(self.streams.missed(number..number + 1, self.bounds, cached))
                 }
             };
-            ahead.map_or(Ok(()), |ahead| self.read_ahead(page, ahead))?;
+            ahead.map_or(Ok(()), |ahead| self.read_ahead(ahead))?;
         }
         self.counts.misses += u64::from(!is_there);
         let missed = self.cache.read(page)?;
@@ -92,7 +85,7 @@ impl AheadCache {
         Ok(())
     }
 
-    fn read_ahead(&mut self, page: u32, ahead: Ahead) -> Result<(), RunError> {
+    fn read_ahead(&mut self, ahead: Ahead) -> Result<(), RunError> {
         let number = |page: u64| u32::try_from(page).expect("a page of the file");
         if ahead.read.end > ahead.read.start + 1 {
             let mut nr_read = 0;
@@ -103,10 +96,6 @@ impl AheadCache {
             self.counts.reads += u64::from(nr_read > 0);
         }
         self.counts.lost += u64::from(ahead.was_lost);
-        if let Some(turn) = ahead.turn {
-            let passed = ahead.passed.start..ahead.passed.end.min(page.into());
-            passed.for_each(|page| _ = self.cache.set_turn(number(page), turn));
-        }
         Ok(())
     }
 

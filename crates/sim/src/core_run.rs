@@ -7,7 +7,7 @@ use pagetide_core::memory::{
     BuildError, Config, Effect, Effects, Here, Memory, PageError, PageIn, Platform, Step, Writes,
 };
 use pagetide_core::page_cache::{Access, Found, Mappings};
-use pagetide_core::reclaim::{Policy, Refaults, Turn};
+use pagetide_core::reclaim::{Policy, Refaults};
 use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 use std::cell::Cell;
 
@@ -342,11 +342,6 @@ impl CoreCache {
         })?;
         self.memory.unpin(CPU, frame, &mut Effects::new());
         Ok(true)
-    }
-
-    /// Gives a page its turn: see [`Memory::set_turn`].
-    pub fn set_turn(&self, page: u32, turn: Turn) -> bool {
-        self.memory.set_turn(self.key(page), turn)
     }
 
     /// What was counted so far.

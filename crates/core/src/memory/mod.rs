@@ -23,7 +23,6 @@ mod region;
 mod reserve;
 mod room;
 mod stat;
-mod turn;
 mod write;
 mod write_reserve;
 

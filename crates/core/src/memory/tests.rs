@@ -15,7 +15,6 @@ mod refusals;
 mod region;
 mod reserve;
 mod stat;
-mod turn;
 mod write;
 
 use super::*;

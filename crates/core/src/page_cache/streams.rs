@@ -1,29 +1,16 @@
-//! Sequential readers of one file, a bounded number of them, each with its window, and what they
-//! say of the pages that they pass.
+//! Sequential readers of one file, a bounded number of them, each with its window.
 //!
 //! Whoever owns a [`Streams`] tells it of misses and of reads of marked pages, and of nothing else:
 //! [`Streams::marks`] says which pages to tell of, so that a hit costs a load and a compare.
 //!
-//! Of two readers one behind the other, near enough that the pages between them fit memory, the
-//! pages between are kept for the one behind, and go first once it has passed. What a reader alone
-//! passes stays with the policy: the next reader of a file that is read again and again finds some
-//! of it, which it would not if all of it went at once.
-//!
-//! Source: windows as in [`super::readahead`]. The table in place of a state in each open file, and
-//! the rule of two readers, are ours; buffer managers that let scans share a buffer pool do alike.
+//! Source: windows as in [`super::readahead`]. The table in place of a state in each open file is
+//! ours.
 
 use super::readahead::{self, Start, Window};
-use crate::reclaim::Turn;
 use core::ops::Range;
 
 /// Readers that are told apart.
 pub const NR_STREAMS: usize = 16;
-/// Pages that a reader has passed before others' pages are kept for it, or its own go: shorter runs
-/// say nothing of what will be read.
-const MIN_RUN: u64 = 32;
-/// A reader that was not heard of while so many pages were read of the file has stopped: eight
-/// windows of 128 KiB.
-const MAX_SILENCE: u64 = 256;
 /// A reader that was not heard of while so many pages were read gives way to any other.
 const MAX_REST: u64 = 4096;
 
@@ -36,9 +23,6 @@ pub struct Bounds {
     pub max: u32,
     /// Pages in the windows of all readers together at most: each has its part of them.
     pub all: u32,
-    /// Pages between two readers at most, where those between are kept for the one behind: as many
-    /// as are resident. 0: none are, and none go.
-    pub reach: u64,
 }
 
 /// What a reader's coming to a page calls for.
@@ -46,11 +30,8 @@ pub struct Bounds {
 pub struct Ahead {
     /// Pages to bring in; after a miss the page itself is the first.
     pub read: Range<u64>,
-    /// Pages that the reader has left behind since it was last heard of, and their turn: `None`
-    /// where that is their policy's.
+    /// Pages that the reader has left behind since it was last heard of.
     pub passed: Range<u64>,
-    /// See there.
-    pub turn: Option<Turn>,
     /// The page had been read ahead, and was gone before it was read.
     pub was_lost: bool,
 }
@@ -61,13 +42,8 @@ struct Stream {
     /// What was read for it last. Until it is known to be sequential, what it asked for.
     window: Window,
     is_sequential: bool,
-    /// The first page of its run, and the page where it was last heard of.
-    from: u64,
+    /// The page where it was last heard of, and when that was.
     at: u64,
-    /// Pages that another one passed, and that are kept for it.
-    kept: (u64, u64),
-    /// When it was first and last heard of.
-    began: u64,
     seen: u64,
 }
 
@@ -155,11 +131,10 @@ impl Streams {
         };
         stream.is_sequential = true;
         let read = up_to(stream.window.pages(), bounds);
-        let (passed, turn) = self.pass(index, page, bounds.reach);
+        let passed = self.pass(index, page);
         Ahead {
             read,
             passed,
-            turn,
             was_lost,
         }
     }
@@ -178,11 +153,10 @@ impl Streams {
         let stream = self.streams[index].as_mut().expect("found just now");
         stream.window = stream.window.next(max);
         let read = up_to(stream.window.pages(), bounds);
-        let (passed, turn) = self.pass(index, page, bounds.reach);
+        let passed = self.pass(index, page);
         Some(Ahead {
             read,
             passed,
-            turn,
             was_lost: false,
         })
     }
@@ -223,56 +197,24 @@ impl Streams {
         self.streams[least.expect("there are places")] = Some(Stream {
             window: window.unwrap_or(asked),
             is_sequential: window.is_some(),
-            from: page,
             at: page,
-            kept: (page, page),
-            began: now,
             seen: now,
         });
         Ahead {
             read,
             passed: page..page,
-            turn: None,
             was_lost: false,
         }
     }
 
-    /// A reader came to a page: which ones it has left behind, and their turn.
-    fn pass(&mut self, index: usize, page: u64, reach: u64) -> (Range<u64>, Option<Turn>) {
-        let now = self.clock;
+    /// A reader came to a page: which ones it has left behind.
+    fn pass(&mut self, index: usize, page: u64) -> Range<u64> {
         let stream = self.streams[index].as_mut().expect("the caller found it");
         let passed = stream.at..page;
-        let nr_passed = page.saturating_sub(passed.start);
         stream.at = page;
-        let (from, began, kept) = (stream.from, stream.began, stream.kept);
-        self.clock = now + nr_passed;
+        self.clock += page.saturating_sub(passed.start);
         stream.seen = self.clock;
-        if nr_passed == 0 || reach == 0 || page - from < MIN_RUN {
-            return (passed, None);
-        }
-        // Behind it, at work since before it began to be, and not for the first time.
-        let follows = |one: &Stream| {
-            one.at <= passed.start
-                && passed.start - one.at < reach
-                && one.at - one.from >= MIN_RUN
-                && now - one.seen <= MAX_SILENCE
-                && one.seen > began
-        };
-        let others = self.streams.iter_mut().enumerate();
-        let others = others.filter(|&(other, _)| other != index);
-        let behind = others.filter_map(|(_, one)| one.as_mut().filter(|one| follows(one)));
-        if let Some(next) = behind.max_by_key(|one| one.at) {
-            let (start, end) = next.kept;
-            // Where it has passed all that was kept, or another was nearer for a while: anew.
-            let start = match end == passed.start {
-                true => start,
-                false => passed.start,
-            };
-            next.kept = (start, page);
-            return (passed, Some(Turn::Last));
-        }
-        let was_kept = (kept.0..kept.1).contains(&passed.start);
-        (passed, was_kept.then_some(Turn::Next))
+        passed
     }
 }
 

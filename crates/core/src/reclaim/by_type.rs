@@ -1,6 +1,6 @@
 //! A policy that keeps files and anon pages apart: its lists twice, and a choice between them.
 
-use super::{Batch, Coldness, Listing, Moment, Refaults, Rules, ScanControl, Token, Turn};
+use super::{Batch, Coldness, Listing, Moment, Refaults, Rules, ScanControl, Token};
 use crate::frame::{FrameTable, Word};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -98,11 +98,6 @@ impl<R: OneType> Rules for ByType<R> {
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         self.of(frames.page_type(frame)).put_back(frames, frame)
-    }
-
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn) {
-        self.of(frames.page_type(frame))
-            .set_turn(frames, frame, turn);
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {

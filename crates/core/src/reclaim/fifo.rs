@@ -1,6 +1,6 @@
 //! First in, first out: the yardstick of every other policy.
 
-use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Turn, Victim};
+use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, Word};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -75,14 +75,6 @@ impl Rules for Fifo {
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         self.pages.push_head(frames, frame);
         Listing::of(1)
-    }
-
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn) {
-        self.pages.remove(frames, frame);
-        match turn {
-            Turn::Next => self.pages.push_tail(frames, frame),
-            Turn::Last => self.pages.push_head(frames, frame),
-        }
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, _word: Word) {

@@ -16,7 +16,7 @@ use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
 use super::{
     Batch, Class, Coldness, Listing, Member, Moment, Part, Refault, Rules, ScanControl, Token,
-    Turn, Victim,
+    Victim,
 };
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
@@ -502,22 +502,6 @@ impl Rules for Gated2q {
             refs: Some(NO_REFS + refs),
             ..self.push(frames, frame, class)
         }
-    }
-
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn) {
-        if turn == Turn::Last {
-            return self.requeue(frames, frame, (Class::Protected, 0));
-        }
-        self.remove(frames, frame, frames.word(frame));
-        // Behind the pages that are older than all stamps, as one of them.
-        self.probation.stale.push_tail(frames, frame);
-        self.probation.nr_frames += nr_frames(frames, frame);
-        let listing = Listing {
-            refs: Some(NO_REFS),
-            ..Listing::of(STALE)
-        };
-        let changed = frames.update(frame, |word| Some(listing.mark(word)));
-        assert!(changed.is_ok(), "an update without a condition");
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {

@@ -14,9 +14,7 @@ use super::controller::{self, Position, Tiers};
 use super::generations::{Generations, MAX_NR_GENS, MIN_NR_GENS};
 use super::lru_gen::{Generation, TypeTiers};
 use super::mglru_forms::{Form, Newcomer};
-use super::{
-    Batch, Listing, MAX_SWAPPINESS, Moment, Refault, Rules, ScanControl, Token, Turn, Victim,
-};
+use super::{Batch, Listing, MAX_SWAPPINESS, Moment, Refault, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType, index};
 
@@ -532,17 +530,6 @@ impl Rules for Mglru {
         // Somebody uses it just now: not into the oldest, where it would be scanned again at once.
         let youngest = self.generations.max_seq();
         Listing::of(self.generations.insert(frames, frame, youngest))
-    }
-
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn) {
-        let seq = match turn {
-            Turn::Next => self.generations.min_seq(frames.page_type(frame)),
-            Turn::Last => self.generations.max_seq(),
-        };
-        let place = (seq, turn == Turn::Next);
-        self.generations.put(frames, frame, place, |word| {
-            word.with_refs(0).without(flag::YOUNG)
-        });
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {

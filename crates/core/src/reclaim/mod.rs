@@ -16,7 +16,6 @@ mod record;
 mod refault_gate;
 mod refaults;
 mod shadow;
-mod turn;
 mod two_list;
 mod unwritten;
 
@@ -27,7 +26,6 @@ pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};
 pub use shadow::{PER_FRAME, Shadows, Token};
-pub use turn::Turn;
 pub use unwritten::Unwritten;
 
 use crate::frame::{FrameTable, List, State, Word, flag};
@@ -117,8 +115,6 @@ trait Rules {
     fn evicted(&mut self, page_type: PageType, token: Token, nr_frames: u32);
     /// Queues a page that could not be evicted.
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing;
-    /// Queues a listed page anew by its turn, its reads forgotten, and says so in its word.
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn);
     /// Takes a page off the list that `word`, its own, names.
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word);
     /// Pages on all lists.

@@ -11,7 +11,7 @@
 
 use super::by_type::OneType;
 use super::choice::MAX_SWAPPINESS;
-use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Turn, Victim};
+use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -235,18 +235,6 @@ impl Rules for TwoList {
         let (generation, refs) = Self::kept(word).unwrap_or((INACTIVE, refs));
         self.nonresident_age += u64::from(generation == ACTIVE);
         self.push(frames, frame, generation, refs)
-    }
-
-    fn set_turn(&mut self, frames: &FrameTable, frame: Frame, turn: Turn) {
-        let generation = match turn {
-            Turn::Next => INACTIVE,
-            Turn::Last => ACTIVE,
-        };
-        self.requeue(frames, frame, (generation, 0));
-        if turn == Turn::Next {
-            self.inactive.remove(frames, frame);
-            self.inactive.push_tail(frames, frame);
-        }
     }
 
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {

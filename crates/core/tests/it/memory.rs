@@ -5,7 +5,7 @@ use pagetide_core::memory::{
     AllocError, Config, Effect, Effects, Io, Memory, PageError, PageIn, Step,
 };
 use pagetide_core::page_cache::{Access, Mappings};
-use pagetide_core::reclaim::{Policy, Turn};
+use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order, PageKey};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -58,11 +58,6 @@ enum Op {
         max: u32,
     },
     Drain,
-    SetTurn {
-        file: usize,
-        page: u64,
-        turn: Turn,
-    },
     Reopen {
         file: usize,
     },
@@ -96,8 +91,6 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (cpu(), index()).prop_map(|(cpu, which)| Op::FreeBuf { cpu, which }),
         1 => (0..NR_GROUPS, 0..=MAX_PAGES).prop_map(|(group, max)| Op::SetMax { group, max }),
         1 => Just(Op::Drain),
-        4 => (0..NR_FILES, 0..30u64, prop_oneof![Just(Turn::Next), Just(Turn::Last)])
-            .prop_map(|(file, page, turn)| Op::SetTurn { file, page, turn }),
         1 => (0..NR_FILES).prop_map(|file| Op::Reopen { file }),
     ]
 }
@@ -401,14 +394,6 @@ impl World {
                 );
             }
             Op::Drain => self.memory.groups().drain(self.memory.groups().root()),
-            Op::SetTurn { file, page, turn } => {
-                let key = Mappings::key(self.files[file].0, page).expect("a small page");
-                // Whatever it says, no page comes or goes.
-                let was_resident = self.memory.is_resident(key);
-                let has_turn = self.memory.set_turn(key, turn);
-                assert!(was_resident || !has_turn);
-                assert_eq!(self.memory.is_resident(key), was_resident);
-            }
             Op::Reopen { file } => self.reopen(file),
         }
         self.check();

@@ -35,12 +35,11 @@ proptest! {
         ops in prop::collection::vec(op(), 1..200),
         max in 1..70_u32,
         all in 0..300_u32,
-        reach in 0..500_u64,
     ) {
         let mut streams = Streams::new();
         let mut at = [0_u64; NR_STREAMS + 4];
         let mut cached = BTreeSet::new();
-        let mut bounds = Bounds { nr_pages: LEN, max, all, reach };
+        let mut bounds = Bounds { nr_pages: LEN, max, all };
         for op in ops {
             match op {
                 Op::Seek { reader, page } => at[reader] = page,
@@ -74,7 +73,6 @@ proptest! {
                         let nr_read = ahead.read.end - ahead.read.start;
                         prop_assert!(nr_read <= max.into(), "{ahead:?}");
                         prop_assert!(ahead.passed.end <= page);
-                        prop_assert!(reach > 0 || ahead.turn.is_none());
                         cached.extend(ahead.read);
                     }
                     at[reader] = end.max(at[reader]);
@@ -90,7 +88,7 @@ proptest! {
         nr_asked in 1..40_u64,
     ) {
         let mut streams = Streams::new();
-        let bounds = Bounds { nr_pages, max, all: u32::MAX, reach: 100 };
+        let bounds = Bounds { nr_pages, max, all: u32::MAX };
         let (mut end, mut nr_reads) = (0, 0);
         for start in (0..nr_pages).step_by(usize::try_from(nr_asked).unwrap()) {
             let request = start..(start + nr_asked).min(nr_pages);

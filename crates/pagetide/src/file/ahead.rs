@@ -241,8 +241,6 @@ impl File {
             nr_pages: open.backing.len().div_ceil(page_bytes),
             max,
             all: u32::try_from(room / SHARE).unwrap_or(u32::MAX),
-            // It hears of too few hits to say which pages a second reader comes for.
-            reach: 0,
         })
     }
 }

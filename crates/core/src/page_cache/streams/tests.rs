@@ -14,7 +14,6 @@ struct Cached {
     bounds: Bounds,
     pages: BTreeSet<u64>,
     reads: Vec<Range<u64>>,
-    turns: Vec<(Range<u64>, Turn)>,
 }
 
 impl Cached {
@@ -25,11 +24,9 @@ impl Cached {
                 nr_pages,
                 max: MAX,
                 all: u32::MAX,
-                reach: 1000,
             },
             pages: BTreeSet::new(),
             reads: Vec::new(),
-            turns: Vec::new(),
         }
     }
 
@@ -59,8 +56,6 @@ impl Cached {
                 self.reads.push(ahead.read.clone());
             }
             self.pages.extend(ahead.read);
-            self.turns
-                .extend(ahead.turn.map(|turn| (ahead.passed, turn)));
         }
     }
 
@@ -83,7 +78,6 @@ fn a_file_that_is_read_page_by_page_costs_a_read_a_window() {
         "it ends with the file"
     );
     assert_eq!(file.reads.len(), 34);
-    assert!(file.turns.is_empty(), "one reader alone");
 }
 
 #[test]
@@ -148,13 +142,13 @@ fn the_table_is_bounded_and_the_one_unheard_of_goes() {
             .streams
             .iter()
             .flatten()
-            .map(|one| one.from)
+            .map(|one| one.at)
             .min()
     };
-    assert_eq!(known(&file), Some(1010));
+    assert_eq!(known(&file), Some(1012));
     // Those who read one page only give way first.
     (0..100).for_each(|nr| file.read_each(500_000 + nr * 10..500_001 + nr * 10));
-    assert_eq!(known(&file), Some(2010));
+    assert_eq!(known(&file), Some(2012));
 }
 
 #[test]
@@ -167,65 +161,6 @@ fn a_page_that_is_gone_before_it_is_read_begins_anew() {
     let ahead = file.streams.missed(71..72, bounds, |_| 0);
     assert!(ahead.was_lost);
     assert_eq!(ahead.read, 71..75);
-}
-
-#[test]
-fn pages_between_two_readers_are_kept_for_the_one_behind() {
-    let mut file = Cached::new(10_000);
-    file.read_each(0..200);
-    // Who is behind has read on its own so far.
-    file.pages.clear();
-    file.turns.clear();
-    for page in 0..500 {
-        file.read_each(page..page + 1);
-        file.read_each(page + 200..page + 201);
-    }
-    let turns = |turn| {
-        let of_turn = file.turns.iter().filter(|&&(_, one)| one == turn);
-        of_turn
-            .flat_map(|(pages, _)| pages.clone())
-            .collect::<Vec<_>>()
-    };
-    let (kept, went) = (turns(Turn::Last), turns(Turn::Next));
-    assert!(kept.len() > 400 && went.len() > 200, "{:?}", file.turns);
-    assert!(
-        went.iter().all(|page| kept.contains(page)),
-        "{:?}",
-        file.turns
-    );
-    assert!(*kept.last().unwrap() > 600 && *went.last().unwrap() < 500);
-}
-
-#[test]
-fn nothing_is_kept_for_who_is_far_behind_has_stopped_or_hardly_began() {
-    let turns = |distance: u64, reach: u64, nr_before: u64, nr_after: u64| {
-        let mut file = Cached::new(100_000);
-        file.bounds.reach = reach;
-        for page in 0..600 {
-            file.read_each(5000 + distance + page..5001 + distance + page);
-            if (nr_before..nr_after).contains(&page) {
-                file.read_each(5000 + page..5001 + page);
-            }
-        }
-        file.turns.len()
-    };
-    assert!(turns(1000, 2000, 0, 600) > 10);
-    assert_eq!(turns(1000, 900, 0, 600), 0, "the pages between do not fit");
-    assert_eq!(turns(1000, 0, 0, 600), 0, "not wanted");
-    assert_eq!(turns(1000, 2000, 580, 600), 0, "a few pages are no scan");
-    // What was read since is 256 pages at most, or two windows more.
-    let stopped = turns(1000, 2000, 0, 100);
-    assert!(stopped > 0 && stopped <= (100 + 256) / 32 + 2, "{stopped}");
-}
-
-#[test]
-fn a_reader_that_jumps_is_not_two() {
-    let mut file = Cached::new(100_000);
-    for round in 0..20 {
-        let start = round * 300;
-        file.read_each(start..start + 100);
-    }
-    assert!(file.turns.is_empty(), "{:?}", file.turns);
 }
 
 #[test]

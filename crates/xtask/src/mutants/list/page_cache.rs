@@ -144,18 +144,4 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "pages.start..pages.end",
         tests: Tests::Plain("readahead"),
     },
-    Mutant {
-        name: "pages are kept for a reader that stopped",
-        file: "page_cache/streams.rs",
-        find: "&& now - one.seen <= MAX_SILENCE",
-        replace: "",
-        tests: Tests::Plain("streams"),
-    },
-    Mutant {
-        name: "what one reader alone passes goes next",
-        file: "page_cache/streams.rs",
-        find: "(passed, was_kept.then_some(Turn::Next))",
-        replace: "(passed, (was_kept || kept.0 <= kept.1).then_some(Turn::Next))",
-        tests: Tests::Plain("streams"),
-    },
 ];

@@ -109,27 +109,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Plain("write"),
     },
     Mutant {
-        name: "a page gets a turn on a list that it is not on",
-        file: "reclaim/turn.rs",
-        find: "if !is_listed || !is_ours || frames.replace(frame, word, word).is_err() {",
-        replace: "if !is_listed || !is_ours {",
-        tests: Tests::Loom,
-    },
-    Mutant {
-        name: "a page whose turn is next goes behind those in probation",
-        file: "reclaim/gated_2q.rs",
-        find: "self.probation.stale.push_tail(frames, frame);",
-        replace: "self.probation.stale.push_head(frames, frame);",
-        tests: Tests::Plain("turn"),
-    },
-    Mutant {
-        name: "a turn leaves a page's reads counted",
-        file: "reclaim/mglru.rs",
-        find: "word.with_refs(0).without(flag::YOUNG)",
-        replace: "word",
-        tests: Tests::Plain("turn"),
-    },
-    Mutant {
         name: "behind dirty pages of files mglru-next looks for clean ones",
         file: "reclaim/mglru_forms.rs",
         find: "self == Form::Next && page_type == PageType::File",
