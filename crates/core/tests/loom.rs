@@ -448,10 +448,10 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
                 let mut batch = Batch::default();
                 let mut lists = new.lock().expect("no panic");
                 lists.isolate_frame(frames, (NEW, FRAME), &mut batch);
-                lists.audit(frames).expect("agreement");
                 for victim in batch.iter() {
                     lists.settle(frames, victim, Outcome::Refused);
                 }
+                lists.audit(frames).expect("agreement");
             })
         };
         let (frames, old, new) = &*shared;
@@ -476,18 +476,29 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
     });
 }
 
+/// Of a thread that builds a memory.
+const WORDS_OF_STACK: usize = 1 << 15;
+
 fn whole(work: impl Fn(Arc<(Memory, u32, u32)>) + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
+    let work = std::sync::Arc::new(work);
     model.check(move || {
-        let config = Config::for_resident(1, 1, Policy::Fifo);
-        let memory = Memory::try_new(config).expect("memory");
-        let cpu = Cpu::new(0);
-        let file = memory
-            .open_mapping(cpu.into(), Order::ZERO)
-            .expect("a file");
-        let group = memory.groups().root();
-        work(Arc::new((memory, group, file)));
+        let work = std::sync::Arc::clone(&work);
+        let run = move || {
+            let config = Config::for_resident(1, 1, Policy::Fifo);
+            let memory = Memory::try_new(config).expect("memory");
+            let cpu = Cpu::new(0);
+            let file = memory
+                .open_mapping(cpu.into(), Order::ZERO)
+                .expect("a file");
+            let group = memory.groups().root();
+            work(Arc::new((memory, group, file)));
+        };
+        // A memory is built on the stack, and with the model's own locks it is large.
+        let thread = thread::Builder::new().stack_size(WORDS_OF_STACK);
+        let thread = thread.spawn(run).expect("a thread of the model");
+        thread.join().expect("the work does not panic");
     });
 }
 
