@@ -141,15 +141,16 @@ fn take_away(memory: &Memory, groups: &[Group; 2]) {
 }
 
 /// Takes memory away while a thread spins on CPU 1; says in how many windows of those in which it
-/// kept its CPU that was interrupted, and in how many not.
-fn windows(memory: &Memory) -> [usize; 2] {
+/// kept its CPU that was interrupted, and in how many not; and how often memory went to the OS.
+fn windows(memory: &Memory) -> ([usize; 2], u64) {
     let groups = ["work", "query"].map(|name| memory.root().child(name).unwrap());
     let spinning = memory.root().child("spinning").unwrap();
     let spinner = Spinner::new();
-    let mut counts = [0; 2];
+    let (mut counts, mut nr_calls) = ([0; 2], 0);
     thread::scope(|scope| {
         scope.spawn(|| spinner.spin(&spinning));
         spinner.ready.wait();
+        let before = memory.stats().release_calls;
         take_away(memory, &groups);
         for _ in 0..20 * NR_WINDOWS {
             let switches = spinner.nr_switches();
@@ -163,6 +164,7 @@ fn windows(memory: &Memory) -> [usize; 2] {
                 break;
             }
         }
+        nr_calls = memory.stats().release_calls - before;
         spinner.is_over.store(true, Ordering::Relaxed);
     });
     println!(
@@ -174,13 +176,13 @@ fn windows(memory: &Memory) -> [usize; 2] {
         counts[0] + counts[1] > 0,
         "the thread never kept its CPU for a window"
     );
-    counts
+    (counts, nr_calls)
 }
 
 fn control() {
     let memory = builder().isolated_cpus(&[]).build().unwrap();
     stay_on_cpu_0();
-    let [with, without] = windows(&memory);
+    let ([with, without], _) = windows(&memory);
     // A virtual CPU that the host does not run is not interrupted: it forgets when it runs again.
     assert!(with > without / 8, "is it counted at all?");
     assert!(memory.stats().release_calls > 0);
@@ -199,10 +201,14 @@ fn isolated() {
     assert!(free.release_calls > 0);
     assert_eq!(free.releases_deferred, 0, "{free:?}");
     // What the kernel does of itself (it may join pages, or move them) is not there every time.
-    let is_quiet = (0..3).any(|_| windows(&memory)[0] == 0);
+    let is_quiet = (0..3).any(|_| {
+        let (counts, nr_calls) = windows(&memory);
+        // Before and after nobody is there, and a tick may give back what it likes.
+        assert_eq!(nr_calls, 0);
+        counts[0] == 0
+    });
     assert!(is_quiet, "CPU 1 was interrupted");
     let stats = memory.stats();
-    assert_eq!(stats.release_calls, free.release_calls, "{stats:?}");
     assert!(stats.releases_deferred > 0, "{stats:?}");
     what_was_kept_goes();
 }
