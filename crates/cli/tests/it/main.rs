@@ -312,6 +312,12 @@ fn an_interrupt_ends_a_demo_at_once_and_leaves_nothing() {
         .spawn()
         .unwrap();
     let pid = demo.id().to_string();
+    // Before `env` is through, an interrupt may still be ignored.
+    let is_demo =
+        || std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.ends_with(BIN));
+    while !is_demo() {
+        std::thread::yield_now();
+    }
     assert!(
         Command::new("kill")
             .args(["-INT", &pid])
