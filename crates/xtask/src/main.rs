@@ -46,6 +46,12 @@ enum Verb {
         /// Only those whose name or file has this text in it
         filter: Option<String>,
     },
+    /// All tests again and again, each time with other random inputs to the models
+    Models {
+        /// For so long, as in 10m
+        #[arg(long = "for", value_name = "TIME", default_value = "10m")]
+        time: humantime::Duration,
+    },
     /// The demo's report in Chromium: all plots, light and dark, on a phone (needs chromium)
     Browser,
     /// Everything at once in one process, which has to be as before at the end
@@ -77,6 +83,7 @@ fn main() -> ExitCode {
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
         Verb::Mutants { filter } => mutants::run(&workspace, filter.as_deref()),
+        Verb::Models { time } => verbs::models(&workspace, *time),
         Verb::Browser => browser::run(&workspace),
         Verb::Soak { time } => verbs::soak(&workspace, *time),
         Verb::Fuzz { target, time } => fuzz::run(&workspace, target.as_deref(), *time),

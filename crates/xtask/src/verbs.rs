@@ -2,7 +2,7 @@
 
 use std::env;
 use std::process::{self, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::Error;
 use crate::report::{Report, Skip};
@@ -17,13 +17,17 @@ const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linu
 /// The test that runs the simulator's seeds.
 const SEEDS_TEST: &str = "a_thousand_seeds_pass";
 
+/// Where property tests find the number that their random inputs come from.
+const MODELS_SEED: &str = "PROPTEST_RNG_SEED";
+
 /// What a soak may take besides its load: the build, and the end.
 const SOAK_REST: Duration = Duration::from_secs(900);
 
 /// What takes too long for `test`, or needs what is not on every machine.
-const OTHER_VERBS: [(&str, &str); 6] = [
+const OTHER_VERBS: [(&str, &str); 7] = [
     ("traces", "all expected ratios on all recorded traces"),
     ("mutants", "known faults, each of which a test has to catch"),
+    ("models", "all tests again, their models with new inputs"),
     (
         "soak",
         "a mixed load for minutes, of which nothing may be left",
@@ -75,6 +79,20 @@ pub(crate) fn test(workspace: &Workspace) -> Result<(), Error> {
         println!("  {verb:<9} {what}");
     }
     result
+}
+
+/// All tests, round after round for so long, each with other random inputs to the models.
+pub(crate) fn models(workspace: &Workspace, time: Duration) -> Result<(), Error> {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        // The clock's digits that nobody chooses.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seed = now.unwrap_or_default().subsec_nanos();
+        println!("{MODELS_SEED}={seed}");
+        let mut command = cargo(workspace, "test --quiet --workspace --lib --test *");
+        workspace::show(command.env(MODELS_SEED, seed.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Everything at once in one process, for so long.
@@ -266,9 +284,15 @@ fn asan(workspace: &Workspace, host: &str) -> Action {
 }
 
 /// A cargo command, its arguments parted by single blanks.
+///
+/// Its property tests have the same inputs each time: what fails in CI fails here, and what has
+/// passed is not refused for a fault that was there before. `models` looks for those.
 fn cargo(workspace: &Workspace, line: &str) -> Command {
     let mut command = workspace.cargo();
     command.args(line.split(' '));
+    if env::var_os(MODELS_SEED).is_none() {
+        command.env(MODELS_SEED, "1");
+    }
     command
 }
 
