@@ -26,8 +26,6 @@ pub(crate) const SHORT: u32 = u32::MAX;
 pub(crate) const NO_NUMBER: u32 = u32::MAX - 1;
 /// The code of a page that somebody changes for too long.
 pub(crate) const BUSY: u32 = u32::MAX - 2;
-/// Reads of nothing from a store that has bytes there: it was cut and grew meanwhile, or it lies.
-pub(crate) const MAX_EMPTY: u32 = 16;
 /// No error.
 const NONE: u32 = 0;
 
@@ -266,9 +264,17 @@ impl Backing {
         self.stored.fetch_max(end, Ordering::AcqRel);
     }
 
-    /// Whether the store has a byte at `offset` now, by its own word.
-    pub(crate) fn has_at(&self, offset: u64) -> bool {
-        self.source.store().len().is_ok_and(|len| len > offset)
+    /// The store took bytes. Of pages behind an end that the file has just got there are none to
+    /// take: it is no longer for them.
+    pub(crate) fn has_taken(&self, start: u64, nr_bytes: u64) {
+        if nr_bytes > 0 {
+            self.has_stored(start + nr_bytes);
+        }
+    }
+
+    /// Whether the store is as long as the file.
+    pub(crate) fn has_all(&self) -> bool {
+        self.stored.load(Ordering::Acquire) >= self.len()
     }
 
     /// Fills a page from the store, or from where it was before; what lies beyond is zeroed.
@@ -291,16 +297,12 @@ impl Backing {
             // by saying that it read more than it did. The kernel does neither.
             buf.fill(0);
         }
-        let (mut filled, mut nr_empty) = (0, 0);
+        let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
             match store.read_at(&mut buf[filled..], start + filled as u64) {
                 // Somebody may have cut the file meanwhile.
                 Ok(0) if self.stored_of(page) <= filled => break,
-                // Or cut it, and made it longer since this read.
-                Ok(0) if nr_empty < MAX_EMPTY && self.has_at(start + filled as u64) => {
-                    nr_empty += 1;
-                }
                 Ok(0) => return Err(SHORT),
                 Ok(read) => filled += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
         let nr_bytes: usize = slices.iter().map(|slice| slice.len()).sum();
         backing.check_poison().map_err(|_| NO_NUMBER)?;
         write_all(backing.source.written(), slices, start)?;
-        backing.has_stored(start + nr_bytes as u64);
+        backing.has_taken(start, nr_bytes as u64);
         self.shared.count_written(nr_bytes as u64);
         Ok(())
     }
@@ -292,7 +292,7 @@ impl<'a> Run<'a> {
                 result,
             };
         }
-        self.backing.has_stored(start + nr_bytes);
+        self.backing.has_taken(start, nr_bytes);
         Written {
             nr_pages: self.len,
             nr_bytes,

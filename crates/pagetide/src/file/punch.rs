@@ -17,13 +17,14 @@ impl File {
     /// Makes a range of bytes a hole: it reads as zeros, and the store gives up its space where it
     /// can ([`Store::punch`](crate::Store::punch)). Whole pages are dropped without being written,
     /// dirty or not; pinned ones keep their bytes, and their memory until they are let go. Of the
-    /// others the bytes are zeroed in memory. The file stays as long as it is.
+    /// others the bytes are zeroed in memory, and so is the file's last page where the store has
+    /// yet to become so long: it is written. The file stays as long as it is.
     ///
     /// Not durable before [`File::sync`]. O(pages of the range, or resident ones of the file).
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page of the range, or has
-    /// one pinned that is a part of it, for more than a second: the file is as it was; as
+    /// one pinned whose bytes are zeroed, for more than a second: the file is as it was; as
     /// [`File::read_at`] for such a page. [`Error::WritebackFailed`] where the store fails: the
     /// range reads as zeros all the same, and the next write or `sync` of the file tries again.
     pub fn punch(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
@@ -40,11 +41,12 @@ impl File {
         if start >= end {
             return Ok(());
         }
-        // The last page of the file is whole, too, if all is gone that the file has of it.
         let first_whole = start.div_ceil(page_bytes);
-        let end_whole = match end {
-            end if end == len => end.div_ceil(page_bytes),
-            end => end / page_bytes,
+        let end_whole = match end == len {
+            true if backing.has_all() => end.div_ceil(page_bytes),
+            // With this page the store gets as long as the file is.
+            true => (end - 1) / page_bytes,
+            false => end / page_bytes,
         };
         self.zero_parts(start..end, first_whole..end_whole)?;
         if first_whole >= end_whole {

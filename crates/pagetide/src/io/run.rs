@@ -1,6 +1,6 @@
 //! Reads of pages that follow each other in one file: one read of the file into all their frames.
 
-use crate::backing::{Backing, MAX_EMPTY, NO_NUMBER, SHORT, code_of};
+use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::page;
 use crate::park;
 use crate::shared::Shared;
@@ -59,8 +59,6 @@ pub(crate) struct Run {
     ios: Few<Io>,
     /// Bytes that came so far.
     nr_bytes: usize,
-    /// Reads that brought none.
-    nr_empty: u32,
     /// `O_DIRECT` was refused.
     is_refused: bool,
     /// What was asked for last goes past the kernel's page cache.
@@ -100,7 +98,6 @@ impl Run {
             backing: Arc::clone(backing),
             ios: smallvec![io],
             nr_bytes: 0,
-            nr_empty: 0,
             is_refused: false,
             is_direct: false,
             flight,
@@ -198,11 +195,6 @@ impl Run {
     pub(crate) fn landed(&mut self, result: io::Result<usize>) -> Next {
         let next = match result {
             Ok(0) if self.wanted() <= self.nr_bytes => Next::Over,
-            // Cut, and made longer since this read.
-            Ok(0) if self.nr_empty < MAX_EMPTY && self.backing.has_at(self.offset()) => {
-                self.nr_empty += 1;
-                Next::Again
-            }
             Ok(0) => return self.fail(SHORT),
             Ok(nr_bytes) => {
                 if let Some(file) = self.file().filter(|_| !self.is_direct) {
@@ -235,8 +227,8 @@ impl Run {
         next
     }
 
-    /// Ends pages whose bytes have come.
-    fn fill_up(&mut self) {
+    /// Ends it where nothing is left to read: [`Run::rest`] has none.
+    pub(crate) fn fill_up(&mut self) {
         let (arena, mut left) = (&self.shared.arena, self.nr_bytes);
         let mut nr_filled = 0;
         let mut results = Few::with_capacity(self.ios.len());
@@ -283,12 +275,16 @@ impl Run {
             return self.read_each();
         }
         loop {
-            let result = match self.rest() {
-                Some(mut rest) => rustix::io::preadv(rest.file, &mut rest.bufs, rest.offset),
-                None => Ok(0),
-            };
-            if self.landed(result.map_err(Into::into)) == Next::Over {
-                return;
+            let read = self
+                .rest()
+                .map(|mut rest| rustix::io::preadv(rest.file, &mut rest.bufs, rest.offset));
+            match read {
+                None => return self.fill_up(),
+                Some(result) => {
+                    if self.landed(result.map_err(Into::into)) == Next::Over {
+                        return;
+                    }
+                }
             }
         }
     }

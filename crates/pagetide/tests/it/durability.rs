@@ -267,6 +267,24 @@ proptest! {
 }
 
 #[test]
+fn a_hole_at_an_end_that_is_not_written_yet_leaves_the_file_as_long() {
+    let (at, len) = (15 * PAGE, 3 * PAGE);
+    for flushed in [0, PAGE, 2 * PAGE, 3 * PAGE] {
+        let ops = [
+            Op::Write { at, len, byte: 1 },
+            Op::Flush { at, len: flushed },
+            Op::Punch { at, len },
+            Op::Reopen,
+        ];
+        run(&ops, 0, 0, 1, false);
+        // The end is in the middle of the page.
+        let len = len - 100;
+        let ops = [Op::Write { at, len, byte: 1 }, Op::Punch { at, len }];
+        run(&[&ops[..], &[Op::Reopen]].concat(), 0, 0, 1, false);
+    }
+}
+
+#[test]
 #[should_panic(expected = "byte 0 is 7")]
 fn a_store_whose_sync_does_nothing_is_found_out() {
     let byte = 9;

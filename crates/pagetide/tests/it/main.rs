@@ -11,6 +11,7 @@ mod budget;
 mod child;
 mod counters;
 mod crash;
+mod cuts;
 mod data;
 mod dirty_levels;
 mod disk;

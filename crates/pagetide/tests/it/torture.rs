@@ -10,14 +10,12 @@
 //!
 //! Five seconds, or as many as `PAGETIDE_STRESS_SECONDS` says.
 
-use crate::disk::Disk;
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Memory};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 const PAGE: usize = 4096;
 const WORDS: u64 = 512;
@@ -443,110 +441,6 @@ fn files_that_are_dropped_and_opened_at_once_keep_what_was_written() {
     for (page, bytes) in (0..).zip(bytes.chunks(PAGE)) {
         Written::check(page, bytes, &written.done(), false);
     }
-}
-
-/// A store whose writes end only when the test lets go of the gate.
-#[derive(Clone, Default)]
-struct Gated {
-    disk: Disk,
-    gate: Arc<Mutex<()>>,
-    nr_waiting: Arc<AtomicU64>,
-}
-
-impl Gated {
-    fn of(bytes: Vec<u8>) -> Gated {
-        Gated {
-            disk: Disk::of(bytes),
-            ..Gated::default()
-        }
-    }
-
-    fn open(&self, memory: &Memory, group: &Group) -> File {
-        let store = Box::new(self.clone());
-        memory
-            .open_store(store, "gated", Order::new(0), group)
-            .unwrap()
-    }
-}
-
-impl Store for Gated {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        let written = self.disk.write_at(buf, offset);
-        self.nr_waiting.fetch_add(1, Ordering::SeqCst);
-        let _open = self.gate.lock().unwrap();
-        written
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.disk.set_len(len)
-    }
-}
-
-fn wait_until(is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "it never is");
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn a_write_under_way_brings_nothing_back_that_was_cut() {
-    let store = Gated::of(vec![7; 16 * PAGE]);
-    let (memory, group) = &memory();
-    let file = &store.open(memory, group);
-    file.write_at(&[1; PAGE], 12 * PAGE as u64).unwrap();
-    std::thread::scope(|scope| {
-        let held = store.gate.lock().unwrap();
-        scope.spawn(|| file.flush_range(..).unwrap());
-        wait_until(|| store.nr_waiting.load(Ordering::SeqCst) > 0);
-        scope.spawn(|| file.set_len(5 * PAGE as u64).unwrap());
-        wait_until(|| file.len() == 5 * PAGE as u64);
-        drop(held);
-    });
-    assert_eq!(store.disk.state().bytes.len(), 5 * PAGE);
-    file.write_at(&[2; PAGE], 14 * PAGE as u64).unwrap();
-    let mut bytes = vec![9; 9 * PAGE];
-    assert_eq!(file.read_at(&mut bytes, 5 * PAGE as u64).unwrap(), 9 * PAGE);
-    assert!(bytes.iter().all(|&byte| byte == 0), "old bytes are back");
-}
-
-#[test]
-fn a_write_under_way_before_the_new_end_is_not_cut_off() {
-    let store = Gated::of(vec![7; 4 * PAGE]);
-    let (memory, group) = &memory();
-    let file = &store.open(memory, group);
-    file.write_at(&[1; PAGE], 9 * PAGE as u64).unwrap();
-    file.write_at(&[1; PAGE], 13 * PAGE as u64).unwrap();
-    std::thread::scope(|scope| {
-        let held = store.gate.lock().unwrap();
-        let pages = 9 * PAGE as u64..10 * PAGE as u64;
-        scope.spawn(move || file.flush_range(pages).unwrap());
-        wait_until(|| store.nr_waiting.load(Ordering::SeqCst) > 0);
-        file.set_len(12 * PAGE as u64).unwrap();
-        drop(held);
-    });
-    file.sync().unwrap();
-    let on_disk = store.disk.state().durable.clone();
-    assert_eq!(on_disk.len(), 12 * PAGE);
-    let page = &on_disk[9 * PAGE..10 * PAGE];
-    assert!(page.iter().all(|&byte| byte == 1), "the page is lost");
 }
 
 #[test]
