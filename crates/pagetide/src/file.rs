@@ -22,7 +22,6 @@ pub use write::CloseError;
 use crate::backing::{BUSY, NO_NUMBER, SHORT, error_of};
 use crate::group::Group;
 use crate::home::Home;
-use crate::hooks::REFUSED;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::stall::Stall;
@@ -226,7 +225,8 @@ impl File {
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
         if self.group.has_pin_budget() {
-            let counted = self.group.count_pin(self.open.order.nr_pages())?;
+            let nr_pages = self.open.order.nr_pages();
+            let counted = self.group.count_pins(nr_pages.into())?;
             return self.pin_counted(&self.group, page, counted);
         }
         let len = self.len_of(page);
@@ -251,9 +251,8 @@ impl File {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_longterm(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
-        let budget = self.group.has_pin_budget();
         let nr_pages = self.open.order.nr_pages();
-        let counted = budget.then(|| self.group.count_pin(nr_pages)).transpose()?;
+        let counted = self.group.count_if_limited(nr_pages.into())?;
         self.pin_longterm_counted(&self.group, page, counted)
     }
 
@@ -496,24 +495,11 @@ impl File {
                 );
                 Error::Io { file, page, source }
             }
-            PageError::Io(NO_NUMBER) => Error::Io {
+            PageError::Io(code) => Error::Io {
                 file,
                 page,
-                source: io::Error::other("the store failed"),
+                source: error_of(code),
             },
-            PageError::Io(REFUSED) => Error::Io {
-                file,
-                page,
-                source: error_of(REFUSED),
-            },
-            PageError::Io(number) => {
-                let number = i32::try_from(number).unwrap_or(0);
-                Error::Io {
-                    file,
-                    page,
-                    source: io::Error::from_raw_os_error(number),
-                }
-            }
         }
     }
 }

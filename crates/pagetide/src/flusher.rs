@@ -1,5 +1,6 @@
 //! Writing back in the background: pages that are dirty for long, and groups with many of them.
 
+use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::worker::{Stop, keep_off};
@@ -32,8 +33,8 @@ const DIRTIED_PER_LOOK: u32 = 64;
 pub(crate) struct Flusher {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
-    /// The process that started it: a child that it forked has none to wait for.
-    process: u32,
+    /// A forked child has none to wait for.
+    alive: Arc<Alive>,
     /// It has been told, and has not looked yet.
     is_told: Arc<AtomicBool>,
 }
@@ -47,7 +48,7 @@ impl Flusher {
         let mut flusher = Flusher {
             stop: Arc::default(),
             thread: None,
-            process: std::process::id(),
+            alive: Arc::clone(of.arena.alive()),
             is_told: Arc::default(),
         };
         let (stop, is_told) = (Arc::clone(&flusher.stop), Arc::clone(&flusher.is_told));
@@ -71,7 +72,7 @@ impl Flusher {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.alive.is_forked() {
             return;
         }
         self.stop.end();

@@ -14,7 +14,7 @@ use crate::shrinker;
 use crate::stall::Stall;
 use crate::{Error, Group, park};
 use pagetide_core::group::{Event, Tree};
-use pagetide_core::memory::AllocError;
+use pagetide_core::memory::{AllocError, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -109,13 +109,13 @@ impl Queue {
     /// The pages that waiters hold under a limit, where only they could end this one's wait.
     fn check_stuck(
         &self,
-        core: &Core<'_>,
+        limits: &Limits<'_>,
         ticket: Option<u64>,
         wanted: &Wanted,
         level: u32,
     ) -> Result<(), u64> {
         let others = self.waiters.iter().filter(|&(&other, waiter)| {
-            Some(other) != ticket && core.groups.is_in(waiter.wanted.group, level)
+            Some(other) != ticket && limits.groups.is_in(waiter.wanted.group, level)
         });
         let claim = |wanted: &Wanted| Claim {
             levels: &[()],
@@ -124,7 +124,7 @@ impl Queue {
         };
         let mut claims: Vec<_> = others.map(|(_, waiter)| claim(&waiter.wanted)).collect();
         claims.push(claim(wanted));
-        match claims::is_stuck(&claims, |()| core.room(level)) {
+        match claims::is_stuck(&claims, |()| limits.room(level)) {
             true => Err(claims::held_at(&claims, ())),
             false => Ok(()),
         }
@@ -186,13 +186,13 @@ impl MemoryWaits {
     /// The pages that waiters hold under this limit, where only they could end the wait.
     fn enter(
         &self,
-        core: &Core<'_>,
+        limits: &Limits<'_>,
         ticket: Option<u64>,
         wanted: Wanted,
         level: u32,
     ) -> Result<u64, u64> {
         let mut queue = self.lock();
-        queue.check_stuck(core, ticket, &wanted, level)?;
+        queue.check_stuck(limits, ticket, &wanted, level)?;
         let ticket = match ticket {
             Some(ticket) => {
                 let waiter = queue.waiters.get_mut(&ticket);
@@ -235,15 +235,22 @@ impl MemoryWaits {
     }
 }
 
-/// What waiting looks at in core.
-struct Core<'a> {
+/// The limits of a memory's groups, and what of them core itself takes.
+pub(crate) struct Limits<'a> {
     groups: &'a Tree,
     metadata_pages: u64,
 }
 
-impl Core<'_> {
+impl<'a> Limits<'a> {
+    pub(crate) fn of(core: &'a Core) -> Limits<'a> {
+        Limits {
+            groups: core.groups(),
+            metadata_pages: core.own_pages().into(),
+        }
+    }
+
     /// Pages that a limit leaves for content and working memory.
-    fn room(&self, level: u32) -> u64 {
+    pub(crate) fn room(&self, level: u32) -> u64 {
         let max = self.groups.get(level).map_or(u64::MAX, |group| group.max());
         let records = if level == self.groups.root() {
             self.metadata_pages
@@ -395,15 +402,15 @@ impl MemoryWait {
 
     fn queue_under(&mut self, level: u32) -> Result<(), Error> {
         let shared = self.group.shared();
-        let core = self.core();
+        let limits = Limits::of(&self.group.shared().core);
         let waits = &shared.memory_waits;
-        let entered = waits.enter(&core, self.ticket, self.wanted, level);
+        let entered = waits.enter(&limits, self.ticket, self.wanted, level);
         let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
             group: shared.name_of(level),
             what: "memory",
             asked_pages: self.wanted.nr_pages,
             held_pages,
-            max_pages: core.room(level),
+            max_pages: limits.room(level),
             by_file: shared.pinned_by_file(level),
         })?;
         self.ticket = Some(ticket);
@@ -414,21 +421,13 @@ impl MemoryWait {
         Ok(())
     }
 
-    fn core(&self) -> Core<'_> {
-        let core = &self.group.shared().core;
-        Core {
-            groups: core.groups(),
-            metadata_pages: u64::from(core.config().own_pages()),
-        }
-    }
-
     /// Whether the limits would ever allow it, and the thread may wait: not inside a shrinker, for
     /// which somebody waits in turn.
     fn may_wait(&self) -> bool {
-        let core = self.core();
+        let limits = Limits::of(&self.group.shared().core);
         let total = self.wanted.nr_pages.saturating_add(self.wanted.held_pages);
-        let mut path = core.groups.path(self.wanted.group);
-        !shrinker::is_shrinking() && path.all(|(level, _)| total <= core.room(level))
+        let mut path = limits.groups.path(self.wanted.group);
+        !shrinker::is_shrinking() && path.all(|(level, _)| total <= limits.room(level))
     }
 
     fn error(&self, error: AllocError) -> Error {

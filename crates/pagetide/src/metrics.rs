@@ -7,157 +7,74 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
 
-/// What counts, by its name in [`Stats`](crate::Stats): its name here, and what it is.
-const COUNTS: &[(&str, &str, &str)] = &[
-    ("bytes_read", "read_bytes", "Bytes that stores gave"),
-    ("bytes_written", "written_bytes", "Bytes that stores took"),
+/// What counts, by its name in [`Stats`], and what it is.
+const COUNTS: &[(&str, &str)] = &[
+    ("bytes_read", "Bytes that stores gave"),
+    ("bytes_written", "Bytes that stores took"),
     (
-        "pages_lost",
         "pages_lost",
         "Dirty pages of files that were dropped and could not be written",
     ),
     (
         "buffered_reads",
-        "buffered_reads",
         "Reads that went through the kernel's page cache",
     ),
+    ("ring_enters", "System calls that gave reads to a ring"),
+    ("batched_reads", "Reads of stores that were part of a batch"),
+    ("batched_pages", "Pages that came in by these"),
     (
-        "ring_enters",
-        "ring_enters",
-        "System calls that gave reads to a ring",
-    ),
-    (
-        "batched_reads",
-        "batched_reads",
-        "Reads of stores that were part of a batch",
-    ),
-    (
-        "batched_pages",
-        "batched_pages",
-        "Pages that came in by these",
-    ),
-    (
-        "readahead_pages",
         "readahead_pages",
         "Pages that were read ahead of sequential readers",
     ),
     (
         "readahead_passed",
-        "readahead_passed",
         "Pages that sequential readers came past",
     ),
     (
         "readahead_lost",
-        "readahead_lost",
         "Pages that were gone before their reader came",
     ),
+    ("pswpin", "Pages that were read back from a spill file"),
+    ("pswpout", "Pages that went to a spill file"),
+    ("zswpin", "Pages that came back from compressed memory"),
     (
-        "pswpin",
-        "pswpin",
-        "Pages that were read back from a spill file",
-    ),
-    ("pswpout", "pswpout", "Pages that went to a spill file"),
-    (
-        "zswpin",
-        "zswpin",
-        "Pages that came back from compressed memory",
-    ),
-    (
-        "zswpout",
         "zswpout",
         "Pages that were compressed instead of going to a spill file",
     ),
     (
         "zswpwb",
-        "zswpwb",
         "Pages that went from compressed memory to a spill file",
     ),
-    ("pgscan", "pgscan", "Pages that reclaim looked at"),
-    ("pgsteal", "pgsteal", "Pages that reclaim evicted"),
+    ("pgscan", "Pages that reclaim looked at"),
+    ("pgsteal", "Pages that reclaim evicted"),
+    ("pgscan_kswapd", "Of pgscan, those in the background"),
+    ("pgscan_direct", "Of pgscan, those by who needed memory"),
+    ("pgscan_proactive", "Of pgscan, those that were asked for"),
+    ("pgsteal_kswapd", "Of pgsteal, those in the background"),
+    ("pgsteal_direct", "Of pgsteal, those by who needed memory"),
+    ("pgsteal_proactive", "Of pgsteal, those that were asked for"),
+    ("allocstall", "Times that a call had to reclaim itself"),
+    ("pageoutrun", "Runs of reclaim in the background"),
     (
-        "pgscan_kswapd",
-        "pgscan_kswapd",
-        "Of pgscan, those in the background",
-    ),
-    (
-        "pgscan_direct",
-        "pgscan_direct",
-        "Of pgscan, those by who needed memory",
-    ),
-    (
-        "pgscan_proactive",
-        "pgscan_proactive",
-        "Of pgscan, those that were asked for",
-    ),
-    (
-        "pgsteal_kswapd",
-        "pgsteal_kswapd",
-        "Of pgsteal, those in the background",
-    ),
-    (
-        "pgsteal_direct",
-        "pgsteal_direct",
-        "Of pgsteal, those by who needed memory",
-    ),
-    (
-        "pgsteal_proactive",
-        "pgsteal_proactive",
-        "Of pgsteal, those that were asked for",
-    ),
-    (
-        "allocstall",
-        "allocstall",
-        "Times that a call had to reclaim itself",
-    ),
-    (
-        "pageoutrun",
-        "pageoutrun",
-        "Runs of reclaim in the background",
-    ),
-    (
-        "kswapd_low_wmark_hit_quickly",
         "kswapd_low_wmark_hit_quickly",
         "Times that one was wanted again within 100 ms",
     ),
     (
         "kswapd_high_wmark_hit_quickly",
-        "kswapd_high_wmark_hit_quickly",
         "Times that a node was below its high watermark again within 100 ms",
     ),
     (
         "evacuate_scanned",
-        "evacuate_scanned",
         "Frame records looked at for blocks to empty",
     ),
+    ("evacuate_success", "Blocks that were emptied"),
+    ("evacuate_fail", "Looks for a block to empty that gave none"),
+    ("zone_lock_takes", "Times that a zone's lock was taken"),
+    ("pgalloc", "Pages allocated"),
+    ("pgfree", "Pages freed"),
+    ("released_bytes", "Bytes that went back to the OS"),
+    ("release_calls", "System calls that gave them back"),
     (
-        "evacuate_success",
-        "evacuate_success",
-        "Blocks that were emptied",
-    ),
-    (
-        "evacuate_fail",
-        "evacuate_fail",
-        "Looks for a block to empty that gave none",
-    ),
-    (
-        "zone_lock_takes",
-        "zone_lock_takes",
-        "Times that a zone's lock was taken",
-    ),
-    ("pgalloc", "pgalloc", "Pages allocated"),
-    ("pgfree", "pgfree", "Pages freed"),
-    (
-        "released_bytes",
-        "released_bytes",
-        "Bytes that went back to the OS",
-    ),
-    (
-        "release_calls",
-        "release_calls",
-        "System calls that gave them back",
-    ),
-    (
-        "releases_deferred",
         "releases_deferred",
         "Releases put off because of an isolated CPU",
     ),
@@ -297,8 +214,14 @@ impl Scrape {
             if Stats::GAUGES.contains(&of_stats) {
                 continue;
             }
-            let listed = COUNTS.iter().find(|(listed, ..)| *listed == of_stats);
-            let (name, help) = listed.map_or((of_stats, UNLISTED), |(_, name, help)| (name, help));
+            let listed = COUNTS.iter().find(|(listed, _)| *listed == of_stats);
+            let help = listed.map_or(UNLISTED, |(_, help)| help);
+            // A unit is the last word of a name.
+            let name = match of_stats {
+                "bytes_read" => "read_bytes",
+                "bytes_written" => "written_bytes",
+                other => other,
+            };
             let mut metric = counter(encoder, name, help)?;
             count(&mut metric, &[], number)?;
         }

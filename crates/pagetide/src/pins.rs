@@ -186,16 +186,17 @@ impl Group {
         })
     }
 
-    /// Counts pages that are about to be pinned without a permit.
+    /// [`Group::count_pins`] where there is a budget.
     ///
     /// # Errors
     /// [`Error::PinLimit`].
-    #[cold]
-    pub(crate) fn count_pin(&self, nr_pages: u32) -> Result<Counted<'_>, Error> {
-        self.count_pins(nr_pages.into())
+    #[inline]
+    pub(crate) fn count_if_limited(&self, nr_pages: u64) -> Result<Option<Counted<'_>>, Error> {
+        let has_budget = self.has_pin_budget();
+        has_budget.then(|| self.count_pins(nr_pages)).transpose()
     }
 
-    /// [`Group::count_pin`] of several, all or none.
+    /// Counts pages that are about to be pinned without a permit, all or none.
     ///
     /// # Errors
     /// [`Error::PinLimit`].

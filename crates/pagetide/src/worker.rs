@@ -1,6 +1,7 @@
 //! The threads of a memory: ticks of core's clock, memory that goes back to the OS, and reclaim in
 //! the background, a worker for each node.
 
+use crate::arena::Alive;
 use crate::cpu;
 use crate::shared::{Shared, locked};
 use crate::topology::list_of;
@@ -20,8 +21,8 @@ const DOZE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Worker {
     threads: Vec<(Arc<Stop>, JoinHandle<()>)>,
-    /// The process that started them: a child that it forked has none to wait for.
-    process: u32,
+    /// A forked child has none to wait for.
+    alive: Arc<Alive>,
 }
 
 /// How a thread in the background is woken and stopped.
@@ -82,7 +83,7 @@ impl Worker {
     pub(crate) fn start(of: &Arc<Shared>) -> std::io::Result<Worker> {
         let mut worker = Worker {
             threads: Vec::new(),
-            process: std::process::id(),
+            alive: Arc::clone(of.arena.alive()),
         };
         for node in of.topology().core().nodes() {
             let stop = Arc::new(Stop::default());
@@ -116,7 +117,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.alive.is_forked() {
             return;
         }
         for (stop, _) in &self.threads {

@@ -175,7 +175,10 @@ impl File {
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
     fn read_on(&self, group: &Group, page: u64) {
-        let ask = |streams: &mut Streams| streams.marked(page, self.bounds(group)?);
+        let Some(bounds) = self.bounds(group) else {
+            return;
+        };
+        let ask = |streams: &mut Streams| streams.marked(page, bounds);
         if let Some(ahead) = self.open.readers.ask(ask) {
             self.read_ahead(group, ahead);
         }
@@ -184,6 +187,9 @@ impl File {
     /// The first of these pages, which somebody asks for, is missing: reads a window from there on,
     /// unless nothing speaks for it.
     pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access) {
+        let Some(bounds) = self.bounds(group) else {
+            return;
+        };
         let page = asked.start;
         let is_cached = |page: u64| {
             let key = self.open.backing.key(page);
@@ -194,10 +200,7 @@ impl File {
             let cached = before.take_while(|&page| is_cached(page));
             cached.map(|_| 1).sum()
         };
-        let ask = |streams: &mut Streams| {
-            let bounds = self.bounds(group)?;
-            Some(streams.missed(asked, bounds, cached))
-        };
+        let ask = |streams: &mut Streams| Some(streams.missed(asked, bounds, cached));
         let Some(ahead) = self.open.readers.ask(ask) else {
             return;
         };
@@ -229,6 +232,9 @@ impl File {
         let (open, wish) = (&*self.open, &self.wish);
         let shared = open.shared.shared();
         let (hint, max_bytes) = (wish.hint(), wish.max_bytes.load(Ordering::Relaxed));
+        if hint == Hint::Random || max_bytes == 0 {
+            return None;
+        }
         let page_bytes = open.order.bytes() as u64;
         let order_pages = u64::from(open.order.nr_pages());
         let room = shared.room(group.id()) / order_pages;

@@ -3,6 +3,7 @@
 use super::{Fault, File, Fill, Open, PATIENCE};
 use crate::group::Group;
 use crate::io::{Flight, Run};
+use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
@@ -11,7 +12,7 @@ use pagetide_core::memory::{AllocError, Effect, Effects, Here, Io, PageError, Pa
 use pagetide_core::memory::{Step, Writes};
 use pagetide_core::page_cache::{Access, Found};
 use pagetide_core::units::{Frame, Node, PageKey};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::IoSliceMut;
 use std::time::Instant;
@@ -29,6 +30,8 @@ pub(super) struct Begun<'a> {
     /// Nobody waits for them here.
     is_background: bool,
     runs: RefCell<Vec<Run>>,
+    /// Pages of these.
+    nr_pages: Cell<usize>,
 }
 
 /// What a first step of an operation came to.
@@ -66,6 +69,7 @@ impl<'a> Begun<'a> {
             open,
             is_background: false,
             runs: RefCell::default(),
+            nr_pages: Cell::new(0),
         }
     }
 
@@ -87,9 +91,9 @@ impl<'a> Begun<'a> {
             let (shared, backing) = (self.open.shared.shared(), &self.open.backing);
             runs.push(Run::new(shared, backing, io, self.is_background));
         }
-        let nr_pages: usize = runs.iter().map(Run::nr_pages).sum();
         drop(runs);
-        if nr_pages >= MAX_BEGUN {
+        self.nr_pages.set(self.nr_pages.get() + 1);
+        if self.nr_pages.get() >= MAX_BEGUN {
             self.hand_over();
         }
     }
@@ -97,6 +101,7 @@ impl<'a> Begun<'a> {
     /// Reads them, or lets them be read where they are in the background.
     pub(super) fn hand_over(&self) {
         let runs = self.runs.take();
+        self.nr_pages.set(0);
         let engine = &self.open.shared.io;
         match (runs.is_empty(), self.is_background) {
             (true, _) => {}
@@ -179,9 +184,7 @@ impl File {
         self.check_process()?;
         let open = &*self.open;
         let (key, len) = self.key_and_len(page)?;
-        let budget = self.group.has_pin_budget();
-        let nr_pages = open.order.nr_pages();
-        let counted = budget.then(|| self.group.count_pin(nr_pages)).transpose()?;
+        let counted = self.group.count_if_limited(open.order.nr_pages().into())?;
         let mut effects = Effects::new();
         let core = &open.shared.core;
         let found = core.pin(cpu::current(), key, Access::Pin, &mut effects);
@@ -236,10 +239,7 @@ impl File {
     pub fn pin_many(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
         self.check_process()?;
         let nr_pages = pages.len() as u64 * u64::from(self.open.order.nr_pages());
-        let budget = self.group.has_pin_budget();
-        let counted = budget
-            .then(|| self.group.count_pins(nr_pages))
-            .transpose()?;
+        let counted = self.group.count_if_limited(nr_pages)?;
         self.pin_many_counted(&self.group, pages, counted)
     }
 
@@ -399,13 +399,9 @@ impl File {
 impl Shared {
     /// Pages that the limits on a group's path leave for content and working memory.
     pub(super) fn room(&self, group: u32) -> u64 {
-        let (groups, own) = (self.core.groups(), self.core.own_pages());
-        let room = groups
-            .path(group)
-            .map(|(id, level)| match id == groups.root() {
-                true => level.max().saturating_sub(own.into()),
-                false => level.max(),
-            });
+        let limits = Limits::of(&self.core);
+        let path = self.core.groups().path(group);
+        let room = path.map(|(level, _)| limits.room(level));
         room.min().unwrap_or(0)
     }
 }

@@ -84,8 +84,7 @@ impl File {
         self.check_process()?;
         let group = self.group_of(options);
         let nr_pages = self.open.order.nr_pages();
-        let has_budget = group.has_pin_budget();
-        let counted = has_budget.then(|| group.count_pin(nr_pages)).transpose()?;
+        let counted = group.count_if_limited(nr_pages.into())?;
         let len = self.len_of(page);
         if len == 0 {
             return Err(self.past_end(page));

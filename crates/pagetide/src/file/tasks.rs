@@ -206,9 +206,8 @@ impl File {
         async move {
             file.check_process()?;
             let (key, len) = file.key_and_len(page)?;
-            let budget = file.group.has_pin_budget();
             let nr_pages = file.open.order.nr_pages();
-            let counted = budget.then(|| file.group.count_pin(nr_pages)).transpose()?;
+            let counted = file.group.count_if_limited(nr_pages.into())?;
             let pin = BringIn::new(&file, key, Access::Pin).await?;
             Ok(pin.into_page(len, counted.map(Counted::into_account)))
         }

@@ -208,11 +208,8 @@ impl File {
 
     /// Counts a view against the pin budget, where one is.
     fn count_view(&self) -> Result<Option<Counted<'_>>, Error> {
-        let has_budget = self.group.has_pin_budget();
-        let nr_pages = self.open.order.nr_pages();
-        has_budget
-            .then(|| self.group.count_pin(nr_pages))
-            .transpose()
+        self.group
+            .count_if_limited(self.open.order.nr_pages().into())
     }
 
     /// Notes a page that the caller has latched, and makes it a view.

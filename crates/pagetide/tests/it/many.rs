@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Each engine, with and without threads.
-fn memories(mib: u64) -> Vec<Memory> {
+pub(crate) fn memories(mib: u64) -> Vec<Memory> {
     let builder = || Memory::builder().budget(ByteSize::mib(mib));
     let threads = || builder().io_engine(IoEngine::Threads);
     let builders = [
@@ -25,7 +25,7 @@ fn is_ring(memory: &Memory) -> bool {
 }
 
 /// The page number that a numbered page of 4 KiB has at its end and its beginning.
-fn number(page: &[u8]) -> u64 {
+pub(crate) fn number(page: &[u8]) -> u64 {
     let last = page.len() - 8;
     assert_eq!(page[..8], page[last..]);
     u64::from_le_bytes(page[..8].try_into().unwrap())

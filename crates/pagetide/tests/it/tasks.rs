@@ -1,7 +1,8 @@
 //! Futures: pages and bytes for tasks of any executor.
 
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, Page, Store};
+use crate::many::{memories, number};
+use pagetide::{ByteSize, Error, File, Memory, Order, Page, Store};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
@@ -10,24 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-
-fn memories(mib: u64) -> Vec<Memory> {
-    let builder = || Memory::builder().budget(ByteSize::mib(mib));
-    let threads = || builder().io_engine(IoEngine::Threads);
-    let builders = [
-        builder(),
-        builder().without_thread(),
-        threads(),
-        threads().without_thread(),
-    ];
-    builders.map(|builder| builder.build().unwrap()).into()
-}
-
-fn number(page: &[u8]) -> u64 {
-    let last = page.len() - 8;
-    assert_eq!(page[..8], page[last..]);
-    u64::from_le_bytes(page[..8].try_into().unwrap())
-}
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
