@@ -78,6 +78,7 @@ mod reservation;
 mod resident;
 mod shared;
 mod shrinker;
+mod sleepers;
 #[cfg(feature = "watch")]
 mod snapshot;
 mod spill;

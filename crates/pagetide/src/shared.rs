@@ -14,6 +14,7 @@ use crate::pins::Pins;
 use crate::reclaim::Wanted;
 use crate::release::Release;
 use crate::shrinker::Shrinkers;
+use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
 use crate::topology::Topology;
 use crate::wait::Waiters;
@@ -24,7 +25,7 @@ use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long somebody who waits without threads sleeps before he looks again whether somebody else
@@ -54,7 +55,7 @@ pub(crate) struct Shared {
     names: Mutex<HashMap<u32, Named>>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
-    closed: Condvar,
+    closed: Sleepers,
     /// What stands behind open files, by the number of their mapping in page keys.
     backings: Mutex<HashMap<u32, Arc<Backing>>>,
     pub(crate) landings: Landings,
@@ -124,7 +125,7 @@ impl Shared {
             readahead,
             names: Mutex::new(names),
             files: Mutex::default(),
-            closed: Condvar::new(),
+            closed: Sleepers::default(),
             backings: Mutex::default(),
             landings: Landings::default(),
             swap: Swap::new(swap),
@@ -232,14 +233,14 @@ impl Shared {
         &self,
         files: MutexGuard<'a, HashMap<FileKey, Weak<Open>>>,
     ) -> MutexGuard<'a, HashMap<FileKey, Weak<Open>>> {
-        let files = self.closed.wait(files);
-        files.unwrap_or_else(PoisonError::into_inner)
+        self.closed.sleep(|closed| closed.wait(files))
     }
 
     /// Forgets a file that is no longer open.
     pub(crate) fn forget_file(&self, key: FileKey) {
-        self.files().remove(&key);
-        self.closed.notify_all();
+        let mut files = self.files();
+        files.remove(&key);
+        self.closed.wake_all(&files);
     }
 
     pub(crate) fn backings(&self) -> MutexGuard<'_, HashMap<u32, Arc<Backing>>> {

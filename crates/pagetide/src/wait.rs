@@ -2,10 +2,11 @@
 
 use crate::park;
 use crate::shared::locked;
+use crate::sleepers::Sleepers;
 use pagetide_core::units::Frame;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ type Tasks = BTreeMap<(u32, u64), Waker>;
 /// may be for another one.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    buckets: [(Mutex<Tasks>, Condvar); NR_BUCKETS],
+    buckets: [(Mutex<Tasks>, Sleepers); NR_BUCKETS],
     last_ticket: AtomicU64,
 }
 
@@ -44,7 +45,7 @@ impl Waiters {
         }
     }
 
-    fn bucket(&self, frame: Frame) -> (MutexGuard<'_, Tasks>, &Condvar) {
+    fn bucket(&self, frame: Frame) -> (MutexGuard<'_, Tasks>, &Sleepers) {
         let (lock, wakes) = &self.buckets[frame.index() % NR_BUCKETS];
         (locked(lock), wakes)
     }
@@ -54,7 +55,7 @@ impl Waiters {
     pub(crate) fn wait_while(&self, frame: Frame, has_to_wait: impl Fn() -> bool) {
         let (mut guard, wakes) = self.bucket(frame);
         while has_to_wait() {
-            guard = wakes.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = wakes.sleep(|wakes| wakes.wait(guard));
         }
     }
 
@@ -71,8 +72,7 @@ impl Waiters {
             if left.is_zero() {
                 return false;
             }
-            let waited = wakes.wait_timeout(guard, left);
-            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+            guard = wakes.sleep(|wakes| wakes.wait_timeout(guard, left)).0;
         }
         true
     }
@@ -109,7 +109,7 @@ impl Waiters {
     /// Wakes all who wait for this frame.
     pub(crate) fn wake(&self, frame: Frame) {
         let (mut tasks, wakes) = self.bucket(frame);
-        wakes.notify_all();
+        wakes.wake_all(&tasks);
         if tasks.is_empty() {
             return;
         }

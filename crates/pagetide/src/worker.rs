@@ -4,12 +4,13 @@
 use crate::arena::Alive;
 use crate::cpu;
 use crate::shared::{Shared, locked};
+use crate::sleepers::Sleepers;
 use crate::topology::list_of;
 use pagetide_core::units::{Node, index};
 use rustix::thread::CpuSet;
 use std::fs;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ pub(crate) struct Worker {
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     state: Mutex<State>,
-    wakes: Condvar,
+    wakes: Sleepers,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +44,7 @@ impl Stop {
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = locked(&self.state);
         change(&mut state);
-        self.wakes.notify_all();
+        self.wakes.wake_all(&state);
     }
 
     /// Wakes the thread.
@@ -62,13 +63,10 @@ impl Stop {
         let is_idle = |state: &mut State| !state.is_over && !state.is_nudged;
         let mut state = match due {
             Some(due) => {
-                let waited = self.wakes.wait_timeout_while(state, due, is_idle);
-                waited.unwrap_or_else(PoisonError::into_inner).0
+                let wait = |wakes: &Condvar| wakes.wait_timeout_while(state, due, is_idle);
+                self.wakes.sleep(wait).0
             }
-            None => {
-                let waited = self.wakes.wait_while(state, is_idle);
-                waited.unwrap_or_else(PoisonError::into_inner)
-            }
+            None => self.wakes.sleep(|wakes| wakes.wait_while(state, is_idle)),
         };
         state.is_nudged = false;
         !state.is_over

@@ -3,6 +3,7 @@
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::hooks::{Content, GATED, Hooked};
 use crate::shared::{Shared, locked};
+use crate::sleepers::Sleepers;
 use crate::spill::{Region, Written};
 use crate::store::Store;
 use crate::{Error, cpu, page};
@@ -11,7 +12,7 @@ use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Pages of one write at most. They are listed on the stack: writing needs no memory.
@@ -56,23 +57,23 @@ impl Drop for InWrite {
 #[derive(Debug, Default)]
 pub(crate) struct Landings {
     nr_landed: Mutex<u64>,
-    lands: Condvar,
+    lands: Sleepers,
 }
 
 impl Landings {
     pub(crate) fn count(&self) {
-        *locked(&self.nr_landed) += 1;
-        self.lands.notify_all();
+        let mut landed = locked(&self.nr_landed);
+        *landed += 1;
+        self.lands.wake_all(&landed);
     }
 
     /// Sleeps until a write ends or `patience` does.
     pub(crate) fn wait(&self, patience: Duration) {
         let landed = locked(&self.nr_landed);
         let before = *landed;
-        let waited = self
-            .lands
-            .wait_timeout_while(landed, patience, |now| *now == before);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let is_before = |now: &mut u64| *now == before;
+        let landed = |lands: &Condvar| lands.wait_timeout_while(landed, patience, is_before);
+        drop(self.lands.sleep(landed));
     }
 }
 

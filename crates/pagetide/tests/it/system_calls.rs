@@ -1,5 +1,6 @@
 //! What reaches the kernel: a `sync` makes durable what was written before it, and the name of a
-//! file that was created. Seen by strace, in a process of its own.
+//! file that was created; a page that comes in is one read and nothing else. Seen by strace, in a
+//! process of its own.
 
 use crate::child;
 use pagetide::{ByteSize, Memory, OpenOptions};
@@ -68,10 +69,9 @@ impl<'a> Call<'a> {
 }
 
 /// Runs the child under strace; what it did, or why it cannot be seen.
-fn traced(folder: &Path, out: &Path) -> Result<String, String> {
-    let test = "system_calls::a_sync_makes_bytes_and_name_durable";
+fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, String> {
     let child = child::command(test, folder.to_str().unwrap());
-    let calls = "trace=write,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,io_uring_enter";
+    let out = &folder.join("trace");
     let mut command = Command::new("strace");
     command.args(["-f", "-y", "-s", "64", "-e", calls, "-o"]);
     command.arg(out).arg(child.get_program());
@@ -101,7 +101,9 @@ fn a_sync_makes_bytes_and_name_durable() {
     }
     let folder = tempfile::tempdir().unwrap();
     let folder_path = folder.path().canonicalize().unwrap();
-    let trace = match traced(&folder_path, &folder.path().join("trace")) {
+    let test = "system_calls::a_sync_makes_bytes_and_name_durable";
+    let calls = "trace=write,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,io_uring_enter";
+    let trace = match traced(test, calls, &folder_path) {
         Ok(trace) => trace,
         Err(reason) => return println!("skipped: strace: {reason}"),
     };
@@ -132,4 +134,59 @@ fn a_sync_makes_bytes_and_name_durable() {
     let nr_of_name = |calls: &[Call<'_>]| calls.iter().filter(is_name).count();
     let nr_names = (nr_of_name(&calls[..first]), nr_of_name(&calls[first..]));
     assert_eq!(nr_names, (1, 0), "the name is made durable once:\n{trace}");
+}
+
+/// Reads four times what fits, a page at a time at random, and what is resident.
+fn read_at_random(folder: &Path) {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let group = memory.root().child("small").unwrap();
+    let group = group.max(ByteSize::kib(4 * NR_READ / 4)).unwrap();
+    let file = memory.open(folder.join("data"), &group).unwrap();
+    let mut bytes = [0; PAGE];
+    let mut read = |page: u64| file.read_at(&mut bytes, page * PAGE as u64).unwrap();
+    // Lists and indexes are made with the first pages.
+    (0..NR_READ).for_each(|at| assert_eq!(read(at * 37 % NR_READ), PAGE));
+    let before = memory.stats();
+    say("begins");
+    (0..NR_READ).for_each(|at| assert_eq!(read(at * 59 % NR_READ), PAGE));
+    say("ends");
+    let nr_read = memory.stats().bytes_read - before.bytes_read;
+    say(&format!("read {}", nr_read / PAGE as u64));
+}
+
+const NR_READ: u64 = 256;
+
+#[test]
+fn a_page_that_comes_in_is_one_read_and_nothing_else() {
+    if let Some(role) = child::role() {
+        return read_at_random(Path::new(&role));
+    }
+    if child::is_sanitized() {
+        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pages = vec![7; usize::try_from(NR_READ).unwrap() * PAGE];
+    fs::write(folder.path().join("data"), pages).unwrap();
+    let test = "system_calls::a_page_that_comes_in_is_one_read_and_nothing_else";
+    let trace = match traced(test, "trace=all", folder.path()) {
+        Ok(trace) => trace,
+        Err(reason) => return println!("skipped: strace: {reason}"),
+    };
+    let (_, after) = trace.split_once("\"begins").unwrap();
+    let (between, _) = after.split_once("\"ends").unwrap();
+    let (_, nr_read) = trace.split_once("\"read ").unwrap();
+    let nr_read: usize = nr_read.split_once("\\n").unwrap().0.parse().unwrap();
+    assert!(nr_read >= 150, "most of them have to be read: {nr_read}");
+    let is_read = |line: &&str| line.contains(" pread64(") || line.contains(" fadvise64(");
+    let lines = || between.lines().filter(|line| line.contains('('));
+    let others: Vec<&str> = lines().filter(|line| !is_read(line)).collect();
+    let nr_reads = lines().filter(|line| line.contains(" pread64(")).count();
+    // The last line is the write that says `ends`.
+    assert!(
+        others.len() == 1,
+        "{} others for {nr_read} pages: {others:#?}",
+        others.len()
+    );
+    assert_eq!(nr_reads, nr_read);
 }

@@ -11,6 +11,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("system_calls::"),
     },
     Mutant {
+        name: "the kernel is asked to wake nobody",
+        file: "sleepers.rs",
+        find: "if self.nr_asleep.load(Ordering::Relaxed) > 0 {",
+        replace: "if true {",
+        tests: Tests::Runtime("system_calls::a_page_that"),
+    },
+    Mutant {
         name: "the name of a new file is not made durable",
         file: "backing.rs",
         find: "rustix::fs::fsync(folder).map_err(|error| self.failed(code_of(&error.into())))?;",
