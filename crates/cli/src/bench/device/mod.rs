@@ -119,9 +119,14 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
         Ok(()) => engines.push(Engine::Direct),
         Err(error) => skipped.push(Skipped::new("direct reads", &error.to_string())),
     }
-    match readers::try_ring(path) {
-        Ok(()) => engines.push(Engine::DirectRing),
-        Err(error) => skipped.push(Skipped::new("io_uring", &error.to_string())),
+    for (engine, what) in [
+        (Engine::DirectRing, "io_uring"),
+        (Engine::RegisteredRing, "registered reads"),
+    ] {
+        match readers::try_ring(path, engine) {
+            Ok(()) => engines.push(engine),
+            Err(error) => skipped.push(Skipped::new(what, &error.to_string())),
+        }
     }
     engines
 }

@@ -30,7 +30,10 @@ enum Kind {
     Kernel(File),
     Mapped(Mapping),
     Direct(File),
-    Ring(File),
+    Ring {
+        file: File,
+        is_registered: bool,
+    },
 }
 
 fn direct(path: &Path) -> io::Result<File> {
@@ -82,7 +85,10 @@ impl Source {
                 Kind::Mapped(Mapping::of(&file, len).map_err(failed)?)
             }
             Engine::Direct => Kind::Direct(direct(path).map_err(failed)?),
-            Engine::DirectRing => Kind::Ring(direct(path).map_err(failed)?),
+            Engine::DirectRing | Engine::RegisteredRing => Kind::Ring {
+                file: direct(path).map_err(failed)?,
+                is_registered: spec.engine == Engine::RegisteredRing,
+            },
         };
         Ok(Source {
             kind,
@@ -101,10 +107,13 @@ impl Source {
 
     pub(super) fn reader(&self) -> Result<Reader<'_>, Failure> {
         let ring = match &self.kind {
-            Kind::Ring(file) => {
+            Kind::Ring {
+                file,
+                is_registered,
+            } => {
                 let ring = file
                     .try_clone()
-                    .and_then(|file| Ring::new(file, self.depth));
+                    .and_then(|file| Ring::new(file, self.depth, *is_registered));
                 Some(ring.map_err(|error| Failure::of("cannot make a ring", &error))?)
             }
             _ => None,
@@ -165,7 +174,7 @@ impl Reader<'_> {
                 file.read_at(buf, offset)?;
             }
             Kind::Mapped(mapping) => mapping.copy(page, buf),
-            Kind::Kernel(file) | Kind::Direct(file) | Kind::Ring(file) => {
+            Kind::Kernel(file) | Kind::Direct(file) | Kind::Ring { file, .. } => {
                 let read = file.read_exact_at(buf, offset);
                 read.map_err(|error| Failure::of("cannot read", &error))?;
             }
@@ -205,6 +214,7 @@ pub(super) fn try_direct(path: &Path) -> io::Result<()> {
 
 /// # Errors
 /// Why it cannot be read by a ring.
-pub(super) fn try_ring(path: &Path) -> io::Result<()> {
-    Ring::new(direct(path)?, 1)?.read(&[0], |_, _, _| Ok(()))
+pub(super) fn try_ring(path: &Path, engine: Engine) -> io::Result<()> {
+    let is_registered = engine == Engine::RegisteredRing;
+    Ring::new(direct(path)?, 1, is_registered)?.read(&[0], |_, _, _| Ok(()))
 }

@@ -25,6 +25,8 @@ pub(super) enum Engine {
     Direct,
     /// `io_uring` with `O_DIRECT`: no cache, many in flight.
     DirectRing,
+    /// The same with file and buffers registered.
+    RegisteredRing,
 }
 
 impl Engine {
@@ -36,6 +38,7 @@ impl Engine {
             Engine::Mmap => "kernel mmap",
             Engine::Direct => "direct pread",
             Engine::DirectRing => "direct io_uring",
+            Engine::RegisteredRing => "direct io_uring, registered",
         }
     }
 
@@ -46,7 +49,10 @@ impl Engine {
 
     /// Whether it reads more than one page at a time.
     pub(super) fn is_deep(self) -> bool {
-        matches!(self, Engine::PinMany | Engine::DirectRing)
+        !matches!(
+            self,
+            Engine::ReadAt | Engine::Pread | Engine::Mmap | Engine::Direct
+        )
     }
 }
 

@@ -79,6 +79,8 @@ pub(super) struct Ring {
     /// A buffer a read; the kernel writes to those in flight.
     buffers: Box<[UnsafeCell<Aligned>]>,
     nr_in_flight: usize,
+    /// The kernel holds file and buffers for the ring, by number.
+    is_registered: bool,
 }
 
 /// Reads that are submitted, and waited for, at a time at most.
@@ -86,14 +88,27 @@ const BATCH: usize = 32;
 
 impl Ring {
     /// For reads of `file`, which is open for direct reads.
-    pub(super) fn new(file: File, depth: u32) -> io::Result<Ring> {
+    pub(super) fn new(file: File, depth: u32, is_registered: bool) -> io::Result<Ring> {
         let buffers = (0..depth).map(|_| UnsafeCell::new(Aligned([0; PAGE_BYTES])));
-        Ok(Ring {
+        let ring = Ring {
             ring: IoUring::new(depth.next_power_of_two())?,
             file,
             buffers: buffers.collect(),
             nr_in_flight: 0,
-        })
+            is_registered,
+        };
+        if is_registered {
+            let all = libc::iovec {
+                iov_base: ring.buffers.as_ptr().cast_mut().cast(),
+                iov_len: std::mem::size_of_val(&*ring.buffers),
+            };
+            let submitter = ring.ring.submitter();
+            submitter.register_files(&[ring.file.as_raw_fd()])?;
+            // SAFETY: the buffers live until nothing is in flight, and longer than the ring where
+            // `drop` cannot wait for that; the kernel lets go of them with the ring.
+            unsafe { submitter.register_buffers(&[all]) }?;
+        }
+        Ok(ring)
     }
 
     /// Reads pages in order; tells each that has come, its bytes, and the nanoseconds since it was
@@ -147,8 +162,14 @@ impl Ring {
         let fd = types::Fd(self.file.as_raw_fd());
         let to = self.buffers[slot].get().cast::<u8>();
         let len = u32::try_from(PAGE_BYTES).expect("a page is short");
-        let read = opcode::Read::new(fd, to, len).offset(u64::from(page) * u64::from(len));
-        let entry = read.build().user_data(slot as u64);
+        let offset = u64::from(page) * u64::from(len);
+        let entry = match self.is_registered {
+            true => opcode::ReadFixed::new(types::Fixed(0), to, len, 0)
+                .offset(offset)
+                .build(),
+            false => opcode::Read::new(fd, to, len).offset(offset).build(),
+        };
+        let entry = entry.user_data(slot as u64);
         let mut queue = self.ring.submission();
         // SAFETY:
         // 1. The buffer is a page long, and lives until the read has completed: `drop` waits.
@@ -196,9 +217,10 @@ mod tests {
         let data = numbered(100);
         let file = OpenOptions::new().read(true).open(data.path());
         let pages: Vec<u32> = (0..997).map(|at| at * 37 % 100).collect();
-        for depth in [1, 7, 128] {
+        for (depth, is_registered) in [(1, false), (7, false), (128, false), (128, true)] {
             let file = file.as_ref().expect("the file").try_clone();
-            let Ok(mut ring) = Ring::new(file.expect("a descriptor"), depth) else {
+            let file = file.expect("a descriptor");
+            let Ok(mut ring) = Ring::new(file, depth, is_registered) else {
                 return println!("skipped: io_uring: the kernel has none for us");
             };
             let mut seen = vec![0; 100];
@@ -217,7 +239,7 @@ mod tests {
     fn a_ring_whose_reader_fails_waits_for_the_rest() {
         let data = numbered(64);
         let file = File::open(data.path()).expect("the file");
-        let Ok(mut ring) = Ring::new(file, 32) else {
+        let Ok(mut ring) = Ring::new(file, 32, false) else {
             return println!("skipped: io_uring: the kernel has none for us");
         };
         let pages: Vec<u32> = (0..64).collect();
