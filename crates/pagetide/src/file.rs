@@ -370,11 +370,12 @@ impl File {
             let fault = self.fault(make(key), fill);
             open.shared.settle();
             match fault {
-                Err(PageError::Alloc(AllocError::OverLimit { .. }))
-                    if Instant::now()
-                        < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
+                Err(PageError::Alloc(
+                    AllocError::OverLimit { .. } | AllocError::NoBlock { .. },
+                )) if Instant::now()
+                    < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
                 {
-                    // Other readers' pins fill the group: theirs are short.
+                    // Other readers' pins fill the group, or lie in every block: theirs are short.
                     std::thread::yield_now();
                 }
                 Err(error) => return Err(self.error(group, error, page)),

@@ -271,3 +271,32 @@ fn threads_and_futures_share_a_full_group() {
     });
     assert_eq!(web.usage(), ByteSize(0));
 }
+
+#[test]
+fn a_large_page_waits_for_short_pins_that_lie_in_every_block() {
+    let memory = &memory();
+    let data = numbered_file(2048);
+    let small = memory.open(data.path(), &memory.root()).unwrap();
+    let pinned = (0..2048).map_while(|page| small.pin(page).ok());
+    let pins: Vec<Page> = pinned.collect();
+    // One in each aligned 16 KiB stays.
+    let is_first = |page: &Page| page.as_ptr().addr().is_multiple_of(16 << 10);
+    let pins: Vec<Page> = pins.into_iter().filter(is_first).collect();
+    assert!(pins.len() > 300, "{} pages of 8 MiB", pins.len());
+    let large = memory.open_with(data.path(), Order::new(2), &memory.root());
+    let large = &large.unwrap();
+    let mut bufs = Vec::new();
+    let refused = loop {
+        match memory.root().alloc(Order::new(2)) {
+            Ok(buf) => bufs.push(buf),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| large.pin(7).map(|page| page[0]));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(pins);
+        assert_eq!(reader.join().unwrap().unwrap(), 28);
+    });
+}
