@@ -11,7 +11,7 @@ use crate::watch::Watch;
 use crate::workspace::{self, Workspace};
 
 /// What a step may take in seconds, builds included: it is ended then, and has failed.
-const LIMIT_SECONDS: u64 = 600;
+const LIMIT_SECONDS: u64 = 1800;
 /// Sets another limit, for a slow machine.
 const LIMIT_VARIABLE: &str = "PAGETIDE_STEP_SECONDS";
 
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_a_number_of_seconds() {
-        assert_eq!(limit(None).expect("the usual one").as_secs(), 600);
+        assert_eq!(limit(None).expect("the usual one").as_secs(), 1800);
         assert_eq!(limit(Some("9".to_owned())).expect("a number").as_secs(), 9);
         let error = limit(Some("ten".to_owned())).expect_err("no number");
         assert!(error.to_string().contains("'ten'"), "{error}");
