@@ -1,7 +1,7 @@
 //! The command line of `bench`.
 
 use super::ByteSize;
-use clap::{Args as ClapArgs, Subcommand};
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Debug, ClapArgs)]
@@ -184,9 +184,27 @@ pub(crate) struct RandomReadArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,32,128",
           value_parser = clap::value_parser!(u32).range(1..=4096), requires = "device")]
     pub(crate) depths: Vec<u32>,
+    /// With `--device`, of a data file that is made: what is in it.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        default_value = "random",
+        requires = "device"
+    )]
+    pub(crate) data: DataKind,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What a data file has in it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DataKind {
+    /// Nothing that a device could compress: it copies.
+    Random,
+    /// Words that a device that compresses keeps in less than half: it takes longer to read.
+    Text,
 }
 
 #[derive(Debug, ClapArgs)]

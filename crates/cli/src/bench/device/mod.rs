@@ -14,7 +14,7 @@ mod spec;
 pub(super) mod sys;
 
 use super::turns;
-use crate::args::RandomReadArgs;
+use crate::args::{DataKind, RandomReadArgs};
 use crate::failure::Failure;
 use crate::{load, output, scratch};
 use holder::Holder;
@@ -76,7 +76,11 @@ impl Data {
     /// A file of pages that say which ones they are, without a name: gone with this process.
     fn make(folder: &Path, args: &RandomReadArgs) -> Result<Data, Failure> {
         let nr_pages = u64::from(args.frames * TIMES);
-        let file = scratch::stamped(Some(folder), nr_pages, |_| ())?;
+        let word = match args.data {
+            DataKind::Random => scratch::stamp,
+            DataKind::Text => scratch::text,
+        };
+        let file = scratch::filled(Some(folder), nr_pages, word, |_| ())?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         Ok(Data {
             path: path.into(),
