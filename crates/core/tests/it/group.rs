@@ -154,7 +154,8 @@ fn usage(tree: &Tree, id: u32) -> u64 {
 
 /// A charge of what needs `nr_pages` more: done if and only if live charges leave room.
 ///
-/// Under `Scheduled`, pages in another CPU's stock may be missed, until its owner ran.
+/// Under `Scheduled`, pages in another CPU's stock may be missed, until its owner ran; and there
+/// may be some left of a stock that a new limit drains, which are charged already.
 fn charge<T>(
     tree: &Tree,
     twin: &Twin,
@@ -164,7 +165,17 @@ fn charge<T>(
 ) -> bool {
     let levels = twin.path(id);
     let has_room = nr_pages == 0 || twin.has_room(id, nr_pages);
+    let usages = || -> Vec<u64> { levels.iter().map(|&id| usage(tree, id)).collect() };
+    let before = usages();
     let mut done = charge();
+    if twin.kind == StockKind::Scheduled && done.is_ok() && !has_room {
+        let has_grown = usages()
+            .iter()
+            .zip(&before)
+            .any(|(now, before)| now > before);
+        assert!(!has_grown, "{nr_pages} pages over a limit of {levels:?}");
+        return true;
+    }
     if twin.kind == StockKind::Scheduled && done.is_err() && has_room {
         let stranded = u64::from(tree.stocked(tree.root())) * PAGE + tree.held_bytes(tree.root());
         assert!(stranded > 0, "refused with room and empty stocks");
