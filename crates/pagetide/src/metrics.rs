@@ -93,6 +93,12 @@ const KINDS: &[&str] = &[
     "stock",
 ];
 
+/// Of the kind `file`, what is on its way to the store, in bytes.
+const UNWRITTEN: &[(&str, &str)] = &[
+    ("file_dirty", "Of pages of files, what must be written"),
+    ("file_writeback", "Pages of files that are being written"),
+];
+
 /// And what counts, with those below the group included.
 const GROUP_COUNTS: &[(&str, &str)] = &[
     (
@@ -306,6 +312,15 @@ fn of_stat(encoder: &mut DescriptorEncoder<'_>, groups: &Groups) -> fmt::Result 
     let names = stats.first().map_or(&[][..], |(_, lines)| &lines[..]);
     for (at, (name, _)) in names.iter().enumerate() {
         if KINDS.contains(name) {
+            continue;
+        }
+        if let Some((_, help)) = UNWRITTEN.iter().find(|(listed, _)| listed == name) {
+            let full_name = format!("group_{name}_bytes");
+            let mut metric = gauge(encoder, &full_name, help)?;
+            for (path, lines) in &stats {
+                let labels: Labels<'_> = &[("group", path)];
+                metric.encode_family(&labels)?.encode_gauge(&lines[at].1)?;
+            }
             continue;
         }
         let listed = GROUP_COUNTS.iter().find(|(listed, _)| listed == name);

@@ -17,6 +17,10 @@ pub struct GroupStat {
     pub anon: u64,
     /// Pages of files, those being read too.
     pub file: u64,
+    /// Of `file`, pages that must be written before they can go.
+    pub file_dirty: u64,
+    /// Pages of files that are being written, those that left their file meanwhile too.
+    pub file_writeback: u64,
     /// pagetide's own records. They are the root's.
     pub kernel: u64,
     /// Bytes charged for objects that a shrinker can free.
@@ -74,10 +78,12 @@ pub struct GroupStat {
 
 impl GroupStat {
     /// The numbers by the kernel's names: first bytes, then counts from `workingset_refault_anon`.
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 29] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 31] {
         let GroupStat {
             anon,
             file,
+            file_dirty,
+            file_writeback,
             kernel,
             slab_reclaimable,
             slab_unreclaimable,
@@ -109,6 +115,8 @@ impl GroupStat {
         [
             ("anon", anon),
             ("file", file),
+            ("file_dirty", file_dirty),
+            ("file_writeback", file_writeback),
             ("kernel", kernel),
             ("slab_reclaimable", slab_reclaimable),
             ("slab_unreclaimable", slab_unreclaimable),
@@ -199,6 +207,8 @@ impl Group {
         GroupStat {
             anon: core.anon,
             file: core.file,
+            file_dirty: core.file_dirty,
+            file_writeback: core.file_writeback,
             kernel: core.kernel,
             slab_reclaimable: core.slab_reclaimable,
             slab_unreclaimable: core.slab_unreclaimable,
