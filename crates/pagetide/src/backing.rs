@@ -4,15 +4,15 @@
 //! the file is under way.
 
 use crate::behind::{Behind, Turn};
+use crate::dirty_list::{DirtyList, Room};
 use crate::hooks::{Hooked, REFUSED};
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
 use crate::{Error, page};
-use pagetide_core::memory::Io;
+use pagetide_core::memory::{Here, Io};
 use pagetide_core::page_cache::Mappings;
 use pagetide_core::units::{Order, PageKey};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -91,10 +91,7 @@ pub(crate) struct Backing {
     len: AtomicU64,
     /// Bytes that the store has: pages beyond read as zeros, wherever the file ends.
     stored: AtomicU64,
-    /// Pages that may be dirty, and the second since which they are: every dirty page, those that
-    /// somebody is just making dirty, and some that were written since. Of the program's heap, at
-    /// most 40 bytes each.
-    dirty: Mutex<BTreeMap<u64, u32>>,
+    dirty: DirtyList,
     /// Why the file takes no more writes, or 0.
     poison: AtomicU32,
     /// The last write of its pages failed.
@@ -135,7 +132,7 @@ impl Backing {
             source,
             len: AtomicU64::new(len),
             stored: AtomicU64::new(len),
-            dirty: Mutex::default(),
+            dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
             behind: Behind::default(),
@@ -339,24 +336,33 @@ impl Backing {
         self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim:
-    /// the caller holds no latch.
+    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim
+    /// where `here` does: then the caller holds no latch. Anon pages have theirs in their region.
     ///
     /// # Errors
-    /// [`Error::OverLimit`], [`Error::SpillFull`], for anon pages only.
-    pub(crate) fn expect_dirty(&self, page: u64) -> Result<(), Error> {
-        let region = self.source.region();
-        region.map_or(Ok(()), |region| region.expect(page))
+    /// [`Error::OverLimit`]; [`Error::SpillFull`], for anon pages only.
+    pub(crate) fn expect_dirty(
+        &self,
+        shared: &Shared,
+        here: Here<'_>,
+        page: u64,
+    ) -> Result<Option<Room<'_>>, Error> {
+        if let Some(region) = self.source.region() {
+            return region.expect(page).map(|()| None);
+        }
+        let room = self.dirty.make_room(shared, here);
+        let root = shared.core.groups().root();
+        let refused = |error| shared.alloc_error(error, root, Order::ZERO);
+        room.map(Some).map_err(refused)
     }
 
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.
     ///
     /// Anon pages are not listed: only reclaim writes them.
-    pub(crate) fn note_dirty(&self, page: u64, second: u32) {
-        if self.source.region().is_some() {
-            return;
+    pub(crate) fn note_dirty(&self, page: u64, second: u32, room: Option<Room<'_>>) {
+        if let Some(room) = room {
+            self.dirty.insert(page, second, room);
         }
-        locked(&self.dirty).entry(page).or_insert(second);
     }
 
     /// Gives up what the spill file has of a page whose bytes have changed: by whoever has it for
@@ -372,11 +378,9 @@ impl Backing {
         if self.source.region().is_some() {
             return;
         }
-        let mut dirty = locked(&self.dirty);
         // Under the lock: whoever makes it dirty notes it while core says that it is not clean.
-        if self.key(page).is_none_or(|key| shared.core.is_clean(key)) {
-            dirty.remove(&page);
-        }
+        let is_clean = || self.key(page).is_none_or(|key| shared.core.is_clean(key));
+        self.dirty.remove_if(shared, page, is_clean);
     }
 
     /// Forgets pages that were dropped.
@@ -390,22 +394,22 @@ impl Backing {
 
     /// The first page in `pages` that may be dirty, since `before` at the latest.
     pub(crate) fn next_dirty(&self, pages: RangeInclusive<u64>, before: u32) -> Option<u64> {
-        if pages.is_empty() {
-            return None;
-        }
-        let dirty = locked(&self.dirty);
-        let mut pages = dirty.range(pages);
-        pages.find_map(|(&page, &since)| (since <= before).then_some(page))
+        self.dirty.next(pages, before)
     }
 
     /// The last page that may be dirty.
     pub(crate) fn last_dirty(&self) -> Option<u64> {
-        locked(&self.dirty).last_key_value().map(|(&page, _)| page)
+        self.dirty.last()
     }
 
     /// Pages that may be dirty.
     pub(crate) fn nr_dirty(&self) -> u64 {
-        locked(&self.dirty).len() as u64
+        self.dirty.len()
+    }
+
+    /// Forgets what was dirty: the file is closed.
+    pub(crate) fn forget_dirty(&self, shared: &Shared) {
+        self.dirty.give_up(shared);
     }
 
     /// Lets no more writes in: the store may have lost some that it took.

@@ -20,6 +20,7 @@ pub use view::UpgradeError;
 pub use write::CloseError;
 
 use crate::backing::{BUSY, NO_NUMBER, SHORT, error_of};
+use crate::dirty_list::Room;
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{Page, Pin};
@@ -72,6 +73,8 @@ impl fmt::Debug for File {
 struct Fill<'a> {
     /// Bytes that change it on the way.
     part: Option<Part<'a>>,
+    /// The place that it then takes among the dirty pages.
+    room: Cell<Option<Room<'a>>>,
     /// They did: nobody else brought the page in.
     is_done: Cell<bool>,
     /// Until when to wait for memory, and for who changes the page, where that is not as ever.
@@ -83,14 +86,16 @@ impl<'a> Fill<'a> {
     fn from_store() -> Fill<'a> {
         Fill {
             part: None,
+            room: Cell::new(None),
             is_done: Cell::new(false),
             until: None,
         }
     }
 
-    fn changed(part: Part<'a>) -> Fill<'a> {
+    fn changed(part: Part<'a>, room: Option<Room<'a>>) -> Fill<'a> {
         Fill {
             part: Some(part),
+            room: Cell::new(room),
             is_done: Cell::new(false),
             until: None,
         }
@@ -461,7 +466,7 @@ impl File {
         let shared = &self.open.shared;
         reading.result = match fill.part {
             Some(part) => {
-                let changed = self.fill_changed(io, part);
+                let changed = self.fill_changed(io, part, fill.room.take());
                 fill.is_done.set(changed.is_ok());
                 changed
             }

@@ -49,6 +49,7 @@ mod book;
 mod builder;
 mod claims;
 mod cpu;
+mod dirty_list;
 mod error;
 mod file;
 mod flusher;

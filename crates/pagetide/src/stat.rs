@@ -25,8 +25,8 @@ pub struct GroupStat {
     pub kernel: u64,
     /// Bytes charged for objects that a shrinker can free.
     pub slab_reclaimable: u64,
-    /// Bytes of the program's own heap: reservations. Off by what CPUs hold back, at most three
-    /// pages each.
+    /// Bytes of the program's own heap: reservations; of the root also the numbers of dirty pages,
+    /// in pages. Off by what CPUs hold back, at most three pages each.
     pub slab_unreclaimable: u64,
     /// Charged ahead, in the stocks of CPUs, and what is left of reservations' last pages. The
     /// kernel has no such number.

@@ -42,6 +42,7 @@ impl Drop for Open {
         }
         shared.wait_for_flights(backing);
         shared.close_mapping(self.mapping);
+        backing.forget_dirty(shared);
         if let Some(region) = backing.source.region() {
             // Now, though the flusher may be looking at it: the slots are for others.
             region.give_up();

@@ -2,11 +2,12 @@
 
 use super::File;
 use super::write::Part;
+use crate::dirty_list::Room;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group, cpu};
 use pagetide_core::memory::Effects;
-use pagetide_core::page_cache::{Access, Found, Latched};
+use pagetide_core::page_cache::{Access, Found, Latched as Latch};
 use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
 use std::sync::Arc;
@@ -43,6 +44,9 @@ impl std::error::Error for UpgradeError {
         Some(&self.source)
     }
 }
+
+/// A frame whose latch is the caller's, and the place that its page takes among the dirty ones.
+type Latched<'a> = (Frame, Option<Room<'a>>);
 
 /// What a page is to be when it is latched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,8 +90,8 @@ impl File {
         if len == 0 {
             return Err(self.past_end(page));
         }
-        let frame = self.latched(group, page, Content::Stored)?;
-        Ok(self.view((page, frame), len, counted))
+        let latched = self.latched(group, page, Content::Stored)?;
+        Ok(self.view(page, latched, len, counted))
     }
 
     /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
@@ -114,8 +118,8 @@ impl File {
     ) -> Result<PageMut, Error> {
         let _shared = self.begin_change()?;
         self.balance();
-        let frame = self.latched(group, page, Content::New)?;
-        let mut view = self.view((page, frame), 0, counted);
+        let latched = self.latched(group, page, Content::New)?;
+        let mut view = self.view(page, latched, 0, counted);
         view.make_new();
         Ok(view)
     }
@@ -143,6 +147,10 @@ impl File {
         if len == 0 || backing.is_obstructed() {
             return Ok(None);
         }
+        let here = shared.here().without_reclaim();
+        let Ok(room) = backing.expect_dirty(shared, here, page) else {
+            return Ok(None);
+        };
         let mut effects = Effects::new();
         let found = shared
             .core
@@ -160,7 +168,7 @@ impl File {
         let Some(frame) = pin.into_latch() else {
             return Ok(None);
         };
-        Ok(Some(self.view((page, frame), len, counted)))
+        Ok(Some(self.view(page, (frame, room), len, counted)))
     }
 
     /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is
@@ -169,7 +177,7 @@ impl File {
     /// # Errors
     /// [`UpgradeError`], with the page: [`Error::ReadOnly`], [`Error::PageBusy`], also where the
     /// page is not one of this file any more; [`Error::WritebackFailed`] where the file takes no
-    /// more writes.
+    /// more writes; [`Error::OverLimit`] where the root has no room for a note that it is dirty.
     pub fn upgrade(&self, page: Page) -> Result<PageMut, UpgradeError> {
         let backing = &*self.open.backing;
         let refused = |page, source| UpgradeError {
@@ -193,17 +201,22 @@ impl File {
         let Ok(_resize) = backing.resize.try_read() else {
             return Err(refused(page, busy()));
         };
+        let shared = &self.open.shared;
+        let room = match backing.expect_dirty(shared, shared.here(), key.page()) {
+            Ok(room) => room,
+            Err(source) => return Err(refused(page, source)),
+        };
         if backing.is_obstructed() || !core.upgrade(frame) {
             return Err(refused(page, busy()));
         }
-        backing.note_dirty(key.page(), self.open.shared.second());
+        backing.note_dirty(key.page(), shared.second(), room);
         Ok(page.into_mut(Arc::clone(&self.open), key.page()))
     }
 
     /// A view of a page for a caller that has the file for itself, and counts in no pin budget.
     pub(super) fn view_alone(&self, page: u64) -> Result<PageMut, Error> {
-        let frame = self.latched(&self.group, page, Content::Stored)?;
-        Ok(self.view((page, frame), self.len_of(page), None))
+        let latched = self.latched(&self.group, page, Content::Stored)?;
+        Ok(self.view(page, latched, self.len_of(page), None))
     }
 
     /// Counts a view against the pin budget, where one is.
@@ -216,40 +229,40 @@ impl File {
     #[cfg_attr(debug_assertions, track_caller)]
     fn view(
         &self,
-        (page, frame): (u64, Frame),
+        page: u64,
+        (frame, room): Latched<'_>,
         len: usize,
         counted: Option<Counted<'_>>,
     ) -> PageMut {
         // Before anybody can see its bytes, and so that it is found by who waits for it.
-        self.open
-            .backing
-            .note_dirty(page, self.open.shared.second());
+        let second = self.open.shared.second();
+        self.open.backing.note_dirty(page, second, room);
         let account = counted.map(Counted::into_account);
         PageMut::new(Arc::clone(&self.open), (page, frame), len, account)
     }
 
     /// Takes the latch of a page, which comes in if it has to.
-    fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Frame, Error> {
+    fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Latched<'_>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
-        backing.expect_dirty(page)?;
+        let room = backing.expect_dirty(shared, shared.here(), page)?;
         let mut deadline = None;
         loop {
             let mut effects = Effects::new();
             let latched = shared.core.latch(cpu::current(), key, &mut effects);
             shared.wake_all(&mut effects);
             match latched {
-                Latched::Held(frame) => return Ok(frame),
-                Latched::Busy { frame, version } => {
+                Latch::Held(frame) => return Ok((frame, room)),
+                Latch::Busy { frame, version } => {
                     self.await_pins((frame, version), page, &mut deadline)?;
                 }
-                Latched::Miss if content == Content::New && backing.stored_of(page) > 0 => {
+                Latch::Miss if content == Content::New && backing.stored_of(page) > 0 => {
                     self.bring_in_changed(group, Part::zeros(page))?;
                 }
-                Latched::Miss => {
+                Latch::Miss => {
                     let pin = self.pinned(group, page..page, Access::Pin)?;
                     if let Some(frame) = pin.into_latch() {
-                        return Ok(frame);
+                        return Ok((frame, room));
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::{File, Fill};
 use crate::backing::Backing;
+use crate::dirty_list::Room;
 use crate::flusher::Dirtiness;
 use crate::hooks::Hooked;
 use crate::page::{self, Latch};
@@ -213,7 +214,7 @@ impl File {
     fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
-        backing.expect_dirty(part.page)?;
+        let room = backing.expect_dirty(shared, shared.here(), part.page)?;
         let mut deadline = None;
         let was_dirty = loop {
             let mut effects = Effects::new();
@@ -229,7 +230,7 @@ impl File {
                     backing.note_changed(part.page);
                     backing.grow(part.end(backing));
                     if !was_dirty {
-                        backing.note_dirty(part.page, shared.second());
+                        backing.note_dirty(part.page, shared.second(), room);
                     }
                     break was_dirty;
                 }
@@ -252,14 +253,21 @@ impl File {
     /// Brings a page in and changes it on the way; false where others brought it in meanwhile.
     #[cold]
     pub(super) fn bring_in_changed(&self, group: &Group, part: Part<'_>) -> Result<bool, Error> {
-        let fill = Fill::changed(part);
+        let (shared, backing) = (&self.open.shared, &self.open.backing);
+        let room = backing.expect_dirty(shared, shared.here(), part.page)?;
+        let fill = Fill::changed(part, room);
         let make = |key| PageIn::new(key, group.id(), Access::Copy);
         self.bring_in(group, part.page, make, &fill)?;
         Ok(fill.is_done())
     }
 
     /// Reads what is left of a page, changes it, and marks it dirty: it is seen only then.
-    pub(super) fn fill_changed(&self, io: &mut Io, part: Part<'_>) -> Result<(), u32> {
+    pub(super) fn fill_changed(
+        &self,
+        io: &mut Io,
+        part: Part<'_>,
+        room: Option<Room<'_>>,
+    ) -> Result<(), u32> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         if part.covers(backing.stored_of(part.page)) {
             let bytes = page::target(&shared.arena, io);
@@ -273,7 +281,7 @@ impl File {
         backing.grow(part.end(backing));
         backing.note_changed(part.page);
         shared.core.set_dirty_early(io);
-        backing.note_dirty(part.page, shared.second());
+        backing.note_dirty(part.page, shared.second(), room);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod counters;
 mod crash;
 mod cuts;
 mod data;
+mod dirty_books;
 mod dirty_levels;
 mod disk;
 mod durability;

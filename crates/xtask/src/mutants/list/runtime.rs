@@ -207,4 +207,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "for level in self.levels_above_background().into_iter().skip(1) {",
         tests: Tests::Runtime("dirty_levels::groups_that_are_above_the_background"),
     },
+    Mutant {
+        name: "the numbers of dirty pages are charged to nobody",
+        file: "dirty_list.rs",
+        find: "core.reserve(here, core.groups().root(), CHUNK_BYTES)?;",
+        replace: "let _ = here;",
+        tests: Tests::Runtime("dirty_"),
+    },
+    Mutant {
+        name: "what is charged for numbers of dirty pages stays",
+        file: "dirty_list.rs",
+        find: "if nr_chunks > 0 {",
+        replace: "if nr_chunks > 1 {",
+        tests: Tests::Runtime("dirty_"),
+    },
+    Mutant {
+        name: "a place among the dirty pages is given twice",
+        file: "dirty_list.rs",
+        find: "taken.is_ok().then(|| Room { list: self })",
+        replace: "taken.is_ok().then_some(Room { list: self })",
+        tests: Tests::Runtime("dirty_"),
+    },
 ];
