@@ -6,6 +6,7 @@ mod many;
 mod open;
 mod options;
 mod punch;
+mod range;
 mod resize;
 mod tasks;
 mod view;
@@ -16,6 +17,7 @@ pub use ahead::Hint;
 pub use anon::Anon;
 pub(crate) use open::Open;
 pub use options::ReadOptions;
+pub use range::PinnedRange;
 pub use view::UpgradeError;
 pub use write::CloseError;
 

@@ -100,7 +100,7 @@ pub use audit::AuditError;
 pub use builder::{Builder, Drained, Memory};
 pub use bytesize::ByteSize;
 pub use error::Error;
-pub use file::{Anon, CloseError, File, Hint, ReadOptions, UpgradeError};
+pub use file::{Anon, CloseError, File, Hint, PinnedRange, ReadOptions, UpgradeError};
 pub use group::Group;
 pub use hooks::{Content, Hooks};
 pub use io::{IoChoice, IoEngine};

@@ -194,6 +194,13 @@ impl Deref for Page {
     }
 }
 
+/// What `bytes::Bytes::from_owner` and its like ask for.
+impl AsRef<[u8]> for Page {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for Page {
     fn drop(&mut self) {
         if self.shared.is_forked() {

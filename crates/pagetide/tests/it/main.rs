@@ -34,6 +34,7 @@ mod nodes;
 mod pins;
 mod pressure;
 mod promise;
+mod ranges;
 mod read_options;
 mod readahead;
 mod reclaim;

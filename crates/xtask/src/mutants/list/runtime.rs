@@ -228,4 +228,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "taken.is_ok().then_some(Room { list: self })",
         tests: Tests::Runtime("dirty_"),
     },
+    Mutant {
+        name: "a range goes on behind a page that the file ended in",
+        file: "file/range.rs",
+        find: "take_while(|page| page.len() == page_bytes)",
+        replace: "take_while(|_| true)",
+        tests: Tests::Runtime("range::"),
+    },
 ];
