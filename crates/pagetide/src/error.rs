@@ -264,7 +264,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A page that somebody else holds for too long.
+    /// A page that somebody holds for too long, also where that is the caller itself: a
+    /// [`Page`](crate::Page) may be dropped by any thread, so that nobody knows who could.
+    /// [`Memory::pins`](crate::Memory::pins) names the line that made it, with debug assertions.
     #[error("page {page} of {file} stays pinned")]
     PageBusy {
         /// The file.
@@ -287,11 +289,11 @@ pub enum Error {
         /// Why it is not further.
         source: io::Error,
     },
-    /// So much of a group is dirty that writers have to write, and no page of this file may be
-    /// written before the engine's log is.
+    /// So much of a group is dirty, with the groups below it, that writers have to write, and no
+    /// page of this file may be written before the engine's log is.
     #[error("group {group} over its limit of dirty pages: those of {file} wait for the log")]
     DirtyLimit {
-        /// The group.
+        /// The group: the writer's, or the first one above it of which that is so.
         group: String,
         /// The file.
         file: String,

@@ -203,10 +203,6 @@ impl Shared {
     /// group: of one whose groups together have too much dirty, the caller writes some back, of
     /// its own file first.
     pub(crate) fn balance_levels(&self, id: u32, own: &Backing) {
-        // As reclaim does not: the store of another file may be the one that writes here.
-        if is_writing() {
-            return;
-        }
         let nr_pages = own.order.nr_pages();
         let before = self.nr_dirtied.fetch_add(nr_pages, Ordering::Relaxed);
         if before / DIRTIED_PER_LOOK == before.wrapping_add(nr_pages) / DIRTIED_PER_LOOK {
@@ -221,8 +217,22 @@ impl Shared {
         }
     }
 
+    /// The first level of a group's path of which too much is dirty: the group by itself, or one
+    /// with a limit and all groups below it together. O(groups).
+    pub(crate) fn hard_level(&self, id: u32) -> Option<u32> {
+        if self.dirtiness(id) == Dirtiness::Hard {
+            return Some(id);
+        }
+        let mut levels = self.limited_levels(id);
+        levels.find(|&level| self.dirtiness_below(level) == Dirtiness::Hard)
+    }
+
     /// Writes back as many pages as become dirty between two looks, and as many again.
-    fn write_some_below(&self, level: u32, own: &Backing) {
+    pub(crate) fn write_some_below(&self, level: u32, own: &Backing) {
+        // As reclaim does not: the store of another file may be the one that writes here.
+        if is_writing() {
+            return;
+        }
         let mut left = u64::from(2 * DIRTIED_PER_LOOK);
         let mut write_some = |backing: &Backing| {
             let some = Which {

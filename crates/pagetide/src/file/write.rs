@@ -172,20 +172,28 @@ impl File {
         self.check_log()
     }
 
-    /// Where pages wait for the log and too many are dirty, somebody has to write some first.
+    /// Where pages wait for the log and too many are dirty, in the group or at a level above it,
+    /// somebody has to write some first: this file or, where it cannot, others at that level.
     fn check_log(&self) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let is_gated = backing.hooked.get().is_some_and(Hooked::is_gated);
-        if !is_gated || shared.dirtiness(self.group.id()) != Dirtiness::Hard {
+        let is_gated = || backing.hooked.get().is_some_and(Hooked::is_gated);
+        let Some(level) = is_gated()
+            .then(|| shared.hard_level(self.group.id()))
+            .flatten()
+        else {
             return Ok(());
-        }
+        };
         let any = Which {
             waits: false,
             ..Which::ALL
         };
-        match shared.write_dirty(backing, 0..=u64::MAX, any)? {
-            0 => Err(Error::DirtyLimit {
-                group: self.group.name(),
+        if shared.write_dirty(backing, 0..=u64::MAX, any)? > 0 {
+            return Ok(());
+        }
+        shared.write_some_below(level, backing);
+        match shared.hard_level(self.group.id()) {
+            Some(level) if is_gated() => Err(Error::DirtyLimit {
+                group: shared.name_of(level),
                 file: backing.name.to_string(),
             }),
             _ => Ok(()),

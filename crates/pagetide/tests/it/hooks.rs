@@ -326,6 +326,58 @@ fn without_the_log_nothing_is_written_nobody_hangs_and_the_log_cures_it() {
     assert_eq!(memory.stats().pages_lost, 0);
 }
 
+/// Two groups of one with room for 100 pages, with a logged file in the first one.
+fn siblings(memory: &Memory) -> (Group, (Arc<Log>, Disk, File)) {
+    let parent = group(memory, 100);
+    let [first, second] = ["first", "second"].map(|name| parent.child(name).unwrap());
+    (second, logged(memory, &first))
+}
+
+#[test]
+fn what_siblings_have_dirty_together_is_a_limit_for_each() {
+    let memory = memory();
+    let (second, (log, _disk, file)) = siblings(&memory);
+    let (other_log, _other_disk, other) = logged(&memory, &second);
+    log.is_broken.store(true, Ordering::Relaxed);
+    other_log.is_broken.store(true, Ordering::Relaxed);
+    // In turn: each has a tenth of what the parent may have.
+    for page in 0..10 {
+        change(&log, &file, page).unwrap();
+        change(&other_log, &other, page).unwrap();
+    }
+    file.flush_range(..).unwrap_err();
+    change(&log, &file, 10).unwrap();
+    let Error::DirtyLimit { group, .. } = change(&log, &file, 11).unwrap_err() else {
+        panic!("it has to say that the level above is full");
+    };
+    assert_eq!(group, "small");
+    // The other's log is enough: its pages are written instead.
+    let end = other_log.end.load(Ordering::Relaxed);
+    other_log.durable.store(end, Ordering::Relaxed);
+    other.log_durable(end);
+    change(&log, &file, 11).unwrap();
+    assert_eq!(second.stat().file_dirty, 0);
+}
+
+#[test]
+fn who_waits_for_the_log_has_what_others_may_write_written() {
+    let memory = memory();
+    let (second, (log, _disk, file)) = siblings(&memory);
+    let plain = Disk::default();
+    let store = Box::new(plain.clone());
+    let other = memory.open_store(store, "plain", pagetide::Order::new(0), &second);
+    let other = other.unwrap();
+    log.is_broken.store(true, Ordering::Relaxed);
+    other.write_at(&[1; 12 * PAGE], 0).unwrap();
+    for page in 0..9 {
+        change(&log, &file, page).unwrap();
+    }
+    file.flush_range(..).unwrap_err();
+    assert_eq!(plain.state().nr_writes, 0);
+    change(&log, &file, 9).unwrap();
+    assert_eq!(plain.state().bytes.len(), 12 * PAGE);
+}
+
 /// Fails or panics while it is told to.
 #[derive(Default)]
 struct Broken {

@@ -229,6 +229,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("dirty_"),
     },
     Mutant {
+        name: "who waits for the log looks at its own group only",
+        file: "flusher.rs",
+        find: "levels.find(|&level| self.dirtiness_below(level) == Dirtiness::Hard)",
+        replace: "levels.find(|_| false)",
+        tests: Tests::Runtime("hooks::what_siblings"),
+    },
+    Mutant {
+        name: "who waits for the log is refused while others could be written",
+        file: "file/write.rs",
+        find: "shared.write_some_below(level, backing);",
+        replace: "",
+        tests: Tests::Runtime("hooks::who_waits"),
+    },
+    Mutant {
         name: "a range goes on behind a page that the file ended in",
         file: "file/range.rs",
         find: "take_while(|page| page.len() == page_bytes)",
