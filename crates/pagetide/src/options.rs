@@ -1,13 +1,16 @@
 //! How a file is opened, in the words of `std::fs::OpenOptions`.
 
 use crate::hooks::Given;
-use crate::store::{DirectFile, Store, UNBLOCKED};
+use crate::store::{Behind, DirectFile, Store, UNBLOCKED};
 use crate::{ByteSize, Error, File, Group, Hooks, Memory, Order};
 use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Where the first page of a file begins at most.
+const MAX_BASE: u64 = 1 << 62;
 
 /// How a file is opened: for reading, and as said here. As `std::fs::OpenOptions`, with the size of
 /// its pages.
@@ -34,6 +37,7 @@ pub struct OpenOptions {
     create_new: bool,
     truncate: bool,
     order: Order,
+    base: u64,
     hooks: Option<Given>,
     readahead: Option<u64>,
 }
@@ -53,6 +57,7 @@ impl OpenOptions {
             create_new: false,
             truncate: false,
             order: Order::new(0),
+            base: 0,
             hooks: None,
             readahead: None,
         }
@@ -82,9 +87,22 @@ impl OpenOptions {
         self
     }
 
-    /// With pages of this order. A file that some handle writes is open in one size only.
+    /// With pages of this order, 4 KiB to 2 MiB. A file that some handle writes is open in one size
+    /// only.
     pub fn order(mut self, order: Order) -> OpenOptions {
         self.order = order;
+        self
+    }
+
+    /// Where its first page begins: what is before, a header of its owner's perhaps, is neither
+    /// read nor written, and offsets and lengths of the [`File`] are counted from here. Of a file
+    /// that is shorter there is no byte; what is written then makes it longer, with zeros between.
+    ///
+    /// A file that some handle writes is open from one beginning only. Where it is no multiple of
+    /// what the device asks for, mostly 512 or 4096, all reads and writes go through the kernel's
+    /// page cache.
+    pub fn base_offset(mut self, base: u64) -> OpenOptions {
+        self.base = base;
         self
     }
 
@@ -100,7 +118,7 @@ impl OpenOptions {
     }
 
     /// Caches the pages of any store, as [`Memory::open_store`] does, with the order, the
-    /// hooks and the readahead of these options; all else is the store's to say.
+    /// beginning, the hooks and the readahead of these options; all else is the store's to say.
     ///
     /// # Errors
     /// As [`Memory::open_store`]; with hooks, [`Error::OverLimit`] and [`Error::NoBlock`], too.
@@ -111,6 +129,11 @@ impl OpenOptions {
         name: &str,
         group: &Group,
     ) -> Result<File, Error> {
+        self.check_base(name)?;
+        let store = match self.base {
+            0 => store,
+            base => Box::new(Behind { store, base }),
+        };
         let with = (self.order, self.hooks.clone());
         let file = File::open_store(memory.home(), store, name.to_owned(), with, group)?;
         if let Some(most) = self.readahead {
@@ -142,12 +165,14 @@ impl OpenOptions {
     ) -> Result<File, Error> {
         memory.home().check_process()?;
         let path = path.as_ref();
+        self.check_base(path)?;
         let failed = |source| Error::Open {
             path: path.to_owned(),
             source,
         };
         let (file, folder) = self.open_file(path).map_err(failed)?;
         let file = DirectFile::new(file, self.write).map_err(failed)?;
+        let file = file.behind(self.base);
         let name = path.display().to_string();
         let with = (self.order, self.hooks.clone());
         let file = File::open_direct(memory.home(), file, name, with, group)?;
@@ -161,6 +186,18 @@ impl OpenOptions {
             file.set_len(0)?;
         }
         Ok(file)
+    }
+
+    /// Whether offsets behind the beginning can be numbered.
+    fn check_base(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        if self.base <= MAX_BASE {
+            return Ok(());
+        }
+        let problem = format!("its pages begin at {}: at most {MAX_BASE}", self.base);
+        Err(Error::Open {
+            path: path.as_ref().to_owned(),
+            source: io::Error::new(io::ErrorKind::InvalidInput, problem),
+        })
     }
 
     /// The file, and its folder where it was created.

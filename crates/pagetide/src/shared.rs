@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 /// has reaped what he waits for.
 const REAP: Duration = Duration::from_millis(1);
 
-/// Device, inode and page size of an open file.
-pub(crate) type FileKey = (u64, u64, u8);
+/// Device and inode of an open file, the order of its pages and where they begin.
+pub(crate) type FileKey = (u64, u64, (u8, u64));
 
 /// A live group.
 #[derive(Debug)]

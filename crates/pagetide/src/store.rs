@@ -115,15 +115,61 @@ fn write_zeros<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> io::Resul
     Ok(())
 }
 
+/// A store behind so many bytes of another one, which it leaves alone.
+pub(crate) struct Behind {
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) base: u64,
+}
+
+impl Store for Behind {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.store.read_at(buf, self.base + offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.store.len()?.saturating_sub(self.base))
+    }
+
+    fn is_writable(&self) -> bool {
+        self.store.is_writable()
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.store.write_at(buf, self.base + offset)
+    }
+
+    fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        self.store.write_vectored_at(bufs, self.base + offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.store.sync()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.store.set_len(self.base + len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.store.punch(self.base + offset, len)
+    }
+
+    fn has_lost_writes(&self) -> bool {
+        self.store.has_lost_writes()
+    }
+}
+
 /// A file of the system: read and written with `O_DIRECT` where the file system takes it, else
 /// through the kernel's page cache, whose copy of what was read is dropped at once.
 ///
 /// The last bytes of a file that fill no unit of the device are written through the kernel, too: a
-/// whole unit would make the file longer.
+/// whole unit would make the file longer. Offsets and lengths are those behind its base.
 #[derive(Debug)]
 pub(crate) struct DirectFile {
     buffered: fs::File,
     direct: Option<Direct>,
+    /// Bytes of the file that are left alone: offset 0 is behind them.
+    base: u64,
     /// Device and inode.
     pub(crate) identity: (u64, u64),
     nr_buffered_reads: AtomicU64,
@@ -166,6 +212,7 @@ impl DirectFile {
         Ok(DirectFile {
             buffered: file,
             direct,
+            base: 0,
             identity,
             nr_buffered_reads: AtomicU64::new(0),
             is_writable,
@@ -173,7 +220,19 @@ impl DirectFile {
         })
     }
 
-    /// The file past the kernel's page cache, where it takes a read of these buffers.
+    /// The same file without its first `base` bytes.
+    pub(crate) fn behind(mut self, base: u64) -> DirectFile {
+        self.base = base;
+        self
+    }
+
+    /// Bytes of the file that are left alone.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The file past the kernel's page cache, where it takes a read of these buffers; `offset` is
+    /// the file's own.
     pub(crate) fn direct_for(&self, bufs: &[IoSliceMut<'_>], offset: u64) -> Option<&fs::File> {
         let direct = self.direct.as_ref()?;
         let is_whole =
@@ -187,7 +246,8 @@ impl DirectFile {
         &self.buffered
     }
 
-    /// Counts a read through the kernel's page cache, and drops the kernel's copy.
+    /// Counts a read through the kernel's page cache, and drops the kernel's copy; `offset` is the
+    /// file's own.
     pub(crate) fn note_buffered(&self, offset: u64, nr_bytes: usize) {
         self.nr_buffered_reads.fetch_add(1, Ordering::Relaxed);
         let len = std::num::NonZeroU64::new(nr_bytes as u64);
@@ -238,6 +298,7 @@ impl DirectFile {
     /// Makes a hole: its space on the disk is free, its bytes read as zeros.
     pub(crate) fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let offset = self.base + offset;
         Ok(rustix::fs::fallocate(&self.buffered, flags, offset, len)?)
     }
 
@@ -274,6 +335,7 @@ impl Direct {
 
 impl Store for DirectFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let offset = self.base + offset;
         if let Some(done) = self.read_direct(buf, offset) {
             return done;
         }
@@ -283,7 +345,7 @@ impl Store for DirectFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.buffered.metadata()?.len())
+        Ok(self.buffered.metadata()?.len().saturating_sub(self.base))
     }
 
     fn is_writable(&self) -> bool {
@@ -295,6 +357,7 @@ impl Store for DirectFile {
     }
 
     fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        let offset = self.base + offset;
         if let Some(done) = self.write_direct(bufs, offset) {
             return done;
         }
@@ -322,7 +385,7 @@ impl Store for DirectFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.buffered.set_len(len)
+        self.buffered.set_len(self.base + len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -186,20 +186,21 @@ impl File {
         shared.check_process()?;
         let (device, inode) = file.identity;
         let may_write = file.is_writable();
-        let key = (device, inode, order.to_core().get());
+        let pages = (order.to_core().get(), file.base());
+        let key = (device, inode, pages);
         // Before the lock: this may have to reclaim.
         let hooked = Hooked::of(hooks, group, order)?;
         let mut files = shared.files();
         loop {
             let others = files.iter().filter(|((dev, ino, other), _)| {
-                (*dev, *ino) == (device, inode) && *other != key.2
+                (*dev, *ino) == (device, inode) && *other != pages
             });
             let writes = |open: &Arc<Open>| may_write || open.backing.source.is_writable();
             if others
                 .filter_map(|(_, open)| open.upgrade())
                 .any(|open| writes(&open))
             {
-                let source = io::Error::other("it is open with pages of another size");
+                let source = io::Error::other("it is open with pages of another size or beginning");
                 let path = name.into();
                 return Err(Error::Open { path, source });
             }

@@ -156,8 +156,9 @@ impl Run {
 
     /// Where in the file the next byte is.
     fn offset(&self) -> u64 {
+        let base = self.file().map_or(0, DirectFile::base);
         let first = self.ios.first().map_or(0, |io| io.key().page());
-        first * self.backing.order.bytes() as u64 + self.nr_bytes as u64
+        base + first * self.backing.order.bytes() as u64 + self.nr_bytes as u64
     }
 
     /// What to read next; `None` where nothing is left, or the store is no file.

@@ -31,6 +31,7 @@ mod memcg;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod nodes;
+mod page_sizes;
 mod pins;
 mod pressure;
 mod promise;

@@ -243,6 +243,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("hooks::who_waits"),
     },
     Mutant {
+        name: "a hole is made in what is before the first page",
+        file: "store.rs",
+        find: "let offset = self.base + offset;\n        Ok(rustix::fs::fallocate",
+        replace: "Ok(rustix::fs::fallocate",
+        tests: Tests::Runtime("page_sizes::"),
+    },
+    Mutant {
+        name: "many pages are read from where the header is",
+        file: "io/run.rs",
+        find: "base + first * self.backing",
+        replace: "base * 0 + first * self.backing",
+        tests: Tests::Runtime("page_sizes::"),
+    },
+    Mutant {
         name: "a range goes on behind a page that the file ended in",
         file: "file/range.rs",
         find: "take_while(|page| page.len() == page_bytes)",
