@@ -110,7 +110,7 @@ pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};
 pub use options::OpenOptions;
 pub use page::{Buf, Page, PageMut};
 pub use pin_sites::{PinSite, PinnedPage};
-pub use pins::PinPermit;
+pub use pins::{Pages, PinPermit};
 pub use policy::{BadOrder, Mempolicy, Order, Policy, Tuner, UnknownPolicy};
 pub use pressure::{Pressure, PressureKind, PressureLine, Trigger};
 pub use reservation::Reservation;

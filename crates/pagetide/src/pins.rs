@@ -223,6 +223,33 @@ impl Group {
     }
 }
 
+/// What pages can be pinned of under a [`PinPermit`]: a [`File`], or an [`Anon`](crate::Anon)
+/// region.
+pub trait Pages: Paged {}
+
+/// What stands behind [`Pages`], which others cannot have.
+pub trait Paged {
+    #[doc(hidden)]
+    fn file(&self) -> &File;
+
+    /// # Errors
+    /// [`Error::PastEnd`] where no new page can be so far behind the end.
+    #[doc(hidden)]
+    fn check_end(&self, page: u64) -> Result<(), Error>;
+}
+
+impl Pages for File {}
+
+impl Paged for File {
+    fn file(&self) -> &File {
+        self
+    }
+
+    fn check_end(&self, _page: u64) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
 /// The right to have some pages pinned at a time, taken from the pin budgets of a group and its
 /// ancestors. See [`Group::pin_permit`].
 ///
@@ -256,7 +283,7 @@ impl PinPermit {
     }
 
     /// Pins a page as [`File::pin`] does through a handle of the permit's group, whatever group
-    /// `file` is a handle of. A page of order `o` takes `1 << o` pages of the permit until it is
+    /// `of` is a handle of. A page of order `o` takes `1 << o` pages of the permit until it is
     /// dropped.
     ///
     /// # Errors
@@ -266,9 +293,9 @@ impl PinPermit {
     /// # Panics
     /// Where the file is of another [`Memory`](crate::Memory).
     #[cfg_attr(debug_assertions, track_caller)]
-    pub fn pin(&self, file: &File, page: u64) -> Result<Page, Error> {
-        let counted = self.count(file, 1)?;
-        file.pin_counted(&self.group, page, counted)
+    pub fn pin(&self, of: &impl Pages, page: u64) -> Result<Page, Error> {
+        let counted = self.count(of.file(), 1)?;
+        of.file().pin_counted(&self.group, page, counted)
     }
 
     /// Pins pages as [`File::pin_many`] does, under the permit as [`PinPermit::pin`].
@@ -279,9 +306,10 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     #[cfg_attr(debug_assertions, track_caller)]
-    pub fn pin_many(&self, file: &File, pages: &[u64]) -> Result<Vec<Page>, Error> {
-        let counted = self.count(file, pages.len())?;
-        file.pin_many_counted(&self.group, pages, Some(counted))
+    pub fn pin_many(&self, of: &impl Pages, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        let counted = self.count(of.file(), pages.len())?;
+        of.file()
+            .pin_many_counted(&self.group, pages, Some(counted))
     }
 
     /// Pins a page as [`File::pin_longterm`] does, under the permit as [`PinPermit::pin`].
@@ -305,9 +333,9 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     #[cfg_attr(debug_assertions, track_caller)]
-    pub fn pin_mut(&self, file: &File, page: u64) -> Result<PageMut, Error> {
-        let counted = self.count(file, 1)?;
-        file.pin_mut_counted(&self.group, page, Some(counted))
+    pub fn pin_mut(&self, of: &impl Pages, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count(of.file(), 1)?;
+        of.file().pin_mut_counted(&self.group, page, Some(counted))
     }
 
     /// A view that writes as [`File::pin_new`] gives one, under the permit as [`PinPermit::pin`].
@@ -318,9 +346,10 @@ impl PinPermit {
     /// # Panics
     /// As [`PinPermit::pin`].
     #[cfg_attr(debug_assertions, track_caller)]
-    pub fn pin_new(&self, file: &File, page: u64) -> Result<PageMut, Error> {
-        let counted = self.count(file, 1)?;
-        file.pin_new_counted(&self.group, page, Some(counted))
+    pub fn pin_new(&self, of: &impl Pages, page: u64) -> Result<PageMut, Error> {
+        let counted = self.count(of.file(), 1)?;
+        of.check_end(page)?;
+        of.file().pin_new_counted(&self.group, page, Some(counted))
     }
 
     /// Takes the pages of some of the file's from the permit.

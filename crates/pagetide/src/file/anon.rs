@@ -1,9 +1,10 @@
 //! Anon pages: memory of the program's own that is swapped out when others need it.
 
-use super::{File, Open};
+use super::{File, Open, PinnedRange, UpgradeError};
 use crate::backing::Source;
 use crate::group::Group;
 use crate::page::{Page, PageMut};
+use crate::pins::{Paged, Pages};
 use crate::policy::Order;
 use crate::spill::Region;
 use crate::{Error, cpu};
@@ -139,6 +140,7 @@ impl Anon {
     /// [`Error::PastEnd`]; [`Error::SwapOut`] where there is no memory because the disk is full or
     /// fails; [`Error::Io`] where it cannot be read back, and stays in the spill file; as
     /// [`File::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         self.file.pin(page)
     }
@@ -149,6 +151,7 @@ impl Anon {
     /// # Errors
     /// [`Error::SpillFull`] where a page is to be changed for the first time and no room is left;
     /// [`Error::PageBusy`] where it stays pinned, also by the caller; as [`Anon::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
         self.file.pin_mut(page)
     }
@@ -159,11 +162,95 @@ impl Anon {
     /// # Errors
     /// As [`Anon::pin_mut`]. Where it is [`Error::PageBusy`], a page that was not in memory may
     /// read as zeros since.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
-        if page >= self.nr_pages() {
-            return Err(self.file.past_end(page));
-        }
+        self.check_end(page)?;
         self.file.pin_new(page)
+    }
+
+    /// [`File::try_pin`] of a page of the region: `None` where it would have to be read back.
+    ///
+    /// # Errors
+    /// As [`File::try_pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn try_pin(&self, page: u64) -> Result<Option<Page>, Error> {
+        self.file.try_pin(page)
+    }
+
+    /// [`File::pin_many`] of pages of the region: what has to be read back is read together.
+    ///
+    /// # Errors
+    /// As [`File::pin_many`] and [`Anon::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn pin_many(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        self.file.pin_many(pages)
+    }
+
+    /// [`File::pin_range`] of bytes of the region.
+    ///
+    /// # Errors
+    /// As [`File::pin_range`] and [`Anon::pin`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn pin_range(&self, range: impl RangeBounds<u64>) -> Result<PinnedRange, Error> {
+        self.file.pin_range(range)
+    }
+
+    /// [`File::try_pin_mut`] of a page of the region; `None` also where it was never changed: that
+    /// takes room in the spill file first.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`], [`Error::PinLimit`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn try_pin_mut(&self, page: u64) -> Result<Option<PageMut>, Error> {
+        let is_ours = page < self.nr_pages();
+        if is_ours && !self.region().is_expected(page) {
+            self.file.check_process()?;
+            return Ok(None);
+        }
+        self.file.try_pin_mut(page)
+    }
+
+    /// [`File::upgrade`] of a pinned page of the region.
+    ///
+    /// # Errors
+    /// [`UpgradeError`], with the page: [`Error::PageBusy`], also where it is no page of this
+    /// region any more; [`Error::SpillFull`], [`Error::OverLimit`] where it is to be changed for
+    /// the first time.
+    pub fn upgrade(&self, page: Page) -> Result<PageMut, UpgradeError> {
+        self.file.upgrade(page)
+    }
+
+    /// Brings pages back that were swapped out, as [`File::prefetch`] does; returns how many. What
+    /// was never written is nowhere to be read, and is passed by.
+    pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
+        let (region, nr_pages) = (self.region(), self.nr_pages());
+        let ours = pages.into_iter().take_while(|&page| page < nr_pages);
+        self.file
+            .prefetch(ours.filter(|&page| region.has_slots(page)))
+    }
+
+    /// [`Anon::pin`] as a future, as [`File::pin_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::pin`] and [`File::pin_async`].
+    pub fn pin_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<Page, Error>> + Send + 'static + use<> {
+        self.file.pin_async(page)
+    }
+
+    /// [`Anon::read_at`] as a future, as [`File::read_at_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::read_at`] and [`File::read_at_async`].
+    pub async fn read_at_async(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.file.read_at_async(buf, offset).await
+    }
+
+    fn region(&self) -> &Region {
+        let region = self.file.open.backing.source.region();
+        region.expect("anon pages have a region")
     }
 
     /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the region's end.
@@ -213,7 +300,7 @@ impl Anon {
         };
         let end = end.min(self.nr_pages());
         let backing = &*self.file.open.backing;
-        let region = backing.source.region().expect("anon pages have a region");
+        let region = self.region();
         let alone = backing.resize.write();
         let _alone = alone.unwrap_or_else(PoisonError::into_inner);
         let mut next = start;
@@ -266,6 +353,21 @@ impl Anon {
                 let file = backing.name.to_string();
                 return Err(Error::PageBusy { file, page });
             }
+        }
+    }
+}
+
+impl Pages for Anon {}
+
+impl Paged for Anon {
+    fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn check_end(&self, page: u64) -> Result<(), Error> {
+        match page < self.nr_pages() {
+            true => Ok(()),
+            false => Err(self.file.past_end(page)),
         }
     }
 }

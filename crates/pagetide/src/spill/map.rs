@@ -125,6 +125,16 @@ impl SlotMap {
         Ok(true)
     }
 
+    /// Whether there is room for the words of units.
+    pub(super) fn are_known(&self, mut units: Range<u64>) -> bool {
+        let leaves = locked(&self.leaves);
+        units.all(|unit| {
+            let (leaf, word) = place(unit);
+            let leaf = leaves.get(&leaf);
+            leaf.is_some_and(|leaf| leaf.words[word] & KNOWN != 0)
+        })
+    }
+
     /// Forgets units that nobody changes and that have no slots; returns how many.
     pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
         let mut nr_forgotten = 0;

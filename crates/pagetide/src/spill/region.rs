@@ -118,6 +118,11 @@ impl Region {
         self.map.expect(self.units_of(page), &self.records, commit)
     }
 
+    /// Whether there is room for what has to be known of a page.
+    pub(crate) fn is_expected(&self, page: u64) -> bool {
+        self.map.are_known(self.units_of(page))
+    }
+
     /// Forgets a page that has no slots and is not in memory.
     pub(crate) fn forget(&self, page: u64) {
         let nr_units = self.map.forget(self.units_of(page), &self.records);

@@ -2,7 +2,7 @@
 
 use crate::anon::{PAGE, builder_on, to_usize};
 use crate::disk::Disk;
-use pagetide::{Anon, ByteSize, Memory, Order, PAGE_BYTES};
+use pagetide::{Anon, ByteSize, Group, Memory, Order, PAGE_BYTES};
 use proptest::prelude::*;
 
 /// What happens to regions.
@@ -23,7 +23,8 @@ enum Step {
         region: usize,
         page: u64,
     },
-    /// By a view: 0 looks only, 1 changes a byte, 2 is a new page.
+    /// By a view: 0 looks only, 1 changes a byte, 2 is a new page, 3 changes a byte of a page that
+    /// is there, 4 of one that is pinned first, 5 under a permit.
     View {
         region: usize,
         page: u64,
@@ -56,7 +57,7 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => (region.clone(), at, len)
             .prop_map(|(region, at, len)| Step::Read { region, at, len }),
         4 => (region.clone(), 0..96_u64).prop_map(|(region, page)| Step::Pin { region, page }),
-        6 => (region.clone(), 0..96_u64, 0..3_u8)
+        6 => (region.clone(), 0..96_u64, 0..6_u8)
             .prop_map(|(region, page, how)| Step::View { region, page, how }),
         1 => (region.clone(), 0..96_u64, 0..24_u64)
             .prop_map(|(region, from, len)| Step::Discard { region, from, to: from + len }),
@@ -67,19 +68,48 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn view(region: &Anon, twin: &mut [u8], page: u64, how: u8) {
+fn view(group: &Group, region: &Anon, twin: &mut [u8], page: u64, how: u8) {
     let twin = &mut twin[to_usize(page) * region.page_bytes()..][..region.page_bytes()];
-    let mut view = if how == 2 {
-        twin.fill(0);
-        region.pin_new(page).unwrap()
-    } else {
-        region.pin_mut(page).unwrap()
+    let mut view = match how {
+        2 => {
+            twin.fill(0);
+            region.pin_new(page).unwrap()
+        }
+        3 => match region.try_pin_mut(page).unwrap() {
+            Some(view) => view,
+            None => return,
+        },
+        4 => region.upgrade(region.pin(page).unwrap()).unwrap(),
+        5 => {
+            let permit = group.pin_permit(4, None).unwrap();
+            permit.pin_mut(region, page).unwrap()
+        }
+        _ => region.pin_mut(page).unwrap(),
     };
     assert!(*view == *twin, "page {page}");
     if how > 0 {
         view[77] = 7 + how;
         twin[77] = 7 + how;
     }
+}
+
+/// By all the ways to pin a page.
+fn look(region: &Anon, twin: &[u8], page: u64) {
+    let start = to_usize(page) * region.page_bytes();
+    let expected = &twin[start..][..region.page_bytes()];
+    if let Some(seen) = region.try_pin(page).unwrap() {
+        assert!(*seen == *expected, "page {page}");
+    }
+    assert!(*region.pin(page).unwrap() == *expected, "page {page}");
+    let next = (page + 1) % region.nr_pages();
+    region.prefetch([page, next]);
+    let seen = region.pin_many(&[next, page]).unwrap();
+    assert!(*seen[1] == *expected, "page {page}");
+    drop(seen);
+    let (from, to) = (start as u64 + 5, start as u64 + 9000);
+    let range = region.pin_range(from..to).unwrap();
+    let all = &twin[start + 5..(start + 9000).min(twin.len())];
+    assert!(range.slices().flatten().eq(all), "page {page}");
 }
 
 fn run_model(memory: &Memory, steps: Vec<Step>) {
@@ -117,14 +147,11 @@ fn run_model(memory: &Memory, steps: Vec<Step>) {
             }
             Step::View { region, page, how } => {
                 let (region, twin) = &mut regions[region];
-                view(region, twin, page % region.nr_pages(), how);
+                view(&groups[0], region, twin, page % region.nr_pages(), how);
             }
             Step::Pin { region, page } => {
                 let (region, twin) = &regions[region];
-                let page = page % region.nr_pages();
-                let start = to_usize(page) * region.page_bytes();
-                let seen = region.pin(page).unwrap();
-                assert!(*seen == twin[start..][..region.page_bytes()], "{step:?}");
+                look(region, twin, page % region.nr_pages());
             }
             Step::Discard { region, from, to } => {
                 let (region, twin) = &mut regions[region];

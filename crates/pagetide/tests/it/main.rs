@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on panics.
 
 mod anon;
+mod anon_calls;
 mod anon_model;
 mod anon_spill;
 mod audit;

@@ -1,0 +1,161 @@
+//! What can be done with files can be done with anon pages: permits, tries, futures.
+
+use crate::anon::{PAGE, builder_on, check, content, tenant, write};
+use crate::disk::{Disk, EIO, Fault};
+use pagetide::{Anon, ByteSize, Error, Group, Memory};
+
+const NR_PAGES: u64 = 200;
+
+/// A region of which a part only is in memory.
+fn swapped() -> (Disk, Memory, Group, Anon) {
+    let disk = Disk::default();
+    let memory = builder_on(&disk, ByteSize::mib(4)).build().unwrap();
+    let group = tenant(&memory, 64);
+    let region = group.anon(NR_PAGES).unwrap();
+    for page in 0..NR_PAGES - 10 {
+        write(&region, page, 1);
+    }
+    (disk, memory, group, region)
+}
+
+#[test]
+fn permits_count_the_pages_of_regions() {
+    let (_disk, _memory, group, region) = swapped();
+    group.set_pin_max(Some(ByteSize(4 * PAGE)));
+    let permit = group.pin_permit(4, None).unwrap();
+    assert!(matches!(region.pin(0), Err(Error::PinLimit { .. })));
+    let pinned = permit.pin_many(&region, &[3, 100]).unwrap();
+    assert!(*pinned[0] == content(3, 1) && *pinned[1] == content(100, 1));
+    permit.pin_mut(&region, 5).unwrap()[..].copy_from_slice(&content(5, 2));
+    permit.pin_new(&region, 6).unwrap()[..].copy_from_slice(&content(6, 2));
+    let last = permit.pin(&region, 7).unwrap();
+    let more = permit.pin_many(&region, &[8, 9]);
+    assert!(matches!(more, Err(Error::PermitSpent { .. })));
+    // A region does not grow.
+    let behind = permit.pin_new(&region, NR_PAGES);
+    assert!(matches!(behind, Err(Error::PastEnd { .. })));
+    assert_eq!(region.nr_pages(), NR_PAGES);
+    drop((pinned, last));
+    assert_eq!(permit.pin_many(&region, &[8, 9, 10, 11]).unwrap().len(), 4);
+    drop(permit);
+    assert_eq!(group.pin_usage(), ByteSize(0));
+    check(&region, 5, 2);
+    check(&region, 6, 2);
+}
+
+#[test]
+fn tries_find_what_is_there_and_read_nothing() {
+    let (_disk, memory, _group, region) = swapped();
+    let nr_read = || memory.stats().pswpin;
+    let before = nr_read();
+    let mut nr_found = 0;
+    for page in 0..NR_PAGES {
+        if let Some(found) = region.try_pin(page).unwrap() {
+            assert!(*found == content(page, 1));
+            nr_found += 1;
+        }
+        if let Some(mut found) = region.try_pin_mut(page).unwrap() {
+            found.copy_from_slice(&content(page, 2));
+        }
+    }
+    assert!((1..=64).contains(&nr_found), "{nr_found}");
+    assert_eq!(nr_read(), before);
+    // One that was never written is there once somebody looked, and cannot be changed at once.
+    let last = NR_PAGES - 1;
+    assert!(region.try_pin(last).unwrap().is_none());
+    drop(region.pin(last).unwrap());
+    assert!(region.try_pin(last).unwrap().is_some());
+    assert!(region.try_pin_mut(last).unwrap().is_none());
+    region.pin_mut(last).unwrap()[0] = 1;
+    let mut again = region.try_pin_mut(last).unwrap().unwrap();
+    assert!(region.try_pin(last).unwrap().is_none(), "somebody has it");
+    again[0] = 2;
+    drop(again);
+    assert_eq!(region.pin(last).unwrap()[0], 2);
+    for behind in [NR_PAGES, u64::MAX] {
+        assert!(matches!(region.try_pin(behind), Err(Error::PastEnd { .. })));
+        assert!(matches!(
+            region.try_pin_mut(behind),
+            Err(Error::PastEnd { .. })
+        ));
+    }
+    let nr_changed = (0..NR_PAGES - 10).filter(|&page| {
+        let page_has = region.pin(page).unwrap();
+        let is_changed = *page_has == content(page, 2);
+        assert!(is_changed || *page_has == content(page, 1));
+        is_changed
+    });
+    assert_eq!(nr_changed.count(), nr_found);
+}
+
+#[test]
+fn a_pinned_page_that_was_never_written_becomes_a_view_if_there_is_room_for_it() {
+    let disk = Disk::default();
+    let memory = builder_on(&disk, ByteSize(16 * PAGE)).build().unwrap();
+    let region = tenant(&memory, 64).anon(40).unwrap();
+    let mut nr_changed = 0;
+    let refused = loop {
+        let page = region.pin(nr_changed).unwrap();
+        match region.upgrade(page) {
+            Ok(mut view) => view[..].copy_from_slice(&content(nr_changed, 3)),
+            Err(refused) => break refused,
+        }
+        nr_changed += 1;
+    };
+    assert!(
+        matches!(refused.error(), Error::SpillFull { .. }),
+        "{refused:?}"
+    );
+    assert!(nr_changed >= 8, "{nr_changed}");
+    assert!(refused.into_page().iter().all(|&byte| byte == 0));
+    for page in 0..nr_changed {
+        check(&region, page, 3);
+    }
+    let other = memory.root().anon(1).unwrap();
+    let foreign = region.upgrade(other.pin(0).unwrap()).unwrap_err();
+    assert!(matches!(foreign.error(), Error::PageBusy { .. }));
+}
+
+#[test]
+fn prefetch_brings_back_what_went_and_nothing_else() {
+    let (_disk, memory, _group, region) = swapped();
+    let out: Vec<u64> = (0..NR_PAGES)
+        .filter(|&page| region.try_pin(page).unwrap().is_none())
+        .collect();
+    let [first, second] = [out[3], out[9]];
+    // The last ten were never written, and beyond there is none.
+    let asked = [first, NR_PAGES - 1, second, NR_PAGES + 5, out[0]];
+    assert_eq!(region.prefetch(asked), 2);
+    while region.try_pin(second).unwrap().is_none() {
+        memory.tick();
+    }
+    assert!(*region.try_pin(first).unwrap().unwrap() == content(first, 1));
+    assert!(region.try_pin(NR_PAGES - 1).unwrap().is_none());
+}
+
+#[test]
+fn tasks_get_pages_and_bytes_and_errors_of_the_spill_file() {
+    let (disk, memory, _group, region) = swapped();
+    for page in [0, 50, 150, NR_PAGES - 1] {
+        let pinned = futures_executor::block_on(region.pin_async(page)).unwrap();
+        if page < NR_PAGES - 10 {
+            assert!(*pinned == content(page, 1));
+        }
+    }
+    let mut bytes = vec![1; 70 * 4096];
+    let read = region.read_at_async(&mut bytes, 20 * PAGE + 9);
+    assert_eq!(futures_executor::block_on(read).unwrap(), bytes.len());
+    let expected: Vec<u8> = (20..91).flat_map(|page| content(page, 1)).collect();
+    assert!(bytes == expected[9..][..bytes.len()]);
+    let past = futures_executor::block_on(region.pin_async(NR_PAGES));
+    assert!(matches!(past, Err(Error::PastEnd { .. })));
+    let is_out = |page: &u64| region.try_pin(*page).unwrap().is_none();
+    let out = (0..NR_PAGES - 10).find(is_out).unwrap();
+    let now = disk.state().nr_calls;
+    disk.state().fault = Some((now + 1, 1, Fault::Error(EIO)));
+    let failed = futures_executor::block_on(region.pin_async(out));
+    assert!(matches!(failed, Err(Error::Io { .. })));
+    let again = futures_executor::block_on(region.pin_async(out)).unwrap();
+    assert!(*again == content(out, 1));
+    memory.tick();
+}
