@@ -25,6 +25,9 @@ pub(crate) enum Error {
     /// No known fault has this text in its name or file.
     #[error("no mutant has `{filter}` in its name or file")]
     NoMutant { filter: String },
+    /// Without a fault a test fails that has to see one.
+    #[error("without a fault these tests fail, too: {by}")]
+    FailsAnyway { by: String },
     /// Tests pass with faults that they ought to catch.
     #[error("{0} mutants survived")]
     Survivors(usize),

@@ -45,6 +45,9 @@ enum Verb {
     Mutants {
         /// Only those whose name or file has this text in it
         filter: Option<String>,
+        /// Only this part of ten, one of which `test` runs each day
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=mutants::NR_PARTS.into()))]
+        part: Option<u32>,
     },
     /// All tests again and again, each time with other random inputs to the models
     Models {
@@ -82,7 +85,7 @@ fn main() -> ExitCode {
         Verb::Quick => verbs::quick(&workspace),
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
-        Verb::Mutants { filter } => mutants::run(&workspace, filter.as_deref()),
+        Verb::Mutants { filter, part } => mutants::run(&workspace, filter.as_deref(), part),
         Verb::Models { time } => verbs::models(&workspace, *time),
         Verb::Browser => browser::run(&workspace),
         Verb::Soak { time } => verbs::soak(&workspace, *time),

@@ -4,13 +4,18 @@
 //! text is no longer in the tree, is an error: the list has to follow the code.
 
 mod list;
+mod trial;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::Error;
-use crate::workspace::{self, Workspace};
+use crate::mutants::trial::{Trial, Verdict};
+use crate::workspace::Workspace;
+
+/// `test` runs one part of so many, another one each day.
+pub(crate) const NR_PARTS: u32 = 10;
+
+const DAY_SECONDS: u64 = 24 * 60 * 60;
 
 /// A fault of one place, and the tests that see it.
 struct Mutant {
@@ -22,27 +27,60 @@ struct Mutant {
     tests: Tests,
 }
 
-/// Tests of core, or of the runtime.
-#[derive(Clone, Copy)]
+/// The program that sees a fault; a text chooses tests of it by their names.
+///
+/// In this order they are built and run: neighbours share what was built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tests {
-    /// `cargo test` with this filter of names.
-    Plain(&'static str),
+    /// Tests beside core's code.
+    Unit(&'static str),
+    /// Models of core.
+    Model(&'static str),
+    /// Real threads over core.
+    Stress,
     Loom,
     Shuttle,
-    /// Real threads.
-    Stress,
-    /// A fault of the runtime: its tests with this filter of names.
-    Runtime(&'static str),
     /// The simulator of all of core.
     Whole,
+    /// Tests beside the runtime's code.
+    RuntimeUnit(&'static str),
+    /// Tests of the runtime.
+    Runtime(&'static str),
+    /// Tests of the runtime in processes of their own.
+    Fork(&'static str),
+}
+
+impl Tests {
+    /// Whether the fault is the runtime's, and not core's.
+    fn is_runtime(self) -> bool {
+        matches!(
+            self,
+            Tests::RuntimeUnit(_) | Tests::Runtime(_) | Tests::Fork(_)
+        )
+    }
+
+    /// The names of the tests: all have this text in them.
+    fn filter(self) -> &'static str {
+        match self {
+            Tests::Unit(filter) | Tests::Model(filter) => filter,
+            Tests::RuntimeUnit(filter) | Tests::Runtime(filter) | Tests::Fork(filter) => filter,
+            Tests::Whole => "whole::",
+            Tests::Stress | Tests::Loom | Tests::Shuttle => "",
+        }
+    }
+
+    /// Whether it is another choice of the same program's tests.
+    fn is_like(self, other: Tests) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
 }
 
 impl Mutant {
     /// The folder that `file` is seen from.
     fn folder(&self) -> &'static str {
-        match self.tests {
-            Tests::Runtime(_) => "crates/pagetide/src",
-            _ => "crates/core/src",
+        match self.tests.is_runtime() {
+            true => "crates/pagetide/src",
+            false => "crates/core/src",
         }
     }
 
@@ -52,134 +90,75 @@ impl Mutant {
     }
 }
 
-/// Runs every mutant, or those that a filter names; fails where one survives.
-pub(crate) fn run(workspace: &Workspace, filter: Option<&str>) -> Result<(), Error> {
-    let is_meant = |mutant: &&Mutant| filter.is_none_or(|text| mutant.is_named(text));
-    let meant: Vec<&Mutant> = list::all().filter(is_meant).collect();
+/// Runs every mutant, those that a filter names, or a part; fails where one survives.
+///
+/// Parts count from 1; together they are all.
+pub(crate) fn run(
+    workspace: &Workspace,
+    filter: Option<&str>,
+    part: Option<u32>,
+) -> Result<(), Error> {
+    let mut meant = match part {
+        Some(part) => part_of(part),
+        None => list::all().collect(),
+    };
+    meant.retain(|mutant| filter.is_none_or(|text| mutant.is_named(text)));
     if meant.is_empty() {
         return Err(Error::NoMutant {
             filter: filter.unwrap_or_default().to_owned(),
         });
     }
-    let copy = Copy::make(workspace)?;
+    meant.sort_by_key(|mutant| mutant.tests);
+    let trial = Trial::begin(workspace)?;
     let mut nr_survivors = 0;
-    for mutant in &meant {
-        let is_caught = copy.is_caught(workspace, mutant)?;
-        let verdict = if is_caught { "caught  " } else { "SURVIVED" };
-        println!("{verdict}  {}  ({})", mutant.name, mutant.file);
-        nr_survivors += usize::from(!is_caught);
+    for alike in meant.chunk_by(|one, next| one.tests.is_like(next.tests)) {
+        let limit = trial.without_fault(alike)?;
+        for mutant in alike {
+            let began = Instant::now();
+            let verdict = trial.of(mutant, limit)?;
+            let (Mutant { name, file, .. }, took) = (mutant, began.elapsed().as_secs_f64());
+            println!("{took:>6.1} s  {verdict}: {name} ({file})");
+            nr_survivors += usize::from(verdict == Verdict::Survived);
+        }
     }
     println!("{} mutants, {nr_survivors} survived", meant.len());
-    if nr_survivors > 0 {
-        return Err(Error::Survivors(nr_survivors));
-    }
-    Ok(())
-}
-
-/// A copy of the files that git knows, with a build folder of its own.
-struct Copy {
-    root: PathBuf,
-    target: PathBuf,
-}
-
-impl Copy {
-    fn make(workspace: &Workspace) -> Result<Copy, Error> {
-        let root = workspace.target_dir("mutants").join("tree");
-        if root.exists() {
-            fs::remove_dir_all(&root).map_err(|source| Error::write(&root, source))?;
-        }
-        let mut git = workspace.command("git");
-        let listed = workspace::output(git.args(["ls-files", "-z"]))?;
-        for file in listed.split_terminator('\0') {
-            let (from, to) = (workspace.root().join(file), root.join(file));
-            let folder = to.parent().expect("a file lies in a folder");
-            fs::create_dir_all(folder).map_err(|source| Error::write(folder, source))?;
-            // A file that was deleted and not yet committed is listed all the same.
-            if from.exists() {
-                fs::copy(&from, &to).map_err(|source| Error::write(&to, source))?;
-            }
-        }
-        let target = workspace.target_dir("mutants").join("target");
-        Ok(Copy { root, target })
-    }
-
-    /// Whether the mutant's tests fail with it. They have to build.
-    fn is_caught(&self, workspace: &Workspace, mutant: &Mutant) -> Result<bool, Error> {
-        let path = self.root.join(mutant.folder()).join(mutant.file);
-        let text = fs::read_to_string(&path).map_err(|source| Error::Read {
-            path: path.clone(),
-            source,
-        })?;
-        if text.matches(mutant.find).count() != 1 {
-            return Err(Error::StaleMutant { name: mutant.name });
-        }
-        let put = |text: &str| fs::write(&path, text).map_err(|source| Error::write(&path, source));
-        put(&text.replace(mutant.find, mutant.replace))?;
-        let built = workspace::output(self.tests(workspace, mutant.tests).arg("--no-run"));
-        let passed = built.and_then(|_| {
-            let mut tests = self.tests(workspace, mutant.tests);
-            match mutant.tests {
-                Tests::Plain(filter) | Tests::Runtime(filter) => _ = tests.arg(filter),
-                Tests::Whole => _ = tests.arg("whole::"),
-                _ => {}
-            }
-            workspace::is_success(&mut tests)
-        });
-        put(&text)?;
-        Ok(!passed?)
-    }
-
-    fn tests(&self, workspace: &Workspace, tests: Tests) -> Command {
-        let package = match tests {
-            Tests::Runtime(_) => "pagetide",
-            Tests::Whole => "pagetide-sim",
-            _ => "pagetide-core",
-        };
-        let mut command = workspace.cargo();
-        command
-            .current_dir(&self.root)
-            .args(["test", "--quiet", "-p", package])
-            .env("RUSTFLAGS", "-Awarnings");
-        let checker = match tests {
-            Tests::Whole => {
-                command.args(["--release", "--test", "it", "--target-dir"]);
-                command.arg(self.target.join("whole"));
-                return command;
-            }
-            Tests::Plain(_) | Tests::Stress | Tests::Runtime(_) => {
-                let binaries: &[&str] = match tests {
-                    Tests::Stress => &["--test", "stress"],
-                    Tests::Runtime(_) => &["--all-features", "--lib", "--test", "it"],
-                    _ => &["--lib", "--test", "it"],
-                };
-                command.args(binaries);
-                command.arg("--target-dir").arg(&self.target);
-                return command;
-            }
-            Tests::Loom => "loom",
-            Tests::Shuttle => "shuttle",
-        };
-        command
-            .args(["--release", "--test", checker, "--target-dir"])
-            .arg(self.target.join(checker))
-            .env("RUSTFLAGS", format!("--cfg {checker} -Awarnings"))
-            .env("LOOM_MAX_PREEMPTIONS", "2");
-        command
+    match nr_survivors {
+        0 => Ok(()),
+        _ => Err(Error::Survivors(nr_survivors)),
     }
 }
 
-impl Error {
-    fn write(path: &Path, source: std::io::Error) -> Error {
-        Error::Write {
-            path: path.to_path_buf(),
-            source,
-        }
-    }
+/// Runs the part whose day it is.
+pub(crate) fn part_of_the_day(workspace: &Workspace) -> Result<(), Error> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let part = part_at(now.unwrap_or_default().as_secs());
+    println!(
+        "part {part} of {NR_PARTS}, as every day another one; again: \
+         `cargo xtask mutants --part {part}`"
+    );
+    run(workspace, None, Some(part))
+}
+
+/// In so many days in a row each part has its turn.
+fn part_at(seconds: u64) -> u32 {
+    let turn = seconds / DAY_SECONDS % u64::from(NR_PARTS);
+    u32::try_from(turn).expect("below a small number") + 1
+}
+
+/// Neighbours in the order of their programs: a part takes few of these, and few builds.
+fn part_of(part: u32) -> Vec<&'static Mutant> {
+    let mut all: Vec<_> = list::all().collect();
+    all.sort_by_key(|mutant| mutant.tests);
+    let [part, nr_parts] = [part, NR_PARTS].map(|it| usize::try_from(it).expect("few parts"));
+    let end = |part| all.len() * part / nr_parts;
+    all[end(part - 1)..end(part)].to_vec()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
 
     #[test]
     fn a_filter_names_faults_and_files() {
@@ -190,12 +169,29 @@ mod tests {
     }
 
     #[test]
-    fn every_mutant_has_its_place_in_the_tree() {
+    fn every_mutant_has_its_place_in_the_tree_and_a_name_of_its_own() {
         let workspace = Workspace::find();
+        let mut names = BTreeSet::new();
         for mutant in list::all() {
             let path = workspace.root().join(mutant.folder()).join(mutant.file);
             let text = fs::read_to_string(path).expect("a file of that folder");
             assert_eq!(text.matches(mutant.find).count(), 1, "{}", mutant.name);
+            assert_ne!(mutant.find, mutant.replace, "{}", mutant.name);
+            assert!(names.insert(mutant.name), "{}", mutant.name);
         }
+    }
+
+    #[test]
+    fn ten_days_in_a_row_run_every_mutant_once() {
+        let mut names = BTreeSet::new();
+        let smallest = list::all().count() / 10;
+        for day in 20_000..20_010 {
+            let part = part_of(part_at(day * DAY_SECONDS + 4711));
+            assert!((smallest..=smallest + 1).contains(&part.len()));
+            assert!(part.iter().all(|mutant| names.insert(mutant.name)));
+        }
+        assert_eq!(names.len(), list::all().count());
+        assert_eq!(part_at(DAY_SECONDS - 1), part_at(0));
+        assert_ne!(part_at(DAY_SECONDS), part_at(0));
     }
 }

@@ -93,6 +93,20 @@ pub(crate) fn parse_counts(line: &str) -> Option<Counts> {
     })
 }
 
+/// Reads how many tests a program is about to run (`running 3 tests`).
+pub(crate) fn parse_running(line: &str) -> Option<u64> {
+    let rest = line.strip_prefix("running ")?;
+    let (count, _) = rest
+        .split_once(" test")
+        .filter(|(_, end)| ["", "s"].contains(end))?;
+    count.parse().ok()
+}
+
+/// Reads the name of a test that failed (`test alloc::drain ... FAILED`).
+pub(crate) fn parse_failed(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
 /// A check that did not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Skip {
@@ -256,6 +270,22 @@ mod tests {
         );
         assert_eq!(parse_counts("test alloc::pcp::drain ... ok"), None);
         assert_eq!(parse_counts("test result: ok."), None);
+    }
+
+    #[test]
+    fn the_start_of_tests_and_their_failures_are_read() {
+        assert_eq!(parse_running("running 1 test"), Some(1));
+        assert_eq!(parse_running("running 12 tests"), Some(12));
+        assert_eq!(parse_running("running 12 testers"), None);
+        assert_eq!(
+            parse_failed("test alloc::drain ... FAILED"),
+            Some("alloc::drain")
+        );
+        assert_eq!(parse_failed("test alloc::drain ... ok"), None);
+        assert_eq!(
+            parse_failed("test result: FAILED. 1 passed; 3 failed"),
+            None
+        );
     }
 
     #[test]

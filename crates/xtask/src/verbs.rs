@@ -5,11 +5,12 @@ use std::process::{self, Command};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::Error;
+use crate::mutants;
 use crate::report::{Report, Skip};
 use crate::step::{self, Action, Step};
 use crate::tidy;
 use crate::watch::Watch;
-use crate::workspace::{self, TRACES_VARIABLE, Workspace};
+use crate::workspace::{self, MODELS_SEED, TRACES_VARIABLE, Workspace};
 
 /// Where rustc has the runtime of AddressSanitizer among the toolchains of rustup.
 const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
@@ -17,16 +18,16 @@ const ASAN_HOSTS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linu
 /// The test that runs the simulator's seeds.
 const SEEDS_TEST: &str = "a_thousand_seeds_pass";
 
-/// Where property tests find the number that their random inputs come from.
-const MODELS_SEED: &str = "PROPTEST_RNG_SEED";
-
 /// What a soak may take besides its load: the build, and the end.
 const SOAK_REST: Duration = Duration::from_secs(900);
 
 /// What takes too long for `test`, or needs what is not on every machine.
 const OTHER_VERBS: [(&str, &str); 7] = [
     ("traces", "all expected ratios on all recorded traces"),
-    ("mutants", "known faults, each of which a test has to catch"),
+    (
+        "mutants",
+        "all known faults: a test has to catch each of them",
+    ),
     ("models", "all tests again, their models with new inputs"),
     (
         "soak",
@@ -203,6 +204,14 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         action: Action::Tests(soak_command(workspace, Duration::from_secs(20))),
     });
     steps.push(Step {
+        name: "stress of core",
+        action: Action::Tests(stress(workspace, "-p pagetide-core --test stress")),
+    });
+    steps.push(Step {
+        name: "stress of files",
+        action: Action::Tests(stress(workspace, "-p pagetide --test it torture::")),
+    });
+    steps.push(Step {
         name: "loom",
         action: Action::Tests(interleavings(workspace, "loom")),
     });
@@ -213,6 +222,10 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
     steps.push(Step {
         name: "asan",
         action: asan(workspace, host),
+    });
+    steps.push(Step {
+        name: "mutants of the day",
+        action: Action::Call(mutants::part_of_the_day),
     });
     steps
 }
@@ -241,6 +254,13 @@ fn same_run_in_both_builds(workspace: &Workspace) -> Result<(), Error> {
 fn promise(workspace: &Workspace) -> Command {
     let mut command = tests(workspace, "test --release -p pagetide --test it promise::");
     command.env("PAGETIDE_PROMISE_SECONDS", "60");
+    command
+}
+
+/// Half a minute of real threads; each of the program's tests takes it, side by side.
+fn stress(workspace: &Workspace, what: &str) -> Command {
+    let mut command = tests(workspace, &format!("test --release {what}"));
+    command.env("PAGETIDE_STRESS_SECONDS", "30");
     command
 }
 
@@ -341,9 +361,12 @@ mod tests {
             "one run in both builds",
             "promise of the budget",
             "soak",
+            "stress of core",
+            "stress of files",
             "loom",
             "shuttle",
             "asan",
+            "mutants of the day",
         ];
         assert_eq!(names, expected);
     }
@@ -376,6 +399,19 @@ mod tests {
         assert!(promise.contains("--release"), "{promise}");
         let asan = line(&steps, "asan");
         assert!(asan.contains("PAGETIDE_SANITIZER=\"1\""), "{asan}");
+    }
+
+    #[test]
+    fn real_threads_have_a_minute_in_all() {
+        let steps = test_steps(&Workspace::find(), LINUX);
+        for name in ["stress of core", "stress of files"] {
+            let stress = line(&steps, name);
+            assert!(
+                stress.contains("PAGETIDE_STRESS_SECONDS=\"30\""),
+                "{stress}"
+            );
+            assert!(stress.contains("--release"), "{stress}");
+        }
     }
 
     #[test]

@@ -35,8 +35,8 @@ impl Watch {
     }
 }
 
-/// Kills them parents first, so that none starts another one meanwhile.
-fn end_descendants(root: u32) {
+/// Kills all that a process started, but not itself: parents first, so that none starts another.
+pub(crate) fn end_descendants(root: u32) {
     let parents = parents();
     let mut family = vec![root];
     let mut at = 0;

@@ -10,6 +10,9 @@ use crate::error::Error;
 /// Names the folder of recorded traces, for `xtask` and for the tests that read them.
 pub(crate) const TRACES_VARIABLE: &str = "PAGETIDE_TRACES";
 
+/// Where property tests find the number that their random inputs come from.
+pub(crate) const MODELS_SEED: &str = "PROPTEST_RNG_SEED";
+
 /// The checkout that the verbs work on, and how to call cargo there.
 pub(crate) struct Workspace {
     root: PathBuf,

@@ -92,7 +92,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "flusher.rs",
         find: "is_open.then(|| Held { shared, backing })",
         replace: "is_open.then_some(Held { shared, backing })",
-        tests: Tests::Runtime("flusher::"),
+        tests: Tests::RuntimeUnit("flusher::"),
     },
     Mutant {
         name: "a socket answers everybody",
@@ -156,7 +156,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "io/run.rs",
         find: "match self.nr_bytes >= self.wanted() {",
         replace: "match self.nr_bytes > 0 {",
-        tests: Tests::Runtime("short_reads_are_resumed"),
+        tests: Tests::RuntimeUnit("short_reads_are_resumed"),
     },
     Mutant {
         name: "a task is woken for nothing once it is gone",
@@ -170,7 +170,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "file/open.rs",
         find: "if self.shared.is_forked() {\n            return;\n        }\n",
         replace: "",
-        tests: Tests::Runtime("a_child_gets"),
+        tests: Tests::Fork("a_child_gets"),
     },
     Mutant {
         name: "a view that was dropped is named as one that holds its page",
