@@ -317,12 +317,15 @@ impl Mglru {
         (page_type, controller::cut_off(of(other), &tiers, gains))
     }
 
-    /// Moves a page of the oldest generation last into the next one.
+    /// Moves a page on the list of the oldest generation last into the next one, or into its own
+    /// where aging has promoted it meanwhile.
     fn move_up(&mut self, frames: &FrameTable, frame: Frame) {
-        let next = self.generations.min_seq(frames.page_type(frame)) + 1;
-        let form = self.form;
-        self.generations
-            .put(frames, frame, (next, true), |word| form.anew(word));
+        let page_type = frames.page_type(frame);
+        let (form, oldest) = (self.form, self.generations.min_seq(page_type));
+        let seq = self.generations.seq_of(page_type, frames.word(frame));
+        let (seq, is_promoted) = (seq.max(oldest + 1), seq > oldest);
+        let anew = |word| if is_promoted { word } else { form.anew(word) };
+        self.generations.put(frames, frame, (seq, true), anew);
     }
 
     /// Looks at the last page on the list of the oldest generation; true where it stays in memory,

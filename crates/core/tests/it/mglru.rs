@@ -386,3 +386,33 @@ fn dirty_pages_go_when_they_are_written_where_no_clean_ones_are_looked_for() {
         }
     }
 }
+
+/// A page stays on its list when aging promotes it: it is not thrown back when that list's
+/// generation is closed to open another one.
+#[test]
+fn what_aging_promoted_stays_promoted() {
+    for policy in FORMS {
+        let mut world = World::new(policy, 90);
+        let of = |world: &World, page| {
+            let seq = world.lists.generation_of(&world.frames, Frame::new(page));
+            seq.expect("a listed page")
+        };
+        for page in [0, 5] {
+            world.touch(page, false);
+        }
+        // Until both are of the oldest generation of four.
+        while of(&world, 5) + 3 > world.seqs().1 {
+            world.age();
+        }
+        world.touch(0, true);
+        assert!(world.lists.promote(&world.frames, Frame::new(0)));
+        let (oldest, youngest) = (of(&world, 5), world.seqs().1);
+        world.age();
+        assert_eq!(
+            (of(&world, 0), of(&world, 5)),
+            (youngest, oldest + 1),
+            "{policy:?}"
+        );
+        world.check();
+    }
+}

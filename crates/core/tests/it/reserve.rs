@@ -132,8 +132,8 @@ impl World {
     fn assert_refusal(&self, error: AllocError, nr_pages: u32) {
         let (over, nr_pages) = match error {
             AllocError::OverLimit { group } => (group, nr_pages),
-            // A piece of a table.
-            AllocError::NoMetadata => (self.memory.groups().root(), 16),
+            // A piece of a table: 32 records, none of more than a page.
+            AllocError::NoMetadata => (self.memory.groups().root(), 32),
             AllocError::Thrashing { .. } => panic!("pages of any age may go"),
             _ => return assert!(!self.on_their_way.is_empty(), "{error:?}"),
         };
@@ -150,7 +150,8 @@ impl World {
         let records = self.usage(over) - others;
         assert!(
             kept + records + u64::from(nr_pages) > self.max(over),
-            "{nr_pages} pages refused by {over} with {kept} kept"
+            "{nr_pages} pages refused by {over} with {kept} kept, {records} of records, of {}",
+            self.max(over)
         );
     }
 
