@@ -10,7 +10,7 @@ use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
 use crate::{Error, page};
-use pagetide_core::memory::{Here, Io};
+use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::page_cache::Mappings;
 use pagetide_core::units::{Order, PageKey};
 use std::fmt;
@@ -336,24 +336,42 @@ impl Backing {
         self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim
-    /// where `here` does: then the caller holds no latch. Anon pages have theirs in their region.
+    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim:
+    /// the caller holds no latch. Anon pages have their room in their region.
     ///
     /// # Errors
     /// [`Error::OverLimit`]; [`Error::SpillFull`], for anon pages only.
     pub(crate) fn expect_dirty(
         &self,
         shared: &Shared,
-        here: Here<'_>,
         page: u64,
     ) -> Result<Option<Room<'_>>, Error> {
         if let Some(region) = self.source.region() {
             return region.expect(page).map(|()| None);
         }
-        let room = self.dirty.make_room(shared, here);
+        let room = self.dirty.make_room(shared, shared.here());
         let root = shared.core.groups().root();
         let refused = |error| shared.alloc_error(error, root, Order::ZERO);
         room.map(Some).map_err(refused)
+    }
+
+    /// [`Backing::expect_dirty`] without reclaim.
+    ///
+    /// # Errors
+    /// [`AllocError`] where there is no room, or a page of a region was never changed.
+    pub(crate) fn try_expect_dirty(
+        &self,
+        shared: &Shared,
+        page: u64,
+    ) -> Result<Option<Room<'_>>, AllocError> {
+        match self.source.region() {
+            Some(region) if region.is_expected(page) => Ok(None),
+            Some(_) => Err(AllocError::NoMetadata),
+            None => {
+                let here = shared.here().without_reclaim();
+                self.dirty.make_room(shared, here).map(Some)
+            }
+        }
     }
 
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.

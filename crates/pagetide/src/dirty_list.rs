@@ -157,9 +157,8 @@ fn uncharge(shared: &Shared, nr_chunks: u64) {
     if nr_chunks > 0 {
         let root = shared.core.groups().root();
         let nr_bytes = nr_chunks * CHUNK_BYTES;
+        // No more than the books: who calls this may be reclaiming, or have the file for itself.
         shared.core.unreserve(cpu::current(), root, nr_bytes);
-        shared.settle();
-        shared.group_came_back(root);
     }
 }
 

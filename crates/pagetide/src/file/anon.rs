@@ -202,11 +202,6 @@ impl Anon {
     /// [`Error::PastEnd`], [`Error::PinLimit`].
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_pin_mut(&self, page: u64) -> Result<Option<PageMut>, Error> {
-        let is_ours = page < self.nr_pages();
-        if is_ours && !self.region().is_expected(page) {
-            self.file.check_process()?;
-            return Ok(None);
-        }
         self.file.try_pin_mut(page)
     }
 

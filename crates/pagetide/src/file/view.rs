@@ -125,7 +125,7 @@ impl File {
     }
 
     /// [`File::pin_mut`] of a page that is cached and that nobody else holds; `None` where it
-    /// would have to wait, read or write.
+    /// would have to wait, read, write or reclaim.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::PastEnd`], [`Error::PinLimit`]; [`Error::WritebackFailed`]
@@ -147,8 +147,7 @@ impl File {
         if len == 0 || backing.is_obstructed() {
             return Ok(None);
         }
-        let here = shared.here().without_reclaim();
-        let Ok(room) = backing.expect_dirty(shared, here, page) else {
+        let Ok(room) = backing.try_expect_dirty(shared, page) else {
             return Ok(None);
         };
         let mut effects = Effects::new();
@@ -202,7 +201,7 @@ impl File {
             return Err(refused(page, busy()));
         };
         let shared = &self.open.shared;
-        let room = match backing.expect_dirty(shared, shared.here(), key.page()) {
+        let room = match backing.expect_dirty(shared, key.page()) {
             Ok(room) => room,
             Err(source) => return Err(refused(page, source)),
         };
@@ -245,7 +244,7 @@ impl File {
     fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Latched<'_>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
-        let room = backing.expect_dirty(shared, shared.here(), page)?;
+        let room = backing.expect_dirty(shared, page)?;
         let mut deadline = None;
         loop {
             let mut effects = Effects::new();

@@ -222,7 +222,7 @@ impl File {
     fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
-        let room = backing.expect_dirty(shared, shared.here(), part.page)?;
+        let room = backing.expect_dirty(shared, part.page)?;
         let mut deadline = None;
         let was_dirty = loop {
             let mut effects = Effects::new();
@@ -262,7 +262,7 @@ impl File {
     #[cold]
     pub(super) fn bring_in_changed(&self, group: &Group, part: Part<'_>) -> Result<bool, Error> {
         let (shared, backing) = (&self.open.shared, &self.open.backing);
-        let room = backing.expect_dirty(shared, shared.here(), part.page)?;
+        let room = backing.expect_dirty(shared, part.page)?;
         let fill = Fill::changed(part, room);
         let make = |key| PageIn::new(key, group.id(), Access::Copy);
         self.bring_in(group, part.page, make, &fill)?;
