@@ -196,6 +196,38 @@ fn pages_of_all_sizes_and_beginnings_on_files_of_the_system() {
 }
 
 #[test]
+fn pages_of_all_sizes_are_read_ahead_behind_a_header_too() {
+    let folder = tempfile::tempdir().unwrap();
+    for (order, base) in (0..10).flat_map(|order| [(order, 0), (order, 512)]) {
+        let page_bytes = PAGE << order;
+        let path = folder.path().join("ahead");
+        let len = 11 * page_bytes + 1234;
+        let content = |at: usize| (at % 253).to_le_bytes()[0] ^ (at >> 16).to_le_bytes()[0];
+        let bytes: Vec<u8> = (0..len).map(content).collect();
+        fs::write(&path, [header(base), bytes.clone()].concat()).unwrap();
+        let memory = Memory::builder()
+            .budget(ByteSize::mib(256))
+            .build()
+            .unwrap();
+        let options = OpenOptions::new().order(Order::new(order));
+        let options = options.base_offset(base as u64).readahead(ByteSize::mib(8));
+        let file = options.open(&memory, &path, &memory.root()).unwrap();
+        let mut found = vec![0; len];
+        let mut at = 0;
+        while at < len {
+            let end = (at + page_bytes).min(len);
+            at += file.read_at(&mut found[at..end], at as u64).unwrap();
+        }
+        assert!(found == bytes, "order {order}, base {base}");
+        let nr_ahead = memory.stats().readahead_pages;
+        assert!(
+            (1..=12).contains(&nr_ahead),
+            "order {order}: {nr_ahead} pages"
+        );
+    }
+}
+
+#[test]
 fn a_file_that_ends_in_its_header_has_no_byte_and_gets_its_first() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("short");
