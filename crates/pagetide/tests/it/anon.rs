@@ -123,6 +123,23 @@ fn a_clean_page_is_not_written_twice_and_zeros_not_once() {
     assert_eq!((stats.pswpout, stats.swap_used_bytes), (after, 0));
 }
 
+#[test]
+fn a_page_that_is_changed_gives_its_slot_up_and_one_that_is_read_keeps_it() {
+    let memory = memory_on(&Disk::default(), ByteSize::mib(1));
+    let group = tenant(&memory, 40);
+    let region = group.anon(1024).unwrap();
+    let used = || memory.stats().swap_used_bytes / PAGE;
+    (0..30).for_each(|page| write(&region, page, 1));
+    group.reclaim(ByteSize(30 * PAGE)).unwrap();
+    assert_eq!(used(), 30);
+    (0..10).for_each(|page| check(&region, page, 1));
+    assert_eq!(used(), 30);
+    // Half of these are resident, half are changed on their way in.
+    (5..15).for_each(|page| write(&region, page, 2));
+    assert_eq!(used(), 20);
+    (5..15).for_each(|page| check(&region, page, 2));
+}
+
 /// Counts writes, which take several buffers each.
 #[derive(Default)]
 struct Vectored {
@@ -342,8 +359,10 @@ fn a_slot_that_is_being_read_is_nobody_elses_though_its_page_is_discarded() {
         let discarder = scope.spawn(|| region.discard(0..1).unwrap());
         // The discard waits for the read: only time tells that it has begun.
         thread::sleep(Duration::from_millis(50));
-        // These take all slots that are free.
-        (0..50).for_each(|page| write(&other, page, 2));
+        // Each change of a page gives its slot up: all slots that are free have their turn.
+        for round in 2..6 {
+            (0..50).for_each(|page| write(&other, page, round));
+        }
         store.may_go.wait();
         let seen = reader.join().unwrap();
         let is_zero = seen.iter().all(|&byte| byte == 0);
@@ -351,7 +370,7 @@ fn a_slot_that_is_being_read_is_nobody_elses_though_its_page_is_discarded() {
         discarder.join().unwrap();
     });
     assert!(region.pin(0).unwrap().iter().all(|&byte| byte == 0));
-    (0..50).for_each(|page| check(&other, page, 2));
+    (0..50).for_each(|page| check(&other, page, 5));
     (1..80).for_each(|page| check(&region, page, 1));
     drop((region, other));
     assert_eq!(memory.stats().swap_used_bytes, 0);

@@ -104,4 +104,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   group.links.is_walked.store(0, Ordering::Relaxed);\n        match was_empty {",
         tests: Tests::Loom,
     },
+    Mutant {
+        name: "a trigger tells twice of one window",
+        file: "group/pressure/window.rs",
+        find: "growth_ns < self.threshold_ns || now < self.quiet_until",
+        replace: "growth_ns < self.threshold_ns",
+        tests: Tests::Unit("pressure::window"),
+    },
+    Mutant {
+        name: "what a late look finds is all of the last window",
+        file: "group/pressure/window.rs",
+        find: "let within_ns = part(growth_ns, self.window_ns, elapsed_ns);",
+        replace: "let within_ns = growth_ns;",
+        tests: Tests::Unit("pressure::window"),
+    },
 ];

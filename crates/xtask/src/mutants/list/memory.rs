@@ -57,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "memory/reclaim.rs",
         find: "if batch.nr_going() > 0 || seen == 0 || scanned > most || batch.is_noted_full() {",
         replace: "if true || seen > most {",
-        tests: Tests::Unit("reclaim"),
+        tests: Tests::Model("reclaim"),
     },
     Mutant {
         name: "a group's number comes back while blocks remember it",

@@ -142,6 +142,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "page_cache/streams.rs",
         find: "pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)",
         replace: "pages.start..pages.end",
-        tests: Tests::Unit("readahead"),
+        tests: Tests::Model("readahead"),
     },
 ];

@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "reclaim/gated_2q.rs",
         find: "const MAX_BUSY: u32 = 64;",
         replace: "const MAX_BUSY: u32 = u32::MAX;",
-        tests: Tests::Unit("reclaim"),
+        tests: Tests::Model("reclaim"),
     },
     Mutant {
         name: "a page that is too old for its stamp keeps it",

@@ -75,10 +75,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a page that was changed keeps its slot",
-        file: "spill/region.rs",
-        find: "for unit in self.units_of(page) {\n            self.map.take(unit",
-        replace: "for unit in 0..0 {\n            self.map.take(unit",
-        tests: Tests::Runtime("anon"),
+        file: "backing.rs",
+        find: "region.drop_slots(page);",
+        replace: "let _ = (region, page);",
+        tests: Tests::Runtime("a_page_that_is_changed"),
     },
     Mutant {
         name: "the rest of a failed swap-out counts as written",
@@ -163,7 +163,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "wait.rs",
         find: "let waker = tasks.remove(&ticket.key());",
         replace: "let waker = tasks.get(&ticket.key()).cloned();",
-        tests: Tests::Runtime("wait::"),
+        tests: Tests::RuntimeUnit("wait::"),
     },
     Mutant {
         name: "a child writes its parent's pages back",
