@@ -103,12 +103,6 @@ impl Writes<'_> {
         self.cpu
     }
 
-    /// The groups that pages are wanted of.
-    #[must_use]
-    pub fn subtree(&self) -> u32 {
-        self.subtree
-    }
-
     /// Leaves out what is not of this type, and what would stay when it is written.
     pub fn keep_cold(&mut self, page_type: PageType) {
         self.only = Some(page_type);

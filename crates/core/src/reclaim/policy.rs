@@ -115,3 +115,17 @@ impl fmt::Display for Policy {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for &policy in Policy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+        }
+        assert_eq!("default".parse(), Ok(Policy::default()));
+        assert_eq!("lru".parse::<Policy>(), Err(UnknownPolicy));
+    }
+}

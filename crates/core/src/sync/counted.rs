@@ -63,11 +63,6 @@ macro_rules! counted {
                 self.0.fetch_max(value, order)
             }
 
-            pub fn fetch_min(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_min(value, order)
-            }
-
             pub fn compare_exchange(
                 &self,
                 seen: $int,
@@ -77,17 +72,6 @@ macro_rules! counted {
             ) -> Result<$int, $int> {
                 count();
                 self.0.compare_exchange(seen, new, done, failed)
-            }
-
-            pub fn compare_exchange_weak(
-                &self,
-                seen: $int,
-                new: $int,
-                done: Ordering,
-                failed: Ordering,
-            ) -> Result<$int, $int> {
-                count();
-                self.0.compare_exchange_weak(seen, new, done, failed)
             }
 
             pub fn fetch_update(

@@ -1,6 +1,7 @@
 //! Named cases of the policy `gated-2q`.
 
 use super::*;
+use crate::reclaim::SAME;
 
 /// How many of these pages are resident.
 fn resident(memory: &Memory, file: u32, pages: core::ops::Range<u64>) -> u64 {
@@ -70,4 +71,31 @@ fn a_page_that_is_soon_asked_for_again_is_protected() {
     (3000..3400).for_each(|page| _ = touch(&memory, group, key(file, page)));
     assert_eq!(resident(&memory, file, 500..501), 1);
     memory.check();
+}
+
+#[test]
+fn of_a_loop_that_does_not_fit_refaults_say_which_size_it_takes() {
+    let (memory, group, file) = memory(200, Policy::Gated2q);
+    assert!(memory.refaults(group).is_none(), "nothing came in yet");
+    for _ in 0..20 {
+        (0..300).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    }
+    let seen = memory.refaults(group).expect("thirty sizes came in");
+    let enough = seen
+        .size_for(SAME / 2)
+        .expect("a size below four times this one");
+    assert!((201..320).contains(&enough), "{enough}");
+    assert!(
+        memory.refaults(memory.groups().root()).is_none(),
+        "without those below"
+    );
+}
+
+#[test]
+fn a_policy_without_distances_says_nothing_of_other_sizes() {
+    let (memory, group, file) = memory(200, Policy::Fifo);
+    for _ in 0..3 {
+        (0..300).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    }
+    assert!(memory.refaults(group).is_none());
 }
