@@ -416,7 +416,9 @@ impl Rules for Gated2q {
                 Some(part) => part.class,
                 None => self.next_class(),
             };
-            let class = match class == Class::Probation && self.is_awaited(frames) {
+            // Where the ring has much that cannot go, it may have nothing else.
+            let may_wait = nr_busy <= MAX_BUSY && class == Class::Probation;
+            let class = match may_wait && self.is_awaited(frames) {
                 true => Class::Protected,
                 false => class,
             };

@@ -26,10 +26,12 @@ enum Kept {
     WritingAndDirty,
 }
 
-/// A page: what keeps it, and how often it was read and looked at since it came.
+/// A page: what keeps it, whether it came before anybody asked for it, and how often it was read
+/// and looked at since.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     kept: Kept,
+    is_ahead: bool,
     nr_reads: u8,
     is_looked_at: bool,
 }
@@ -50,11 +52,15 @@ fn page() -> impl Strategy<Value = Page> {
         2 => Just(Kept::Writing),
         1 => Just(Kept::WritingAndDirty),
     ];
-    (kept, 0..8u8, any::<bool>()).prop_map(|(kept, nr_reads, is_looked_at)| Page {
-        kept,
-        nr_reads,
-        is_looked_at,
-    })
+    let reads = prop_oneof![2 => Just(0), 3 => 0..8u8];
+    (kept, any::<bool>(), reads, any::<bool>()).prop_map(
+        |(kept, is_ahead, nr_reads, is_looked_at)| Page {
+            kept,
+            is_ahead,
+            nr_reads,
+            is_looked_at,
+        },
+    )
 }
 
 fn tenant() -> impl Strategy<Value = Tenant> {
@@ -101,7 +107,11 @@ impl World {
         let file = memory.open_mapping(CPU.into(), Order::ZERO).expect("room");
         let mut free = BTreeSet::new();
         for (number, page) in (0..).zip(&tenant.pages) {
-            let frame = have(memory, group, file, number, Access::Copy);
+            let access = match page.is_ahead {
+                true => Access::Prefetch,
+                false => Access::Copy,
+            };
+            let frame = have(memory, group, file, number, access);
             for _ in 0..page.nr_reads {
                 let again = have(memory, group, file, number, Access::Copy);
                 memory.unpin(CPU, again, &mut Effects::new());

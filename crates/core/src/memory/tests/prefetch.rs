@@ -108,6 +108,23 @@ fn who_holds_a_pin_gets_another_while_a_writer_waits() {
 }
 
 #[test]
+fn what_is_read_ahead_goes_where_nothing_else_can() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(64, policy);
+        let pinned = (0..20).map(|page| have(&memory, group, key(file, page), Ok(())).unwrap().0);
+        let pinned: Vec<Frame> = pinned.collect();
+        (100..110).for_each(|page| _ = prefetch(&memory, group, key(file, page)));
+        let nr_freed = (0..10).map(|_| memory.reclaim(CPU, group, 1)).sum::<u32>();
+        assert_eq!(nr_freed, 10, "{policy:?}");
+        let mut effects = Effects::new();
+        pinned
+            .into_iter()
+            .for_each(|frame| memory.unpin(CPU, frame, &mut effects));
+        memory.check();
+    }
+}
+
+#[test]
 fn what_is_read_ahead_waits_for_its_reader_and_not_for_ever() {
     let (memory, group, file) = memory(96, Policy::Gated2q);
     // A ring of pages that are used, and probation at its target: a tenth.

@@ -123,6 +123,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("prefetch"),
     },
     Mutant {
+        name: "what is read ahead waits for its reader where nothing else can go",
+        file: "reclaim/gated_2q.rs",
+        find: "let may_wait = nr_busy <= MAX_BUSY && class",
+        replace: "let may_wait = class",
+        tests: Tests::Plain("prefetch"),
+    },
+    Mutant {
         name: "the first patch protects what was read often",
         file: "reclaim/mglru_forms.rs",
         find: "self != Form::Seed && page.is_saturated()",
