@@ -23,12 +23,15 @@ fn action(&[kind, cpu, inside, a, b, c, d, e]: &[u8; 8]) -> Action {
         file: pick,
         page,
     };
-    let op = match kind % 36 {
+    let op = match kind % 38 {
         0 => Op::Read(place),
         1 => Op::Hold(place),
         2 => Op::HoldLong(place),
         3 => Op::Change(place),
-        4 => Op::Discard(place),
+        4 => Op::Discard {
+            at: place,
+            nr_pages: 1 + inside / 8,
+        },
         5 => Op::Sync(pick),
         6 | 34 => Op::Step(pick),
         7 => Op::GiveUp(pick),
@@ -80,6 +83,12 @@ fn action(&[kind, cpu, inside, a, b, c, d, e]: &[u8; 8]) -> Action {
         30 => Op::Tick(u16::from_le_bytes([d, e])),
         31 => Op::Hints(u64::from_le_bytes([a, b, c, d, e, cpu, inside, a])),
         32 => Op::Quiesce,
+        36 => Op::ReadOn {
+            group,
+            file: pick,
+            reader: part,
+        },
+        37 => Op::Cut { file: pick, part },
         33 if part < 250 => Op::Faults(part),
         _ => Op::Crash,
     };

@@ -6,14 +6,20 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagetide_sim::trace::{Trace, TraceOptions};
 use rustix::time::ClockId;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Reads the trace that the command line names.
 pub(crate) fn trace(args: &TraceArgs) -> Result<Trace, Failure> {
+    trace_at(&args.trace, args.column.as_deref())
+}
+
+/// Reads a trace; of a CSV file, the column of that name.
+pub(crate) fn trace_at(path: &Path, column: Option<&str>) -> Result<Trace, Failure> {
     let options = TraceOptions {
-        column: args.column.clone(),
+        column: column.map(ToOwned::to_owned),
     };
-    Trace::open(&args.trace, &options).map_err(|error| Failure::Run(chain(&error)))
+    Trace::open(path, &options).map_err(|error| Failure::Run(chain(&error)))
 }
 
 /// A progress bar on standard error, silent where that is no terminal.

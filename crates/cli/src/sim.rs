@@ -3,10 +3,11 @@
 use crate::args::SimArgs;
 use crate::failure::Failure;
 use crate::{load, output};
+use pagetide_sim::trace::Trace;
 use pagetide_sim::whole::{self, Outcome, Scenario, Size};
 use serde::Serialize;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,9 @@ struct Row {
     steps: usize,
     callbacks: u64,
     pgsteal: u64,
+    readahead: u64,
+    pswpout: u64,
+    pswpin: u64,
     hash: String,
 }
 
@@ -39,6 +43,22 @@ struct Plan {
     end: u64,
     until: Option<Instant>,
     running: Vec<(u64, Instant)>,
+}
+
+/// What each seed runs.
+struct Load {
+    size: Size,
+    trace: Option<Arc<Trace>>,
+}
+
+impl Load {
+    fn scenario(&self, seed: u64) -> Scenario {
+        let scenario = Scenario::new(seed, &self.size);
+        match &self.trace {
+            Some(trace) => scenario.following(trace),
+            None => scenario,
+        }
+    }
 }
 
 impl Plan {
@@ -60,6 +80,11 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
         nr_steps: usize::try_from(args.steps).expect("64 bits"),
         ..Size::default()
     };
+    let trace = match &args.trace {
+        Some(path) => Some(Arc::new(load::trace_at(path, args.column.as_deref())?)),
+        None => None,
+    };
+    let load = Load { size, trace };
     let seeds = match (&args.seeds, args.seed, args.time) {
         (Some(seeds), ..) => seeds.0.clone(),
         (None, from, Some(_)) => from.unwrap_or(0)..u64::MAX,
@@ -86,8 +111,8 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let failed = thread::scope(|scope| {
         let nr_threads = thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..nr_threads {
-            let (plan, send, size) = (&plan, send.clone(), &size);
-            scope.spawn(move || work(plan, &send, size));
+            let (plan, send, load) = (&plan, send.clone(), &load);
+            scope.spawn(move || work(plan, &send, load));
         }
         drop(send);
         loop {
@@ -121,12 +146,12 @@ fn lock(plan: &Mutex<Plan>) -> std::sync::MutexGuard<'_, Plan> {
     plan.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn work(plan: &Mutex<Plan>, send: &mpsc::Sender<Message>, size: &Size) {
+fn work(plan: &Mutex<Plan>, send: &mpsc::Sender<Message>, load: &Load) {
     loop {
         // The lock is not held while a seed runs.
         let seed = lock(plan).take();
         let Some(seed) = seed else { return };
-        let scenario = Scenario::new(seed, size);
+        let scenario = load.scenario(seed);
         let message = match whole::run(&scenario) {
             Ok(outcome) => Message::Passed(row(&scenario, &outcome)),
             Err(failure) => Message::Failed(Box::new((scenario, failure))),
@@ -160,6 +185,9 @@ fn row(scenario: &Scenario, outcome: &Outcome) -> Row {
         steps: outcome.nr_steps,
         callbacks: outcome.nr_callbacks,
         pgsteal: outcome.pgsteal,
+        readahead: outcome.nr_ahead,
+        pswpout: outcome.nr_swapped_out,
+        pswpin: outcome.nr_swapped_in,
         hash: format!("{:016x}", outcome.hash),
     }
 }
@@ -178,6 +206,12 @@ fn told(args: &SimArgs, scenario: &Scenario, failure: &whole::Failure) -> Failur
             _ = write!(text, " --{name} {value}");
         }
     }
+    if let Some(trace) = &args.trace {
+        _ = write!(text, " --trace {}", trace.display());
+    }
+    if let Some(column) = &args.column {
+        _ = write!(text, " --column {column}");
+    }
     let (nr_left, nr_all) = (small.actions.len(), scenario.actions.len());
     _ = write!(text, "\n{nr_left} of {nr_all} actions are enough: {again}");
     for action in &small.actions {
@@ -193,6 +227,9 @@ fn table(rows: &[Row], took: Duration) -> String {
         ("actions", sum(|row| row.steps as u64)),
         ("calls back", sum(|row| row.callbacks)),
         ("pages evicted", sum(|row| row.pgsteal)),
+        ("pages read ahead", sum(|row| row.readahead)),
+        ("pages swapped out", sum(|row| row.pswpout)),
+        ("pages swapped in", sum(|row| row.pswpin)),
         ("seconds", format!("{:.1}", took.as_secs_f64())),
     ];
     if let [row] = rows {

@@ -2,6 +2,7 @@
 
 use clap::Args as ClapArgs;
 use pagetide_sim::whole::{MAX_CPUS, MAX_NODES};
+use std::path::PathBuf;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SimArgs {
@@ -26,6 +27,12 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "N", default_value = "3000",
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) steps: u32,
+    /// A trace that the reads of one tenant follow, from where the seed says.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Column of a CSV trace that holds the page number [default: page].
+    #[arg(long, value_name = "NAME", requires = "trace")]
+    pub(crate) column: Option<String>,
     /// Print one JSON object for each seed instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,6 +8,7 @@ mod eviction;
 mod mrc;
 mod page_cache;
 mod reserve;
+mod sim;
 mod watch;
 
 use serde_json::Value;

@@ -1,15 +1,15 @@
 //! The actions, each by the calls of core that it stands for.
 
 use super::Plant;
-use super::action::Op;
+use super::action::{Op, Place};
 use super::device::TORN;
 use super::task::{Goal, Task, Work};
 use super::world::{Buf, GroupState, Held, MAX_GROUPS, Reserved, World, pick};
 use pagetide_core::alloc::Mempolicy;
 use pagetide_core::frame::State as FrameState;
 use pagetide_core::group::Limit;
-use pagetide_core::memory::Effects;
-use pagetide_core::units::{Cpu, Frame, Node, NodeMask, Order};
+use pagetide_core::memory::{AllocError, Effects};
+use pagetide_core::units::{Cpu, Frame, Node, NodeMask, Order, PageKey};
 
 /// Tasks at a time.
 const MAX_TASKS: usize = 64;
@@ -23,15 +23,21 @@ impl World<'_> {
             Op::Hold(place) => self.fetch(cpu, place, Goal::Hold, false),
             Op::HoldLong(place) => self.fetch(cpu, place, Goal::Hold, true),
             Op::Change(place) => {
-                if let Some(at) = self.place(place).filter(|_| self.has_room()) {
-                    self.begin(cpu, Task::new(Work::Change { intent: None }, at));
+                if let Some(at) = self.place(place) {
+                    self.change(cpu, at);
                 }
             }
-            Op::Discard(place) => {
-                if let Some(at) = self.place(place).filter(|_| self.has_room()) {
-                    self.begin(cpu, Task::new(Work::Discard, at));
+            Op::Discard { at, nr_pages } => {
+                if let Some(at) = self.place(at).filter(|_| self.has_room()) {
+                    self.discard(cpu, at, nr_pages);
                 }
             }
+            Op::Cut { file, part } => self.cut(cpu, file, part),
+            Op::ReadOn {
+                group,
+                file,
+                reader,
+            } => self.read_on(cpu, (group, file), reader),
             Op::Sync(number) => self.sync(cpu, number),
             Op::Step(number) => _ = self.step_one(cpu, number),
             Op::GiveUp(number) => self.give_up_one(cpu, number),
@@ -81,13 +87,32 @@ impl World<'_> {
         }
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.state.borrow().tasks.len() < MAX_TASKS
     }
 
-    fn fetch(&self, cpu: Cpu, place: super::action::Place, goal: Goal, is_longterm: bool) {
+    fn fetch(&self, cpu: Cpu, place: Place, goal: Goal, is_longterm: bool) {
+        if let Some(at) = self.place(place) {
+            self.fetch_at(cpu, at, goal, is_longterm);
+        }
+    }
+
+    pub(super) fn change(&self, cpu: Cpu, at: (u32, usize, PageKey)) {
+        if self.has_room() {
+            self.begin(cpu, Task::new(Work::Change { intent: None }, at));
+        }
+    }
+
+    pub(super) fn fetch_at(
+        &self,
+        cpu: Cpu,
+        at: (u32, usize, PageKey),
+        goal: Goal,
+        is_longterm: bool,
+    ) {
         let is_full = self.state.borrow().held.len() >= MAX_HELD && goal == Goal::Hold;
-        if let Some(at) = self.place(place).filter(|_| self.has_room() && !is_full) {
+        if self.has_room() && !is_full {
+            self.look_ahead(cpu, at);
             self.begin(cpu, Task::fetch(goal, is_longterm, at));
         }
     }
@@ -189,6 +214,10 @@ impl World<'_> {
             Ok((frame, was_ours)) => {
                 self.note(u64::from(frame.number()) | 9 << 40);
                 self.check_owner(frame, was_ours);
+                if self.is_planted(Plant::RefuseWithoutNeed) {
+                    self.memory.free_buf(cpu, frame);
+                    return self.refused((group, order), AllocError::OverLimit { group });
+                }
                 let stamp = self.next_stamp();
                 self.fill(frame, stamp);
                 let buf = Buf {
@@ -221,6 +250,10 @@ impl World<'_> {
             self.memory.frames().block(frame).0,
             self.memory.frames().group(frame),
         );
+        if self.is_planted(Plant::ForeignBytes) {
+            let bytes = (stamp, group + 1);
+            self.state.borrow_mut().frames.fill(frame, order, bytes);
+        }
         self.memory.free_buf(cpu, frame);
         if self.is_planted(Plant::ForgetUncharge) {
             let groups = self.memory.groups();
@@ -358,6 +391,10 @@ impl World<'_> {
             return;
         }
         let max = u64::from(self.scenario.content_pages) * u64::from(part) / 256;
+        if self.is_planted(Plant::UnseenLimit) {
+            let is_set = self.memory.groups().set_max(group, 0).is_ok();
+            return self.note(12 << 40 | u64::from(is_set));
+        }
         // Before, too: a callback may unwind.
         self.limit_moved(group);
         let limited = self.memory.set_max(self.here(cpu), group, max);
@@ -412,55 +449,6 @@ impl World<'_> {
         };
         self.state.borrow_mut().is_placed = true;
         self.memory.set_mempolicy(group, policy);
-    }
-
-    /// Closes a file that nobody uses, its dirty pages lost; opens one that is closed when its last
-    /// write has ended.
-    fn reopen(&self, cpu: Cpu, number: u32) {
-        let Some(file) = pick(number, self.scenario.files.len()) else {
-            return;
-        };
-        let (mapping, is_used, is_written) = {
-            let state = self.state.borrow();
-            let is_used = state.tasks.iter().any(|task| task.file == file)
-                || state.latched.iter().any(|held| held.file == file)
-                || state
-                    .pending
-                    .iter()
-                    .any(|op| op.file() == file && !op.is_write());
-            let is_written = state.pending.iter().any(|op| op.file() == file);
-            (state.files[file].mapping, is_used, is_written)
-        };
-        match mapping {
-            // A task that is being stepped may be of this file.
-            Some(id) if !is_used && self.depth.get() == 1 => self.close(cpu, file, id),
-            None if !is_written => self.open(cpu, file),
-            _ => {}
-        }
-    }
-
-    pub(super) fn close(&self, cpu: Cpu, file: usize, id: u32) {
-        self.state.borrow_mut().files[file].mapping = None;
-        self.memory
-            .close_mapping(cpu, id, &mut |effects| self.run(effects));
-    }
-
-    pub(super) fn open(&self, cpu: Cpu, file: usize) {
-        let order = self.state.borrow().files[file].order;
-        let opened = self.memory.open_mapping(self.here(cpu), order);
-        let mut state = self.state.borrow_mut();
-        let truth = state.disk.stamps(file).collect();
-        let one = &mut state.files[file];
-        // Somebody inside may have been faster.
-        match (opened, one.mapping) {
-            (Ok(id), None) => (one.mapping, one.truth) = (Some(id), truth),
-            (Ok(id), Some(_)) => {
-                drop(state);
-                self.memory
-                    .close_mapping(cpu, id, &mut |effects| self.run(effects));
-            }
-            (Err(_), _) => {}
-        }
     }
 }
 

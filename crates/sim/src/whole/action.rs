@@ -39,8 +39,29 @@ pub enum Op {
     HoldLong(Place),
     /// Wants to change a page: asks for its latch, brings it in where it must.
     Change(Place),
-    /// Wants to drop a page.
-    Discard(Place),
+    /// Reads the page after the last one of a reader, or the next one of a trace.
+    ReadOn {
+        /// Picks the group.
+        group: u32,
+        /// Picks the file.
+        file: u32,
+        /// Picks the reader.
+        reader: u8,
+    },
+    /// Wants to drop pages of a file or a region: those of a region are zeros again.
+    Discard {
+        /// The first one.
+        at: Place,
+        /// Pages.
+        nr_pages: u8,
+    },
+    /// Cuts a file, or lets it grow again.
+    Cut {
+        /// Picks the file.
+        file: u32,
+        /// Its length: a page, and so many 255ths of the others.
+        part: u8,
+    },
     /// Begins to write a file back and to make it durable.
     Sync(u32),
     /// Goes on with a task that is not asleep, by one step.

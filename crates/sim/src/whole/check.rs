@@ -37,7 +37,7 @@ impl World<'_> {
             pins[frame.index()] += 1;
         }
         for op in &state.pending {
-            if let Pending::Read(_, io) | Pending::Copy(_, io, _) = op {
+            if let Pending::Read(_, io, _) | Pending::Copy(_, io, _) = op {
                 pins[io.frame().index()] += 1;
                 if let Some(source) = io.source() {
                     pins[source.index()] += 1;
@@ -71,7 +71,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What is resident has the right bytes; what is not, and what is clean, is on disk.
+    /// What is resident has the right bytes; what is not, and what is clean, is stored.
     fn check_content(&self) -> Result<(), String> {
         let table = self.memory.frames();
         let mut resident = BTreeMap::new();
@@ -101,10 +101,10 @@ impl World<'_> {
                     }
                 }
                 let is_unwritten = word.is_some_and(|word| word.is_unwritten());
-                let stamp = state.disk.stamp(at, page);
+                let stamp = state.stored(at, page);
                 if !is_unwritten && stamp != truth {
                     return Err(format!(
-                        "page {page} of file {at} on disk: {stamp}, written {truth}"
+                        "page {page} of file {at} stored: {stamp}, written {truth}"
                     ));
                 }
             }
@@ -219,8 +219,10 @@ impl World<'_> {
             self.memory.stats().nr_used,
             self.memory.groups().iter().count(),
         );
-        match (nr_used, nr_groups) {
-            (0, 1) => Ok(()),
+        let nr_slots = self.state.borrow().spill.nr_used();
+        match (nr_used, nr_groups, nr_slots) {
+            (0, 1, 0) => Ok(()),
+            (0, 1, _) => Err(format!("{nr_slots} slots of the spill file stay")),
             _ => Err(format!("{nr_used} pages and {} groups stay", nr_groups - 1)),
         }
     }

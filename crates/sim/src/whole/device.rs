@@ -19,7 +19,8 @@ pub(super) const FAILED: u32 = 5;
 /// An operation under way, of a file.
 #[derive(Debug)]
 pub(super) enum Pending {
-    Read(usize, Io),
+    /// With what was stored when it began.
+    Read(usize, Io, u64),
     Copy(usize, Io, u64),
     /// With the stamp that was in the frame when it began, and its store's own blocks.
     Write(usize, Write, u64, Vec<Frame>),
@@ -28,7 +29,7 @@ pub(super) enum Pending {
 impl Pending {
     pub(super) fn file(&self) -> usize {
         match self {
-            Pending::Read(file, _) | Pending::Copy(file, ..) | Pending::Write(file, ..) => *file,
+            Pending::Read(file, ..) | Pending::Copy(file, ..) | Pending::Write(file, ..) => *file,
         }
     }
 
@@ -65,6 +66,11 @@ pub(super) struct Disk {
     pub(super) nr_reads: u64,
     /// Times that somebody was told of a read that failed.
     pub(super) nr_read_errors: u64,
+    /// Reads ahead that were begun.
+    pub(super) nr_ahead: u64,
+    /// Anon pages that were written to slots, and read back.
+    pub(super) nr_swapped_out: u64,
+    pub(super) nr_swapped_in: u64,
 }
 
 impl Disk {
@@ -76,6 +82,9 @@ impl Disk {
             fails_one_in: 0,
             nr_reads: 0,
             nr_read_errors: 0,
+            nr_ahead: 0,
+            nr_swapped_out: 0,
+            nr_swapped_in: 0,
         }
     }
 

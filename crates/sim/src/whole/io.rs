@@ -2,7 +2,7 @@
 
 use super::Plant;
 use super::device::{FAILED, Pending, TORN};
-use super::world::{World, pick};
+use super::world::{State, World, pick};
 use pagetide_core::memory::{Effects, Io, Write};
 use pagetide_core::units::{Cpu, Frame, Order};
 
@@ -27,7 +27,8 @@ impl World<'_> {
         if state.pending.iter().any(is_written) {
             self.fail(format!("{:?} is read while it is written", io.key()));
         }
-        state.pending.push(Pending::Read(file, io));
+        let stamp = state.stored(file, io.key().page());
+        state.pending.push(Pending::Read(file, io, stamp));
     }
 
     pub(super) fn begin_copy(&self, io: Io) {
@@ -95,7 +96,7 @@ impl World<'_> {
         number: u32,
         meant: impl Fn(&Pending) -> bool,
     ) -> Option<bool> {
-        let (op, fails) = {
+        let (op, mut fails) = {
             let mut state = self.state.borrow_mut();
             let meant = (0..state.pending.len()).filter(|&at| meant(&state.pending[at]));
             let meant: Vec<usize> = meant.collect();
@@ -111,7 +112,7 @@ impl World<'_> {
         };
         self.note(7 << 40 | u64::from(fails));
         match op {
-            Pending::Read(file, io) => self.end_read(cpu, file, io, fails),
+            Pending::Read(file, io, stamp) => self.end_read(cpu, file, (io, stamp), fails),
             Pending::Copy(_, io, stamp) => {
                 let source = io.source().expect("a copy has a source");
                 if self.stamp(source) != stamp {
@@ -125,27 +126,16 @@ impl World<'_> {
                 if self.stamp(write.frame()) != stamp {
                     self.fail(format!("{:?} changed while it was written", write.key()));
                 }
-                let is_lost = !fails && self.is_planted(Plant::LoseWrite);
-                let mut state = self.state.borrow_mut();
-                // One that failed may have got there, or half of it.
-                let landed = match (fails, is_lost) {
-                    (false, false) => Some(stamp),
-                    (false, true) => None,
-                    (true, _) => [None, Some(stamp), Some(TORN)][state.disk.below(3)],
-                };
-                if let Some(landed) = landed {
-                    state.disk.write(file, write.key().page(), landed);
-                }
-                drop(state);
-                let result = if fails { Err(FAILED) } else { Ok(()) };
-                self.end_write(cpu, write, result);
+                let stored = self.state.borrow_mut().store(file, &write, stamp, fails);
+                fails = stored.is_err();
+                self.end_write(cpu, write, stored);
                 self.free_blocks(cpu, blocks);
             }
         }
         Some(!fails)
     }
 
-    fn end_read(&self, cpu: Cpu, file: usize, io: Io, fails: bool) {
+    fn end_read(&self, cpu: Cpu, file: usize, (io, began_with): (Io, u64), fails: bool) {
         self.check_owner(io.frame(), io.was_ours());
         let page = io.key().page();
         if fails {
@@ -154,12 +144,51 @@ impl World<'_> {
             tasks.for_each(|task| task.read_failed(io.frame()));
             drop(state);
             self.fill(io.frame(), TORN);
-            return self.complete(cpu, io, Err(FAILED));
+            let is_hidden = self.is_planted(Plant::HideError);
+            let result = if is_hidden { Ok(()) } else { Err(FAILED) };
+            return self.complete(cpu, io, result);
         }
-        let wrong = u64::from(self.is_planted(Plant::WrongBytes));
-        let stamp = self.state.borrow().disk.stamp(file, page);
-        self.fill(io.frame(), stamp.wrapping_add(wrong));
+        let stamp = self.state.borrow().stored(file, page);
+        if stamp != began_with {
+            self.fail(format!(
+                "{:?} changed in its store while it was read",
+                io.key()
+            ));
+        }
+        self.fill_stored(file, &io);
         self.complete(cpu, io, Ok(()));
+    }
+
+    /// Fills a frame with what is stored of its page.
+    fn fill_stored(&self, file: usize, io: &Io) {
+        let (frame, page) = (io.frame(), io.key().page());
+        let group = self.memory.frames().group(frame);
+        let mut state = self.state.borrow_mut();
+        let wrong = u64::from(state.stamps.is_planted(Plant::WrongBytes));
+        if !state.files[file].is_anon {
+            let stamp = state.disk.stamp(file, page).wrapping_add(wrong);
+            return state.frames.fill(frame, io.order(), (stamp, group));
+        }
+        let units = state.units(file, page);
+        let is_stored = state.spill.has(file, units.clone());
+        if !is_stored && state.stamps.is_planted(Plant::OldBytes) {
+            return;
+        }
+        let State {
+            spill,
+            frames,
+            stamps,
+            disk,
+            ..
+        } = &mut *state;
+        for (frame, stamp) in (frame.number()..).zip(spill.read(file, units.clone())) {
+            let bytes = (stamp.wrapping_add(wrong), group);
+            frames.fill(Frame::new(frame), Order::ZERO, bytes);
+        }
+        disk.nr_swapped_in += u64::from(is_stored);
+        if is_stored && stamps.is_planted(Plant::GiveSlots) {
+            spill.give(file, units);
+        }
     }
 
     fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>) {

@@ -1,6 +1,6 @@
 //! The whole of core under one seed: many virtual CPUs that may be changed between any two calls
-//! and inside every callback, a disk that fails, tears and crashes, and a model of what every page,
-//! pin and group has to be.
+//! and inside every callback, a disk that fails, tears and crashes, a spill file, and a model of
+//! what every page, pin and group has to be.
 //!
 //! A [`Scenario`] is a machine and a list of [`Action`]s, all made from a seed before it runs. The
 //! list is data: the same list gives the same run, and parts of it can be left out ([`shrink()`]).
@@ -9,17 +9,20 @@
 
 mod act;
 mod action;
+mod ahead;
 mod check;
 mod device;
+mod files;
 mod io;
 mod platform;
 mod scenario;
 mod shrink;
+mod spill;
 mod task;
 mod world;
 
 pub use action::{Action, Op, Place};
-pub use scenario::{MAX_CPUS, MAX_NODES, Plant, Scenario, Size};
+pub use scenario::{Followed, MAX_CPUS, MAX_NODES, Plant, Scenario, Shape, Size};
 pub use shrink::shrink;
 
 use device::{Disk, Stamps};
@@ -41,6 +44,12 @@ pub struct Outcome {
     pub nr_reads: u64,
     /// Times that somebody was told of a read that failed.
     pub nr_read_errors: u64,
+    /// Reads ahead of somebody that were begun.
+    pub nr_ahead: u64,
+    /// Anon pages that were written to the spill file.
+    pub nr_swapped_out: u64,
+    /// Anon pages that came back.
+    pub nr_swapped_in: u64,
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
     /// A callback panicked, on purpose.
@@ -117,6 +126,9 @@ fn run_all(scenario: &Scenario, step: &mut usize, ran: &mut Ran) -> Result<Outco
                 nr_callbacks: world.nr_callbacks.get(),
                 nr_reads: disk.nr_reads,
                 nr_read_errors: disk.nr_read_errors,
+                nr_ahead: disk.nr_ahead,
+                nr_swapped_out: disk.nr_swapped_out,
+                nr_swapped_in: disk.nr_swapped_in,
                 pgsteal: ran.pgsteal,
                 has_panicked: ran.has_panicked,
             });

@@ -2,7 +2,7 @@
 
 use super::world::World;
 use pagetide_core::memory::{Platform, Writes};
-use pagetide_core::units::{Cpu, Node};
+use pagetide_core::units::{Cpu, Node, PageType};
 use std::panic::resume_unwind;
 
 /// Writes that run for reclaim at a time.
@@ -63,6 +63,10 @@ impl Platform for World<'_> {
 
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
         self.called_back(1);
+        // What nobody waits for: files may have somebody else who writes them.
+        if nr_pages == 0 && self.state.borrow_mut().disk.below(2) == 0 {
+            writes.keep_cold(PageType::Anon);
+        }
         let mut nr_left = nr_pages;
         loop {
             while self.nr_writing() < MAX_WRITES {

@@ -2,10 +2,12 @@
 
 use super::action::{Action, Op, Place};
 use crate::random::Random;
+use crate::trace::Trace;
 use pagetide_core::alloc::{Config as AllocConfig, Topology, Tuner, ZonelistCache};
 use pagetide_core::group::StockKind;
 use pagetide_core::memory::Config;
 use pagetide_core::reclaim::Policy;
+use std::sync::Arc;
 
 /// Most CPUs of a machine.
 pub const MAX_CPUS: u32 = 256;
@@ -13,6 +15,8 @@ pub const MAX_CPUS: u32 = 256;
 pub const MAX_NODES: u32 = 64;
 /// Actions of one mood of the load, after which another one is drawn.
 const MOOD: usize = 150;
+/// Picks the first group below the root.
+const TENANT: u32 = 1;
 
 /// How large a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +60,33 @@ pub enum Plant {
     ForgetUnpin,
     /// The OS takes the memory of a block that is in use.
     ReleaseInUse,
+    /// A read that failed is said to have gone well.
+    HideError,
+    /// Somebody writes to a page that is pinned.
+    StrayWrite,
+    /// A block that is given back has another group's bytes.
+    ForeignBytes,
+    /// Memory is refused for a limit where some could be had.
+    RefuseWithoutNeed,
+    /// A limit is lowered and nobody is told.
+    UnseenLimit,
+    /// A page that was never written is not zeroed.
+    OldBytes,
+    /// A page that comes back gives its slots of the spill file to others.
+    GiveSlots,
+    /// A page of a region that was discarded keeps its slots.
+    KeepSlots,
+    /// A file is cut where a page of it is still in use.
+    HastyCut,
+    /// The pin of a read ahead is never dropped.
+    KeepReadahead,
+    /// A window goes on beyond its file's end.
+    ReadPastEnd,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 7] = [
+    pub const ALL: [Plant; 18] = [
         Plant::ForgetUncharge,
         Plant::WrongBytes,
         Plant::DropWake,
@@ -68,7 +94,44 @@ impl Plant {
         Plant::HastySync,
         Plant::ForgetUnpin,
         Plant::ReleaseInUse,
+        Plant::HideError,
+        Plant::StrayWrite,
+        Plant::ForeignBytes,
+        Plant::RefuseWithoutNeed,
+        Plant::UnseenLimit,
+        Plant::OldBytes,
+        Plant::GiveSlots,
+        Plant::KeepSlots,
+        Plant::HastyCut,
+        Plant::KeepReadahead,
+        Plant::ReadPastEnd,
     ];
+}
+
+/// A file, or a region of anon pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Pages, of a file at most.
+    pub nr_pages: u32,
+    /// Order of each page.
+    pub order: u8,
+    /// A region.
+    pub is_anon: bool,
+}
+
+/// A recorded trace, and where in it a run begins.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    trace: Arc<Trace>,
+    from: usize,
+}
+
+impl Followed {
+    /// The page of a request; after the last one comes the first.
+    pub(super) fn page(&self, nr_before: usize) -> u64 {
+        let pages = &self.trace.pages;
+        pages[(self.from + nr_before) % pages.len()].into()
+    }
 }
 
 /// A machine and what happens on it.
@@ -80,8 +143,12 @@ pub struct Scenario {
     pub config: Config,
     /// Pages for groups and files.
     pub content_pages: u32,
-    /// Pages and their order, of each file.
-    pub files: Vec<(u32, u8)>,
+    /// Files and regions.
+    pub files: Vec<Shape>,
+    /// Slots of the spill file.
+    pub nr_slots: u32,
+    /// What reads of the first file follow.
+    pub followed: Option<Followed>,
     /// Blocks that the store takes for each write.
     pub nr_blocks: u32,
     /// What is done, in this order.
@@ -128,9 +195,15 @@ impl Scenario {
         let files = (0..nr_files).map(|_| {
             let order = pick(&mut random, &[0, 0, 0, 0, 1, 2, 4]);
             let share = pick(&mut random, &[16, 4, 2, 1]);
-            ((content_pages >> order) / share * 3 / 2 + 2, order)
+            Shape {
+                nr_pages: (content_pages >> order) / share * 3 / 2 + 2,
+                order,
+                is_anon: random.below(3) == 0,
+            }
         });
         let files = files.collect();
+        // Often fewer than all pages of the regions need.
+        let nr_slots = content_pages * pick(&mut random, &[1, 4, 8, 16]) / 8;
         let nr_blocks = pick(&mut random, &[0, 0, 1, 2]);
         let actions = actions(&mut random, size.nr_steps, config.alloc.topology.nr_cpus());
         Scenario {
@@ -138,6 +211,8 @@ impl Scenario {
             config,
             content_pages,
             files,
+            nr_slots,
+            followed: None,
             nr_blocks,
             actions,
             check_every: size.check_every.max(1),
@@ -145,6 +220,32 @@ impl Scenario {
             panic_at: None,
             fail_read_at: None,
         }
+    }
+
+    /// The same machine with a tenant whose reads follow a trace: all reads by a copy are its own,
+    /// in one group, of a first file that has the trace's pages. The seed says where in the trace
+    /// it begins.
+    #[must_use]
+    pub fn following(mut self, trace: &Arc<Trace>) -> Scenario {
+        let mut random = Random::new(usize::try_from(self.seed).expect("64 bits"));
+        let from = random.below(trace.pages.len());
+        for action in &mut self.actions {
+            if let Op::Read(_) = action.op {
+                action.op = Op::ReadOn {
+                    group: TENANT,
+                    file: 0,
+                    reader: 0,
+                };
+            }
+        }
+        self.files[0] = Shape {
+            nr_pages: trace.nr_unique,
+            order: 0,
+            is_anon: false,
+        };
+        let trace = Arc::clone(trace);
+        self.followed = Some(Followed { trace, from });
+        self
     }
 }
 
@@ -190,6 +291,7 @@ fn config(random: &mut Random, topology: Topology, content_pages: u32) -> Config
         ..config.alloc
     };
     config.stocks = pick(random, &stocks);
+    config.swappiness = pick(random, &[60, 60, 0, 100, 200]);
     config.fit(content_pages);
     // Room for the records of groups, lruvecs and files.
     config.budget_pages += 64 + config.budget_pages / 16;
@@ -208,12 +310,12 @@ struct Mood {
     inside: u32,
 }
 
-const NR_KINDS: usize = 34;
+const NR_KINDS: usize = 36;
 
 /// How often each kind happens in the mean; [`op`] has their order.
 const USUAL: [u32; NR_KINDS] = [
     200, 30, 6, 60, 12, 4, 260, 6, 200, 40, 6, 30, 20, 30, 28, 8, 8, 6, 10, 3, 3, 4, 3, 2, 2, 3, 6,
-    10, 2, 4, 12, 2, 3, 1,
+    10, 2, 4, 12, 2, 3, 1, 120, 4,
 ];
 
 impl Mood {
@@ -290,7 +392,10 @@ fn op(random: &mut Random, mood: &mut Mood) -> Op {
         1 => Op::Hold(place),
         2 => Op::HoldLong(place),
         3 => Op::Change(place),
-        4 => Op::Discard(place),
+        4 => Op::Discard {
+            at: place,
+            nr_pages: pick(random, &[1, 1, 4, 32]),
+        },
         5 => Op::Sync(pick_one),
         6 => Op::Step(pick_one),
         7 => Op::GiveUp(pick_one),
@@ -349,7 +454,16 @@ fn rare_op(random: &mut Random, kind: usize, group: u32) -> Op {
         30 => Op::Tick(pick(random, &[1, 10, 100, 1000, 12_000])),
         31 => Op::Hints(u64::from(random.bits()) << 32 | u64::from(random.bits())),
         32 => Op::Quiesce,
-        _ => Op::Crash,
+        33 => Op::Crash,
+        34 => Op::ReadOn {
+            group,
+            file: pick_one,
+            reader: part,
+        },
+        _ => Op::Cut {
+            file: pick_one,
+            part,
+        },
     }
 }
 

@@ -18,8 +18,8 @@ pub fn shrink(scenario: &Scenario, failure: &Failure) -> (Scenario, Failure) {
         failure: failure.clone(),
         nr_runs: 0,
     };
-    best.scenario.check_every = 1;
     best.cut();
+    best.check_after_each();
     best.leave_out_kinds();
     let mut part = best.scenario.actions.len() / 2;
     while part > 0 && best.nr_runs < MAX_RUNS {
@@ -62,6 +62,18 @@ impl Best {
     /// Leaves out what was not reached.
     fn cut(&mut self) {
         self.scenario.actions.truncate(self.failure.step);
+    }
+
+    /// Looks at everything after each action, unless the failure is not seen then.
+    fn check_after_each(&mut self) {
+        let scenario = Scenario {
+            check_every: 1,
+            ..self.scenario.clone()
+        };
+        if let Err(failure) = run(&scenario) {
+            (self.scenario, self.failure) = (scenario, failure);
+            self.cut();
+        }
     }
 
     fn leave_out_kinds(&mut self) {

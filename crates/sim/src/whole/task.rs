@@ -1,16 +1,16 @@
-//! What takes several steps: bringing a page in, changing it, dropping it, writing a file back.
+//! What takes several steps: bringing a page in or a window of them, changing it, dropping pages,
+//! writing a file back.
 //! A task that waits is asleep until core says that it is to be woken.
 
 use super::Plant;
 use super::device::{FAILED, TORN};
 use super::world::{Held, World, pick};
 use pagetide_core::frame::State as FrameState;
-use pagetide_core::memory::{
-    AllocError, Discard, Effect, Effects, Memory, PageError, PageIn, PageWrite, Step,
-};
+use pagetide_core::memory::{AllocError, Effect, Effects, Memory, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Latched};
-use pagetide_core::units::{Cpu, Frame, Order, PageKey};
+use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What a sleeper waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +63,19 @@ pub(super) enum Work {
         is_changed: bool,
     },
     /// Wants the latch; the frame in which it said so.
-    Change {
-        intent: Option<Frame>,
+    Change { intent: Option<Frame> },
+    /// Brings a window in, for nobody yet.
+    Ahead {
+        /// Pages that are left.
+        pages: Range<u64>,
+        op: Option<PageIn>,
+        /// The frame that the operation has a pin on.
+        pin: Option<Frame>,
     },
-    Discard,
+    Drop {
+        /// Pages that are left, the next one last.
+        pages: Vec<PageKey>,
+    },
     Sync {
         /// Pages to write, and where it is.
         pages: Vec<PageKey>,
@@ -88,11 +97,8 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn fetch(
-        goal: Goal,
-        is_longterm: bool,
-        (group, file, key): (u32, usize, PageKey),
-    ) -> Task {
+    pub(super) fn fetch(goal: Goal, is_longterm: bool, at: (u32, usize, PageKey)) -> Task {
+        let (group, _, key) = at;
         let access = match goal {
             Goal::Hold => Access::Pin,
             Goal::Read | Goal::Change => Access::Copy,
@@ -108,13 +114,7 @@ impl Task {
             has_failed: false,
             is_changed: false,
         };
-        Task {
-            group,
-            file,
-            key,
-            work,
-            sleep: None,
-        }
+        Task::new(work, at)
     }
 
     pub(super) fn new(work: Work, (group, file, key): (u32, usize, PageKey)) -> Task {
@@ -130,7 +130,7 @@ impl Task {
     /// A pin of its own.
     pub(super) fn pin(&self) -> Option<Frame> {
         match &self.work {
-            Work::Fetch { pin, .. } => *pin,
+            Work::Fetch { pin, .. } | Work::Ahead { pin, .. } => *pin,
             _ => None,
         }
     }
@@ -147,7 +147,7 @@ impl Task {
 }
 
 /// What became of a step.
-enum Stepped {
+pub(super) enum Stepped {
     Over,
     Again,
     Sleep(Sleep),
@@ -182,7 +182,8 @@ impl World<'_> {
         let stepped = match &task.work {
             Work::Fetch { .. } => self.step_fetch(cpu, task),
             Work::Change { .. } => self.step_change(cpu, task),
-            Work::Discard => self.step_discard(cpu, task),
+            Work::Ahead { .. } => self.step_ahead(cpu, task),
+            Work::Drop { .. } => self.step_drop(cpu, task),
             Work::Sync { .. } => self.step_sync(cpu, task),
         };
         let task = running.task.take();
@@ -212,7 +213,7 @@ impl World<'_> {
     pub(super) fn give_up(&self, cpu: Cpu, task: Task) {
         let mut effects = Effects::new();
         match task.work {
-            Work::Fetch { op, .. } => {
+            Work::Fetch { op, .. } | Work::Ahead { op, .. } => {
                 if let Some(op) = op {
                     op.abandon(&self.memory, cpu, &mut effects);
                 }
@@ -220,12 +221,12 @@ impl World<'_> {
             Work::Change {
                 intent: Some(frame),
             } => self.memory.withdraw(frame, &mut effects),
-            Work::Change { .. } | Work::Discard | Work::Sync { .. } => {}
+            Work::Change { .. } | Work::Drop { .. } | Work::Sync { .. } => {}
         }
         self.run(&mut effects);
     }
 
-    fn sleep(frame: Frame, version: u32, until: Until) -> Stepped {
+    pub(super) fn sleep(frame: Frame, version: u32, until: Until) -> Stepped {
         Stepped::Sleep(Sleep {
             frame,
             version,
@@ -252,12 +253,7 @@ impl World<'_> {
         let mut effects = Effects::new();
         let step = running.step(&self.memory, self.here(cpu), &mut effects);
         self.check_told(task.key, has_failed, &step);
-        *pin = None;
-        if let Ok(Step::Wait { frame, .. }) = step
-            && self.memory.frames().word(frame).state() == FrameState::Reading
-        {
-            *pin = Some(frame);
-        }
+        *pin = self.reading(&step);
         if goal == Goal::Change {
             *is_changed |= self.fill_changed(cpu, (task.file, task.key), &mut effects);
         }
@@ -278,6 +274,9 @@ impl World<'_> {
                         stamp,
                     };
                     self.state.borrow_mut().held.push(held);
+                    if self.is_planted(Plant::StrayWrite) {
+                        self.fill(frame, TORN);
+                    }
                     return Stepped::Over;
                 }
                 self.unpin(cpu, frame);
@@ -296,6 +295,15 @@ impl World<'_> {
         }
     }
 
+    /// The frame that an operation has a pin on after a step.
+    pub(super) fn reading(&self, step: &Result<Step, PageError>) -> Option<Frame> {
+        let Ok(Step::Wait { frame, .. }) = *step else {
+            return None;
+        };
+        let is_reading = self.memory.frames().word(frame).state() == FrameState::Reading;
+        is_reading.then_some(frame)
+    }
+
     /// Who waited for a read is told that it failed where it did, and only there.
     fn check_told(&self, key: PageKey, has_failed: bool, step: &Result<Step, PageError>) {
         let is_told = matches!(step, Err(PageError::Io(FAILED)));
@@ -306,7 +314,7 @@ impl World<'_> {
     }
 
     /// A page was not brought in.
-    fn refused_page(&self, request: (u32, Order), error: PageError) {
+    pub(super) fn refused_page(&self, request: (u32, Order), error: PageError) {
         match error {
             PageError::Alloc(error) => self.refused(request, error),
             PageError::Io(code) => self.note(u64::from(code) | 3 << 40),
@@ -378,80 +386,6 @@ impl World<'_> {
         self.state.borrow_mut().latched.push(held);
     }
 
-    fn step_discard(&self, cpu: Cpu, task: &mut Task) -> Stepped {
-        let mut effects = Effects::new();
-        let discarded = self.memory.discard_page(cpu, task.key, &mut effects);
-        self.run(&mut effects);
-        match discarded {
-            Discard::Wait { frame, version } => World::sleep(frame, version, Until::Version),
-            Discard::Gone => {
-                // As if the file had been cut there and written anew.
-                let stamp = self.next_stamp();
-                let page = task.key.page();
-                self.state.borrow_mut().disk.write(task.file, page, stamp);
-                self.set_truth(task.file, page, stamp);
-                Stepped::Over
-            }
-        }
-    }
-
-    /// A sync of a file: what is not on its disk, and what is to be durable.
-    pub(super) fn new_sync(&self, file: usize) -> Option<Task> {
-        let state = self.state.borrow();
-        let one = &state.files[file];
-        let mapping = one.mapping?;
-        let key = |page| pagetide_core::page_cache::Mappings::key(mapping, page);
-        let is_unwritten = |&(&page, &stamp): &(&u64, &u64)| state.disk.stamp(file, page) != stamp;
-        let pages = one.truth.iter().filter(is_unwritten);
-        let pages = pages.filter_map(|(&page, _)| key(page)).collect();
-        let work = Work::Sync {
-            pages,
-            at: 0,
-            nr_errors: self.memory.write_errors(mapping).nr_errors,
-            promise: one.truth.clone(),
-        };
-        let group = state.groups[0].id;
-        Some(Task::new(work, (group, file, key(0)?)))
-    }
-
-    fn step_sync(&self, cpu: Cpu, task: &mut Task) -> Stepped {
-        let file = task.file;
-        let Work::Sync {
-            pages,
-            at,
-            nr_errors,
-            promise,
-        } = &mut task.work
-        else {
-            return Stepped::Over;
-        };
-        let mapping = self.state.borrow().files[file].mapping;
-        let errors = mapping.map(|mapping| self.memory.write_errors(mapping).nr_errors);
-        if errors != Some(*nr_errors) {
-            self.note(4 << 40);
-            return Stepped::Over;
-        }
-        let is_hasty = self.is_planted(Plant::HastySync);
-        if let Some(&key) = pages.get(*at).filter(|_| !is_hasty) {
-            return match self.memory.begin_page_write(key, None) {
-                PageWrite::Begun(write) => {
-                    self.begin_write(cpu, file, write);
-                    Stepped::Again
-                }
-                PageWrite::Wait { frame, version } => World::sleep(frame, version, Until::Version),
-                PageWrite::Changing | PageWrite::Clean => {
-                    *at += 1;
-                    Stepped::Again
-                }
-            };
-        }
-        self.note(5 << 40);
-        let mut state = self.state.borrow_mut();
-        state.disk.sync(file);
-        state.disk.promise(file, promise);
-        Stepped::Over
-    }
-
     /// A request was refused: fair where nothing can go.
     pub(super) fn refused(&self, (group, order): (u32, Order), error: AllocError) {
         self.note(u64::from(group) | 6 << 40);
@@ -465,9 +399,14 @@ impl World<'_> {
             return;
         }
         let table = self.memory.frames();
+        // At a swappiness of 0 anon pages may stay while there are others.
+        let swappiness = groups.get(over).map_or(0, |group| group.swappiness());
+        let may_go = |page_type| swappiness > 0 || page_type == PageType::File;
         let mut all = (0..table.len()).map(Frame::new);
         let can_go = all.find(|&frame| {
-            table.word(frame).is_evictable() && groups.is_in(table.group(frame), over)
+            table.word(frame).is_evictable()
+                && groups.is_in(table.group(frame), over)
+                && may_go(table.page_type(frame))
         });
         if let Some(frame) = can_go {
             self.fail(format!(

@@ -2,8 +2,10 @@
 //! ones.
 
 use super::action::{Action, Place};
+use super::ahead::Readers;
 use super::device::{Disk, Frames, Pending, Stamps};
 use super::scenario::Scenario;
+use super::spill::Spill;
 use super::task::{Sleep, Task};
 use pagetide_core::frame::State as FrameState;
 use pagetide_core::memory::{Effect, Effects, Here, Idle, Memory};
@@ -32,7 +34,12 @@ pub(super) struct FileState {
     /// `None`: closed, while writes are under way still.
     pub(super) mapping: Option<u32>,
     pub(super) order: Order,
+    /// A region of anon pages, which has no disk.
+    pub(super) is_anon: bool,
+    /// Its largest length in pages, and the one now.
     pub(super) nr_pages: u32,
+    pub(super) len: u32,
+    pub(super) readers: Readers,
     /// What whoever reads a page has to see; 0 for others.
     pub(super) truth: BTreeMap<u64, u64>,
 }
@@ -75,7 +82,10 @@ pub(super) struct State {
     pub(super) pending: Vec<Pending>,
     pub(super) frames: Frames,
     pub(super) disk: Disk,
+    pub(super) spill: Spill,
     pub(super) stamps: Stamps,
+    /// Requests of the trace that were made.
+    pub(super) nr_followed: usize,
     /// Nodes for which background reclaim was woken.
     pub(super) wanted_nodes: u64,
     /// Some group may use some nodes only.
@@ -122,10 +132,13 @@ impl<'a> World<'a> {
             nr_callbacks,
         } = survived;
         let root = memory.groups().root();
-        let files = scenario.files.iter().map(|&(nr_pages, order)| FileState {
+        let files = scenario.files.iter().map(|shape| FileState {
             mapping: None,
-            order: Order::new(order).expect("a small order"),
-            nr_pages,
+            order: Order::new(shape.order).expect("a small order"),
+            is_anon: shape.is_anon,
+            nr_pages: shape.nr_pages,
+            len: shape.nr_pages,
+            readers: Readers::default(),
             truth: BTreeMap::new(),
         });
         let state = State {
@@ -144,7 +157,9 @@ impl<'a> World<'a> {
             pending: Vec::new(),
             frames: Frames::new(memory.frames()),
             disk,
+            spill: Spill::new(scenario.nr_slots),
             stamps,
+            nr_followed: 0,
             wanted_nodes: 0,
             is_placed: false,
         };
@@ -175,12 +190,16 @@ impl<'a> World<'a> {
             mut disk,
             stamps,
             pending,
+            files,
             ..
         } = self.state.into_inner();
+        // Regions are gone, and what was on its way to their slots.
         let under_way: Vec<_> = pending
             .iter()
             .filter_map(|op| match op {
-                Pending::Write(file, write, stamp, _) => Some((*file, write.key().page(), *stamp)),
+                Pending::Write(file, write, stamp, _) if !files[*file].is_anon => {
+                    Some((*file, write.key().page(), *stamp))
+                }
                 _ => None,
             })
             .collect();
@@ -258,7 +277,7 @@ impl<'a> World<'a> {
         let group = pick(place.group, state.groups.len())?;
         let at = pick(place.file, state.files.len())?;
         let file = &state.files[at];
-        let page = (u64::from(place.page) * u64::from(file.nr_pages)) >> 16;
+        let page = (u64::from(place.page) * u64::from(file.len)) >> 16;
         let key = Mappings::key(file.mapping?, page)?;
         Some((state.groups[group].id, at, key))
     }

@@ -1,7 +1,10 @@
 //! The simulator of all of core: seeds pass, the same seed is the same run, and what is made wrong
 //! on purpose is found and made small.
 
+use pagetide_sim::trace::{Trace, TraceOptions};
 use pagetide_sim::whole::{Failure, Op, Plant, Scenario, Size, run, shrink};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -82,22 +85,90 @@ fn a_seed_is_one_run_and_another_seed_is_another() {
     assert_eq!(all.len(), 8);
 }
 
-/// The first of many seeds that finds a fault.
+#[test]
+fn anon_pages_go_and_come_back_and_readers_have_windows() {
+    let (mut nr_out, mut nr_in, mut nr_ahead) = (0, 0, 0);
+    for seed in 0..12 {
+        let outcome = run(&Scenario::new(seed, &SMALL)).unwrap();
+        nr_out += outcome.nr_swapped_out;
+        nr_in += outcome.nr_swapped_in;
+        nr_ahead += outcome.nr_ahead;
+    }
+    println!("{nr_out} pages swapped out, {nr_in} in, {nr_ahead} read ahead");
+    assert!(nr_out > 20 && nr_in > 5 && nr_ahead > 200);
+}
+
+#[test]
+fn seeds_that_follow_a_trace_pass() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/rec_pg.d64.zst");
+    let trace = Trace::open(&path, &TraceOptions::default()).unwrap();
+    let trace = Arc::new(trace);
+    each(0..16, |seed| {
+        let scenario = Scenario::new(seed, &SMALL).following(&trace);
+        if let Err(failure) = run(&scenario) {
+            panic!("{}", told(&scenario, &failure));
+        }
+    });
+}
+
+#[test]
+fn reads_are_those_of_the_trace() {
+    let nr_ahead = |ids: Vec<i64>| {
+        let trace = Arc::new(Trace::from_ids("made up", &ids).unwrap());
+        let read = |seed| {
+            let mut scenario = Scenario::new(seed, &SMALL).following(&trace);
+            let is_kept = |op| matches!(op, Op::ReadOn { .. } | Op::Step(_) | Op::EndIo(_));
+            scenario.actions.retain(|action| is_kept(action.op));
+            scenario.files.truncate(1);
+            run(&scenario).unwrap().nr_ahead
+        };
+        (0..8).map(read).sum::<u64>()
+    };
+    let (forward, backward) = (
+        nr_ahead((0..9000).collect()),
+        nr_ahead((0..9000).rev().collect()),
+    );
+    println!("{forward} pages read ahead of a reader, {backward} the other way");
+    assert!(forward > 200 && forward > 10 * backward);
+}
+
+/// What the check says that is meant to find a fault.
+fn told_of(plant: Plant) -> &'static str {
+    match plant {
+        Plant::ForgetUncharge => "bytes charged to a group",
+        Plant::WrongBytes | Plant::OldBytes => " read, ",
+        Plant::DropWake => "nobody woke it",
+        Plant::LoseWrite | Plant::GiveSlots | Plant::KeepSlots => " stored: ",
+        Plant::HastySync => "was said to be durable",
+        Plant::ForgetUnpin | Plant::KeepReadahead => " pins, ",
+        Plant::ReleaseInUse => "somebody wrote to the block",
+        Plant::HideError => "read failed: true",
+        Plant::StrayWrite => "changed under a pin",
+        Plant::ForeignBytes => "another group's bytes",
+        Plant::RefuseWithoutNeed => " is refused by ",
+        Plant::UnseenLimit => " uses ",
+        Plant::HastyCut => "changed in its store while it was read",
+        Plant::ReadPastEnd => "is read ahead of",
+    }
+}
+
+/// The first of many seeds that finds a fault by the check that is meant to.
 fn found(plant: Plant) -> Option<(Scenario, Failure)> {
-    (0..60).find_map(|seed| {
-        let plant = Some(plant);
+    (0..200).find_map(|seed| {
         let scenario = Scenario {
-            plant,
+            plant: Some(plant),
             ..Scenario::new(seed, &SMALL)
         };
         let failure = run(&scenario).err()?;
-        Some((scenario, failure))
+        let is_meant = failure.what.contains(told_of(plant));
+        is_meant.then_some((scenario, failure))
     })
 }
 
 #[test]
 fn each_planted_fault_is_found_and_made_small() {
-    for plant in Plant::ALL {
+    each(0..Plant::ALL.len() as u64, |at| {
+        let plant = Plant::ALL[usize::try_from(at).unwrap()];
         let Some((scenario, failure)) = found(plant) else {
             panic!("{plant:?} is not found");
         };
@@ -106,11 +177,10 @@ fn each_planted_fault_is_found_and_made_small() {
         assert!(nr_left < SMALL.nr_steps / 2, "{plant:?}: {nr_left} actions");
         assert_eq!(run(&small), Err(again.clone()), "{plant:?}");
         println!(
-            "{plant:?}: {} of {} actions, {again}",
-            small.actions.len(),
+            "{plant:?}: {nr_left} of {} actions, {again}",
             SMALL.nr_steps
         );
-    }
+    });
 }
 
 #[test]
