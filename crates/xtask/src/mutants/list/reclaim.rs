@@ -127,7 +127,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "reclaim/gated_2q.rs",
         find: "let may_wait = nr_busy <= MAX_BUSY && class",
         replace: "let may_wait = class",
-        tests: Tests::Plain("prefetch"),
+        tests: Tests::Unit("prefetch"),
     },
     Mutant {
         name: "the first patch protects what was read often",
