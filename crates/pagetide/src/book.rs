@@ -1,4 +1,7 @@
-//! The book's examples, compiled and run with the documentation's.
+//! The examples of the book and of its first page, compiled and run with the documentation's.
+
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 #[doc = include_str!("../../../book/replacing-mmap.md")]
 struct ReplacingMmap;

@@ -11,6 +11,7 @@ use crate::shared::{Shared, Timing};
 use crate::spill;
 use crate::store::{DirectFile, Store};
 use crate::topology::{Topology, cache_share, config_error};
+use crate::trace;
 use crate::worker;
 use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
@@ -315,6 +316,7 @@ impl Builder {
                 .map_err(|source| Error::Thread { source })?;
         }
         let home = Home::try_new(shared).map_err(|_| Error::NoMetadata { what: "CPUs" })?;
+        trace::built(bytes_of(u64::from(pages)));
         Ok(Memory {
             shared: Arc::new(home),
             budget_source: Arc::new(budget_source),

@@ -28,6 +28,7 @@ use crate::home::Home;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::stall::Stall;
+use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
 use ahead::Wish;
@@ -492,23 +493,21 @@ impl File {
     fn error(&self, group: &Group, error: PageError, page: u64) -> Error {
         let open = &*self.open;
         let file = open.backing.name.to_string();
-        match error {
-            PageError::Alloc(error) => open.shared.alloc_error(error, group.id(), open.order),
-            PageError::TooManyPins => Error::TooManyPins { file, page },
-            PageError::Io(BUSY) => Error::PageBusy { file, page },
-            PageError::Io(SHORT) => {
-                let source = io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    format!("the file ended before its {} bytes", self.len()),
-                );
-                Error::Io { file, page, source }
+        let source = match error {
+            PageError::Alloc(error) => {
+                return open.shared.alloc_error(error, group.id(), open.order);
             }
-            PageError::Io(code) => Error::Io {
-                file,
-                page,
-                source: error_of(code),
-            },
-        }
+            PageError::TooManyPins => return Error::TooManyPins { file, page },
+            PageError::Io(BUSY) => return Error::PageBusy { file, page },
+            PageError::Io(SHORT) => io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the file ended before its {} bytes", self.len()),
+            ),
+            PageError::Io(code) => error_of(code),
+        };
+        let error = Error::Io { file, page, source };
+        trace::read_failed(&error);
+        error
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
+use crate::trace;
 use crate::worker::{Stop, keep_off};
 use crate::writeback::{Which, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
@@ -278,6 +279,7 @@ impl Shared {
     /// background limit what brings them below it. Errors are kept for each file's next `sync`.
     pub(crate) fn flush_background(&self, now: u32) {
         let backings: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
+        let mut nr_written = 0;
         for backing in &backings {
             if let Some(before) = now.checked_sub(EXPIRE_SECONDS) {
                 let expired = Which {
@@ -286,7 +288,7 @@ impl Shared {
                     asks_log: false,
                     ..Which::ALL
                 };
-                self.flush_held(backing, expired);
+                nr_written += self.flush_held(backing, expired);
             }
         }
         for (id, _) in self.core.groups().iter() {
@@ -294,7 +296,7 @@ impl Shared {
                 if self.dirtiness(id) == Dirtiness::Fine {
                     break;
                 }
-                self.flush_held(backing, Which::below(id));
+                nr_written += self.flush_held(backing, Which::below(id));
             }
         }
         for level in self.levels_above_background() {
@@ -302,8 +304,11 @@ impl Shared {
                 if self.dirtiness_below(level) == Dirtiness::Fine {
                     break;
                 }
-                self.flush_held(backing, Which::below(level));
+                nr_written += self.flush_held(backing, Which::below(level));
             }
+        }
+        if nr_written > 0 {
+            trace::written_back(nr_written);
         }
     }
 

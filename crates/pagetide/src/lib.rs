@@ -31,7 +31,11 @@
 //! budget ([`Group::set_pin_max`]) stops it half way while it holds some.
 //!
 //! Features, none of which is on by default: `metrics` for OpenMetrics text (`Memory::metrics`),
-//! `watch` for a socket through which `pagetide top` looks at a running process (`Memory::watch`).
+//! `watch` for a socket through which `pagetide top` looks at a running process (`Memory::watch`),
+//! `tracing` for events of that crate, target `pagetide::trace`: memory refused or released, failed
+//! reads and writes, dirty pages lost, a budget that changed, who was slowed down
+//! (`book/looking.md` lists them). A subscriber must not use the memory that it is told about; what
+//! unwinds out of it is dropped.
 //!
 //! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
 //! background, on several nodes one more for each further one (none with
@@ -89,6 +93,7 @@ mod stats;
 mod store;
 mod throttle;
 mod topology;
+mod trace;
 mod wait;
 #[cfg(feature = "watch")]
 mod watch;
@@ -117,7 +122,7 @@ pub use reservation::Reservation;
 pub use resident::resident_bytes;
 pub use shrinker::{Registration, Shrinker};
 #[cfg(feature = "watch")]
-pub use snapshot::{GenerationSnapshot, GroupSnapshot, PagesetSnapshot, Snapshot};
+pub use snapshot::{GenerationSnapshot, GroupSnapshot, PagesetSnapshot, Snapshot, TierSnapshot};
 pub use stall::Task;
 pub use stat::{GroupStat, StockStats};
 pub use stats::{NodeStats, Pageset, Stats};

@@ -1,6 +1,7 @@
 //! Limits and protections of groups.
 
 use crate::builder::bytes_of;
+use crate::trace;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES};
 use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
 use pagetide_core::memory::BadBudget;
@@ -191,7 +192,9 @@ impl Memory {
     /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`]: nothing is changed.
     /// [`Error::StillOver`] where memory in use keeps it over the new budget, which stays set.
     pub fn set_budget(&self, budget: ByteSize) -> Result<(), Error> {
-        self.root().set_max(budget)
+        let set = self.root().set_max(budget);
+        trace::budget_set(budget.as_u64(), &set);
+        set
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::cpu;
 use crate::shared::Shared;
 use crate::stall::Stall;
+use crate::trace;
 use crate::{shrinker, throttle, writeback};
 use pagetide_core::memory::{Here, Platform, Writes};
 use pagetide_core::units::{Node, PageType};
@@ -31,6 +32,7 @@ impl Platform for Shared {
     }
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
+        trace::stalled(self, group);
         let _stall = Stall::begin(self, group);
         work();
     }
@@ -73,6 +75,7 @@ impl Shared {
         if shrinker::is_shrinking() {
             return;
         }
+        trace::throttled(self, group, delay);
         let _stall = Stall::begin(self, group);
         std::thread::sleep(delay);
     }

@@ -2,6 +2,7 @@
 
 use crate::builder::bytes_of;
 use crate::shared::Shared;
+use crate::trace;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES, Policy};
 use pagetide_core::memory::Balance;
 use pagetide_core::units::{Node, NodeMask};
@@ -57,6 +58,9 @@ impl Shared {
         let goes_on = balance == Balance::More;
         if goes_on && self.reclaim.want(node) {
             self.nudge_node(node);
+        }
+        if !goes_on {
+            trace::balanced(node.index());
         }
         goes_on
     }

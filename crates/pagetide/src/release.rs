@@ -3,6 +3,7 @@
 //! that interrupts the CPUs on which its threads run.
 
 use crate::shared::{Shared, locked};
+use crate::trace;
 use crate::worker;
 use pagetide_core::memory::Idle;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,6 +84,7 @@ impl Look {
         self.nr_blocks += 1;
         if !self.may_release {
             release.nr_deferred.fetch_add(1, Ordering::Relaxed);
+            trace::release_deferred();
         }
         self.may_release
     }
@@ -183,6 +185,7 @@ impl Shared {
         self.release.nr_calls.fetch_add(1, Ordering::Relaxed);
         self.arena.release(idle).ok()?;
         self.release.nr_bytes.fetch_add(bytes, Ordering::Relaxed);
+        trace::released(bytes);
         Some(bytes)
     }
 }

@@ -17,6 +17,7 @@ use crate::shrinker::Shrinkers;
 use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
 use crate::topology::Topology;
+use crate::trace;
 use crate::wait::Waiters;
 use crate::worker::Worker;
 use crate::writeback::Landings;
@@ -320,6 +321,12 @@ impl Shared {
     }
 
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
+        let error = self.error_of_alloc(error, group, order);
+        trace::refused(&error);
+        error
+    }
+
+    fn error_of_alloc(&self, error: AllocError, group: u32, order: Order) -> Error {
         match error {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);

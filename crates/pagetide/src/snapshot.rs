@@ -64,8 +64,12 @@ pub struct GroupSnapshot {
     pub pressure_some_us: u64,
     /// See `pressure_some_us`.
     pub pressure_full_us: u64,
+    /// How the group's pages are replaced, by the name that [`Policy`](crate::Policy) displays.
+    pub policy: String,
     /// Generations of the group's own pages, oldest first, node by node.
     pub generations: Vec<GenerationSnapshot>,
+    /// Tiers of the group's own pages, node by node; none where the policy is no multi-gen LRU.
+    pub tiers: Vec<TierSnapshot>,
 }
 
 /// A [`Generation`](crate::Generation) in a [`Snapshot`].
@@ -83,6 +87,25 @@ pub struct GenerationSnapshot {
     pub nr_anon: u32,
     /// See `nr_anon`.
     pub nr_file: u32,
+}
+
+/// A [`Tier`](crate::Tier) in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct TierSnapshot {
+    /// The node.
+    pub node: u32,
+    /// The tier, 0 to 3.
+    pub tier: u32,
+    /// Whether it is of anon pages; else of pages of files.
+    pub is_anon: bool,
+    /// Evicted pages that came back since the type's oldest generation was opened.
+    pub refaulted: u64,
+    /// Pages that were evicted since then.
+    pub evicted: u64,
+    /// Pages that would have been since then, but for their tier.
+    pub protected: u64,
 }
 
 /// A [`Pageset`](crate::Pageset) in a [`Snapshot`].
@@ -133,8 +156,17 @@ fn of_group((path, group): &(String, Group)) -> GroupSnapshot {
     let pressure = group.pressure();
     let micros = |line: PressureLine| u64::try_from(line.total.as_micros()).unwrap_or(u64::MAX);
     let events = group.events();
-    let generations = group.lru_gen().generations;
-    let generations = generations.into_iter().map(|one| GenerationSnapshot {
+    let lru_gen = group.lru_gen();
+    let tiers = lru_gen.tiers.into_iter().map(|one| TierSnapshot {
+        node: one.node,
+        tier: one.tier,
+        is_anon: one.is_anon,
+        refaulted: one.refaulted,
+        evicted: one.evicted,
+        protected: one.protected,
+    });
+    let generations = lru_gen.generations.into_iter();
+    let generations = generations.map(|one| GenerationSnapshot {
         node: one.node,
         seq: one.seq,
         age_ms: u64::try_from(one.age.as_millis()).unwrap_or(u64::MAX),
@@ -157,6 +189,8 @@ fn of_group((path, group): &(String, Group)) -> GroupSnapshot {
         pressure_full_avg10: pressure.full.avg10,
         pressure_some_us: micros(pressure.some),
         pressure_full_us: micros(pressure.full),
+        policy: group.policy().to_string(),
         generations: generations.collect(),
+        tiers: tiers.collect(),
     }
 }

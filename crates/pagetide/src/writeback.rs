@@ -6,6 +6,7 @@ use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
 use crate::spill::{Region, Written};
 use crate::store::Store;
+use crate::trace;
 use crate::{Error, cpu, page};
 use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
 use std::cell::Cell;
@@ -439,7 +440,10 @@ impl Shared {
         match pass.last_error {
             None if pass.nr_gated > 0 && which.waits => Err(backing.log_behind()),
             None => Ok(pass.nr_written),
-            Some(code) => Err(backing.failed(code)),
+            Some(code) => {
+                trace::write_failed(backing, code);
+                Err(backing.failed(code))
+            }
         }
     }
 
@@ -520,7 +524,9 @@ impl Shared {
                 run.push(next);
             }
             // A failure is counted at its file, whose next `sync` says so.
-            let _failed = run.run();
+            if let Err(code) = run.run() {
+                trace::write_failed(&backing, code);
+            }
         }
     }
 

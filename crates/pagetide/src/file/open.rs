@@ -10,6 +10,7 @@ use crate::hooks::{Given, Hooked};
 use crate::policy::Order;
 use crate::shared::FileKey;
 use crate::store::{DirectFile, Store};
+use crate::trace;
 use crate::writeback::Which;
 use std::fmt;
 use std::io;
@@ -36,7 +37,11 @@ impl Drop for Open {
         let (shared, backing) = (&self.shared, &*self.backing);
         // What cannot be written is lost: `File::close` says so before.
         let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
-        shared.count_lost(backing.nr_dirty());
+        let nr_lost = backing.nr_dirty();
+        if nr_lost > 0 {
+            shared.count_lost(nr_lost);
+            trace::pages_lost(&backing.name, nr_lost);
+        }
         if let Source::File { reader, .. } = &backing.source {
             shared.count_buffered(reader.nr_buffered_reads());
         }

@@ -14,6 +14,7 @@ pub(crate) use run::{Flight, Next, Run};
 
 use crate::arena::Alive;
 use crate::shared::locked;
+use crate::trace;
 use background::Background;
 use pool::Pool;
 use std::collections::VecDeque;
@@ -170,7 +171,11 @@ impl Engine {
                     rings.idle.push(ring);
                     None
                 }
-                Err(error) => Some(format!("io_uring_setup: {error}")),
+                Err(error) => {
+                    let reason = format!("io_uring_setup: {error}");
+                    trace::no_ring(&reason);
+                    Some(reason)
+                }
             },
         });
         let is_lost = self.is_lost.load(Ordering::Relaxed);

@@ -46,6 +46,8 @@ mod sparse;
 mod system_calls;
 mod tasks;
 mod torture;
+#[cfg(feature = "tracing")]
+mod tracing;
 mod views;
 mod waits;
 #[cfg(feature = "watch")]
