@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 /// A cgroup and a page cache that you link into your process.
 ///
-/// Sizes are written as people write them: 64MiB, 2GiB, 500MB, 4096.
+/// Sizes are written as people write them: 64MiB and 2GiB (powers of 1024), 500MB and 2G (powers
+/// of 1000), 4096 (bytes).
 #[derive(Debug, Parser)]
 #[command(
     name = "pagetide",
@@ -86,7 +87,11 @@ Examples:
   pagetide top /tmp/demo.sock
   pagetide top /tmp/demo.sock --once            one view as text, for a pipe or a log
 
-Hit ratios are shown where the program tells its requests (`Watch::set_requests`).")]
+Columns: what a group and those below it use and may use; of what its users asked for, the part
+that was there (hits); pages a second that were not (miss), of these some that had been evicted
+(refault); the part of the last 10 s in which some task, and in which every task, waited for memory.
+Hits are shown where the program tells its requests (`Watch::set_requests`): the library counts
+misses only, which costs a hit nothing.")]
 pub(crate) struct TopArgs {
     /// The socket that the process opened.
     #[arg(value_name = "SOCKET")]
@@ -97,6 +102,12 @@ pub(crate) struct TopArgs {
     /// Print one view after an interval and end, as where the output is no terminal.
     #[arg(long)]
     pub(crate) once: bool,
+}
+
+/// A size as people write it.
+pub(crate) fn bytes(text: &str) -> Result<ByteSize, String> {
+    let refused = |_| "as in 64MiB or 2GiB (powers of 1024), 500MB or 2G (powers of 1000), 4096";
+    text.parse().map_err(|error| refused(error).to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -170,7 +181,7 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
     /// Budget in bytes, pagetide's own records included.
-    #[arg(long, value_name = "SIZE", group = "size")]
+    #[arg(long, value_name = "SIZE", group = "size", value_parser = bytes)]
     pub(crate) memory: Option<ByteSize>,
     /// Pages of 4 KiB that may be resident, exactly.
     #[arg(long, value_name = "N", group = "size",

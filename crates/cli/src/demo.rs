@@ -20,9 +20,9 @@ use stage::{BATCH_MAX, QUERY_BYTES, Row, Seen, Stage};
 use std::time::Duration;
 
 const FILE_PAGES: u64 = 65_536;
-const PHASE: Duration = Duration::from_millis(4500);
+const PHASE: Duration = Duration::from_millis(4000);
 /// A phase of the runs beside it, of which there are several.
-const SHORT: f64 = 0.35;
+const SHORT: f64 = 0.3;
 /// How long `query` may wait for its memory.
 const QUERY_PATIENCE: Duration = Duration::from_millis(100);
 /// How far the hit ratio of `web` may fall while `batch` scans.
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         // Found out now rather than after half a minute.
         report::check(path)?;
     }
+    let cgroup = args.kernel.then(kernel::Cgroup::of_budget).transpose()?;
     let bar = load::progress("writing a data file of 256 MiB", FILE_PAGES);
     let data = scratch::stamped(args.dir.as_deref(), FILE_PAGES, |page| {
         bar.set_position(page)
@@ -80,7 +81,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let seen = stage.play(phase, || bar.inc(1))?;
     bar.finish_and_clear();
     let peak_resident_bytes = sampler.stop();
-    let beside = beside::run_all(&data, phase.mul_f64(SHORT), args.kernel)?;
+    let beside = beside::run_all(&data, phase.mul_f64(SHORT), cgroup.as_ref())?;
+    drop(cgroup);
     let mut claims = Claims::of(&seen, peak_resident_bytes, budget_bytes);
     let broken = claims.broken();
     claims.ok = broken.is_empty();

@@ -54,18 +54,27 @@ fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 
 /// The manual page: the command's own, and after it a section for each subcommand.
 fn man() -> Result<(), Failure> {
-    let mut text = Vec::new();
+    let mut text = String::new();
     let mut command = args::Args::command();
     command.build();
     let mut render = |command: &clap::Command| {
-        let man = clap_mangen::Man::new(command.clone());
-        man.render(&mut text)
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command.clone()).render(&mut page)?;
+        text.push_str(&with_examples(&String::from_utf8_lossy(&page)));
+        Ok(())
     };
     let rendered = render(&command).and_then(|()| {
         let subcommands = command.get_subcommands();
         let mut shown = subcommands.filter(|command| !command.is_hide_set());
         shown.try_for_each(&mut render)
     });
-    rendered.map_err(|error| Failure::of("cannot write the manual page", &error))?;
-    output::text(&String::from_utf8_lossy(&text))
+    rendered
+        .map_err(|error: std::io::Error| Failure::of("cannot write the manual page", &error))?;
+    output::text(&text)
+}
+
+/// A manual page whose examples keep their lines.
+fn with_examples(page: &str) -> String {
+    let page = page.replace(".SH EXTRA\n", ".SH NOTES\n.nf\n");
+    page.replace(".SH VERSION\n", ".fi\n.SH VERSION\n") + ".fi\n"
 }

@@ -69,13 +69,18 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
     if args.csv {
         return output::text(&csv(&computed.points));
     }
-    output::text(&table(&computed.points))?;
+    let sizes = table(&computed.points);
     match needed {
         Some((target, needed)) => {
-            let table = target::table(&trace, &needed, target);
-            output::text(&format!("\n{table}"))
+            let answer = target::table(&trace, &needed, target);
+            // Sizes that nobody named are those where it looked.
+            let is_named = args.points.is_some() || !args.frames.is_empty();
+            match is_named || !args.fractions.is_empty() {
+                true => output::text(&format!("{sizes}\n{answer}")),
+                false => output::text(&answer),
+            }
         }
-        None => Ok(()),
+        None => output::text(&sizes),
     }
 }
 

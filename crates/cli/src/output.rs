@@ -70,9 +70,10 @@ pub(crate) fn mib(bytes: u64) -> String {
 /// A time in the unit that suits it.
 pub(crate) fn time(nanos: u64) -> String {
     match nanos {
-        0..10_000 => format!("{nanos} ns"),
-        10_000..10_000_000 => format!("{:.1} us", nanos as f64 / 1e3),
-        _ => format!("{:.1} ms", nanos as f64 / 1e6),
+        0..1000 => format!("{nanos} ns"),
+        1000..999_950 => format!("{:.1} us", nanos as f64 / 1e3),
+        999_950..999_950_000 => format!("{:.1} ms", nanos as f64 / 1e6),
+        _ => format!("{:.1} s", nanos as f64 / 1e9),
     }
 }
 
@@ -98,8 +99,8 @@ mod tests {
             ["0", "999", "1,000", "1,234,567"]
         );
         assert_eq!(
-            [900, 12_345, 12_345_678].map(time),
-            ["900 ns", "12.3 us", "12.3 ms"]
+            [900, 1220, 999_949, 7_243_800, 12_345_678_900].map(time),
+            ["900 ns", "1.2 us", "999.9 us", "7.2 ms", "12.3 s"]
         );
         assert_eq!(
             (percent(0.98765), mib(3 << 19)),

@@ -1,5 +1,6 @@
 //! `pagetide top`: a running process's memory in the terminal.
 
+mod columns;
 mod draw;
 
 use crate::args::TopArgs;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 /// Columns and lines of a view that goes into a pipe.
 const PIPE: (u16, u16) = (100, 40);
 
+/// Groups that a page key goes over.
+const PAGE: usize = 10;
+
 /// What is shown: the last two answers, and which group is looked at more closely.
 pub(crate) struct View {
     before: Snapshot,
@@ -26,11 +30,20 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// The group with most pages of its own is selected.
     fn new(before: Snapshot, now: Snapshot) -> View {
+        let pages = |group: &GroupSnapshot| {
+            let generations = group.generations.iter();
+            generations
+                .map(|one| u64::from(one.nr_file) + u64::from(one.nr_anon))
+                .sum::<u64>()
+        };
+        let groups = now.groups.iter().enumerate().rev();
+        let selected = groups.max_by_key(|(_, group)| pages(group));
         View {
+            selected: selected.map_or(0, |(at, _)| at),
             before,
             now,
-            selected: 0,
             trouble: None,
         }
     }
@@ -70,15 +83,28 @@ impl View {
         read(group).saturating_sub(before) as f64 / self.seconds()
     }
 
-    /// Hits over requests between the answers, where the program tells its requests.
+    /// Hits over requests between the answers, of the group and those below it of which the
+    /// program tells the requests; `None` where it tells of none.
     fn hit_ratio(&self, group: &GroupSnapshot) -> Option<f64> {
-        let before = self.group_before(group)?;
-        let requests = group.requests?.checked_sub(before.requests?)?;
-        let misses = group.misses.saturating_sub(before.misses);
+        let groups = self.now.groups.iter();
+        let told = groups.filter(|other| is_at_or_below(&other.path, &group.path));
+        let told = told.filter_map(|now| {
+            let before = self.group_before(now)?;
+            let requests = now.requests?.checked_sub(before.requests?)?;
+            Some((requests, now.misses.saturating_sub(before.misses)))
+        });
+        let sum = |all: (u64, u64), one: (u64, u64)| (all.0 + one.0, all.1 + one.1);
+        let (requests, misses) = told.reduce(sum)?;
         // What was told may be older than the misses.
         let hits = requests.saturating_sub(misses);
         (requests > 0).then(|| hits as f64 / requests as f64)
     }
+}
+
+/// Whether a group's path is `top` or of a group below it.
+fn is_at_or_below(path: &str, top: &str) -> bool {
+    let rest = path.strip_prefix(top.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
@@ -124,8 +150,12 @@ fn show(
             _ if key.kind != KeyEventKind::Press => (),
             KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
             KeyCode::Char('c') if key.modifiers == KeyModifiers::CONTROL => return Ok(()),
-            KeyCode::Up => view.selected = view.selected.saturating_sub(1),
-            KeyCode::Down => view.selected = (view.selected + 1).min(last),
+            KeyCode::Up | KeyCode::Char('k') => view.selected = view.selected.saturating_sub(1),
+            KeyCode::Down | KeyCode::Char('j') => view.selected = (view.selected + 1).min(last),
+            KeyCode::PageUp => view.selected = view.selected.saturating_sub(PAGE),
+            KeyCode::PageDown => view.selected = (view.selected + PAGE).min(last),
+            KeyCode::Home => view.selected = 0,
+            KeyCode::End => view.selected = last,
             _ => (),
         }
     }
@@ -133,14 +163,19 @@ fn show(
 
 /// The view as plain text.
 fn text(view: &View) -> String {
-    let backend = TestBackend::new(PIPE.0, PIPE.1);
+    drawn(view, PIPE)
+}
+
+/// The view on a terminal of so many columns and lines.
+fn drawn(view: &View, (width, height): (u16, u16)) -> String {
+    let backend = TestBackend::new(width, height);
     let mut terminal = Terminal::new(backend).expect("it draws into memory");
     terminal
         .draw(|frame| draw::draw(frame, view))
         .expect("it draws into memory");
     let buffer = terminal.backend().buffer();
     let cells: Vec<&str> = buffer.content.iter().map(|cell| cell.symbol()).collect();
-    let lines = cells.chunks(usize::from(PIPE.0)).map(|line| line.concat());
+    let lines = cells.chunks(usize::from(width)).map(|line| line.concat());
     let lines: Vec<String> = lines.map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n").trim_end().to_owned() + "\n"
 }
@@ -166,9 +201,11 @@ mod tests {
         now.groups[1].requests = Some(1100);
         now.groups[1].misses += 25;
         *now.stats.entry("bytes_read".to_owned()).or_default() += 4 << 20;
-        let refaults = "workingset_refault_file".to_owned();
-        *now.groups[1].stat.entry(refaults).or_default() += 12;
+        for (name, number) in [("workingset_refault_file", 12), ("pgmajfault", 25)] {
+            *now.groups[1].stat.entry(name.to_owned()).or_default() += number;
+        }
         now.groups[1].pressure_some_avg10 = 3.25;
+        now.groups[1].policy = "mglru".to_owned();
         now.groups[1].generations = vec![Default::default(); 2];
         now.groups[1].generations[1].seq = 7;
         now.groups[1].generations[1].nr_file = 256;
@@ -189,17 +226,20 @@ mod tests {
         }
         assert!(line("deep").find("deep") > web.find("web"), "{text}");
         assert!(line("read").contains("2.0 MiB/s"), "{text}");
-        assert!(line("CPU 0").contains("high"), "{text}");
+        assert!(line("CPU 0: ").contains(" of "), "{text}");
     }
 
     #[test]
     fn the_selected_group_shows_its_generations_and_trouble_is_told() {
         let mut view = view();
-        view.selected = 1;
+        assert_eq!(view.selected, 1, "the one with pages");
         view.update(Err(Failure::Run("nobody is there".to_owned())));
         let text = text(&view);
-        assert!(text.contains("Generations of /web"), "{text}");
-        assert!(text.contains("1.0 MiB of files"), "{text}");
+        assert!(text.contains("Own pages of /web by age"), "{text}");
+        let youngest = text.lines().find(|line| line.contains("generation 7"));
+        let youngest = youngest.unwrap_or_else(|| panic!("no generation 7 in {text}"));
+        assert!(youngest.contains("1.0 MiB files"), "{youngest}");
+        assert!(youngest.ends_with("####"), "{youngest}");
         assert!(text.contains("nobody is there"), "{text}");
     }
 
@@ -211,6 +251,57 @@ mod tests {
         fewer.groups.truncate(1);
         view.update(Ok(fewer));
         assert_eq!(view.selected, 0);
-        assert!(text(&view).contains("Generations of /"));
+        assert!(text(&view).contains("Own pages of / "));
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_fewer_columns_and_no_number_is_cut() {
+        let mut view = view();
+        let widths = [120, 80, 60, 40].map(|width| {
+            let text = drawn(&view, (width, 24));
+            let web = text.lines().find(|line| line.contains(" web "));
+            let web = web.unwrap_or_else(|| panic!("no web in {text}"));
+            let cells: Vec<&str> = web.split("  ").filter(|cell| !cell.is_empty()).collect();
+            assert!(
+                web.contains(" 1.0 MiB") && web.contains(" 8.0 MiB"),
+                "{web}"
+            );
+            cells.concat().len()
+        });
+        assert!(widths.is_sorted_by(|a, b| a >= b), "{widths:?}");
+        assert!(widths[3] < widths[0], "{widths:?}");
+        for line in drawn(&view, (80, 24)).lines().take(4) {
+            assert!(line.chars().count() < 80, "cut: {line}");
+        }
+        // However low it is.
+        for height in 0..16 {
+            drop(drawn(&view, (80, height)));
+        }
+        view.now.groups.clear();
+        view.update(Ok(view.now.clone()));
+        drop(drawn(&view, (80, 24)));
+    }
+
+    #[test]
+    fn hits_of_a_group_are_those_of_the_groups_below_that_tell() {
+        let mut view = view();
+        let hits = |view: &View, at: usize| view.hit_ratio(&view.now.groups[at]);
+        assert_eq!(
+            [0, 1, 2].map(|at| hits(&view, at)),
+            [Some(0.75), Some(0.75), None]
+        );
+        view.before.groups[2].requests = Some(0);
+        view.now.groups[2].requests = Some(300);
+        assert_eq!(
+            [0, 1, 2].map(|at| hits(&view, at)),
+            [Some(0.9375), Some(0.9375), Some(1.0)]
+        );
+        for groups in [&mut view.before.groups, &mut view.now.groups] {
+            groups.iter_mut().for_each(|group| group.requests = None);
+        }
+        assert_eq!(hits(&view, 0), None);
+        assert!(!text(&view).contains(" hits"), "a column that says nothing");
+        assert!(is_at_or_below("/web/deep", "/web") && is_at_or_below("/web", "/"));
+        assert!(!is_at_or_below("/website", "/web"));
     }
 }

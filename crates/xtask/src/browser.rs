@@ -13,7 +13,7 @@ use crate::workspace::{self, Workspace};
 /// Names under which Chromium is installed.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 /// Plots of the report at least.
-const MIN_PLOTS: u64 = 9;
+const MIN_PLOTS: u64 = 10;
 /// Name of a look, width, height, whether it is dark.
 const LOOKS: [(&str, u32, u32, bool); 4] = [
     ("light", 1280, 3600, false),

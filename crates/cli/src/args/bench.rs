@@ -111,10 +111,10 @@ pub(crate) struct TruncateArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ReserveArgs {
     /// Budget, which a clean page cache fills.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = super::bytes)]
     pub(crate) budget: ByteSize,
     /// Bytes to reserve.
-    #[arg(long, value_name = "SIZE", default_value = "300MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "300MiB", value_parser = super::bytes)]
     pub(crate) size: ByteSize,
     /// Times to measure it.
     #[arg(long, value_name = "N", default_value = "5",

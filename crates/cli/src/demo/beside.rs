@@ -50,7 +50,7 @@ impl Beside {
 pub(super) fn run_all(
     data: &File,
     phase: Duration,
-    with_kernel: bool,
+    kernel: Option<&kernel::Cgroup>,
 ) -> Result<Vec<Beside>, Failure> {
     let mut runs = Vec::new();
     for policy in [Policy::default(), Policy::Mglru, Policy::TwoList] {
@@ -76,8 +76,8 @@ pub(super) fn run_all(
             seen: Some(seen),
         });
     }
-    if with_kernel {
-        runs.push(kernel::run(data, phase)?);
+    if let Some(group) = kernel {
+        runs.push(kernel::run(group, data, phase)?);
     }
     Ok(runs)
 }

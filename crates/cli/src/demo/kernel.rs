@@ -23,18 +23,22 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A cgroup below that of this process; gone when dropped.
-struct Cgroup {
+/// A memory cgroup of the budget's size below that of this process; gone when dropped.
+pub(super) struct Cgroup {
     folder: PathBuf,
 }
 
 impl Cgroup {
-    /// One with a limit, or why there can be none.
-    fn limited(limit: u64) -> Result<Cgroup, Failure> {
+    /// One, or why there can be none.
+    pub(super) fn of_budget() -> Result<Cgroup, Failure> {
+        let limit = BUDGET.as_u64();
         let (own, limit_file) =
             own_folder().ok_or_else(|| Failure::Run("no memory cgroups are mounted".to_owned()))?;
         let folder = own.join(format!("pagetide-demo-{}", std::process::id()));
-        let step = || format!("cannot make a memory cgroup at {}", folder.display());
+        let step = || {
+            let folder = folder.display();
+            format!("cannot make a memory cgroup for --kernel at {folder} (it mostly takes root)")
+        };
         fs::create_dir(&folder).map_err(|error| Failure::of(&step(), &error))?;
         let group = Cgroup {
             folder: folder.clone(),
@@ -81,10 +85,9 @@ fn own_folder() -> Option<(PathBuf, &'static str)> {
 }
 
 /// Runs the phases `warm` and `scan`.
-pub(super) fn run(data: &File, phase: Duration) -> Result<Beside, Failure> {
+pub(super) fn run(group: &Cgroup, data: &File, phase: Duration) -> Result<Beside, Failure> {
     let step = "cannot run the process that reads through the kernel's page cache";
     let failed = |error: io::Error| Failure::of(step, &error);
-    let group = Cgroup::limited(BUDGET.as_u64())?;
     let mut child = Command::new(std::env::current_exe().map_err(failed)?)
         .arg("kernel-cache")
         .arg(format!(

@@ -17,7 +17,7 @@ pub(super) struct Plot {
 }
 
 /// Requests of the demo that other policies are run on.
-const NR_REQUESTS: usize = 400_000;
+const NR_REQUESTS: usize = 200_000;
 /// CPUs whose caches are shown.
 const MAX_CPUS: u32 = 3;
 
@@ -32,6 +32,7 @@ pub(super) fn all(demo: &Demo) -> Result<Vec<Plot>, Failure> {
         classes(seen),
     ];
     plots.extend(ages(demo));
+    plots.extend(tiers(demo));
     plots.extend([refaults(seen), pcp(seen), miss_ratios(seen)?]);
     Ok(plots)
 }
@@ -286,6 +287,49 @@ fn ages(demo: &Demo) -> Option<Plot> {
                new one and moves what was used into it, eviction takes the oldest."
             .to_owned(),
         chart,
+    })
+}
+
+/// How often evicted pages of `web` came back, by tier, in the same run.
+fn tiers(demo: &Demo) -> Option<Plot> {
+    let run = demo.beside.iter().find(|run| run.beside == "mglru")?;
+    let seen = run.seen.as_ref()?;
+    let shown = seconds(seen).range;
+    let refaulted = |snapshot: &Snapshot, tier: u32| {
+        let tiers = &group(snapshot, "/web")?.tiers;
+        let tier = tiers.iter().find(|one| one.tier == tier && !one.is_anon)?;
+        let nr_met = tier.evicted + tier.protected;
+        (nr_met > 0).then(|| tier.refaulted as f64 / nr_met as f64)
+    };
+    let curves = (0..4).map(|tier| {
+        let points = seen.snapshots.iter().filter(|(at, _)| shown.contains(at));
+        let points = points.filter_map(|(at, snapshot)| Some((*at, refaulted(snapshot, tier)?)));
+        Curve {
+            name: format!("tier {tier}"),
+            points: points.collect(),
+        }
+    });
+    let curves: Vec<Curve> = curves.collect();
+    let values = curves.iter().flat_map(|curve| &curve.points);
+    let largest = values.map(|(_, value)| *value).fold(0.02, f64::max);
+    let y = Axis {
+        label: "came back".to_owned(),
+        range: 0.0..largest * 1.15,
+        write: percents,
+    };
+    Some(Plot {
+        heading: "Refaults by tier under the multi-gen LRU",
+        text: "How many of web's pages that eviction met came back so far, by tier: pages of a \
+               tier were read about twice as often as those of the tier below. Each new oldest \
+               generation counts from nothing. A tier of which more come back than of tier 0 is \
+               one that the controller protects."
+            .to_owned(),
+        chart: over_time(
+            seen,
+            "Part of web's pages that came back, by tier",
+            y,
+            curves,
+        ),
     })
 }
 

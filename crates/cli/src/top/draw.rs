@@ -1,109 +1,147 @@
 //! How `pagetide top` looks.
 
 use super::View;
+use super::columns;
 use crate::output;
-use pagetide::GroupSnapshot;
+use pagetide::{GenerationSnapshot, GroupSnapshot, PAGE_BYTES};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, LineGauge, Paragraph, Row, Table, TableState};
 
-/// Columns of the tree of groups, after its names: what, and how wide.
-const COLUMNS: [(&str, u16); 9] = [
-    ("usage", 10),
-    ("low", 9),
-    ("high", 9),
-    ("max", 9),
-    ("hits", 8),
-    ("miss/s", 9),
-    ("refault/s", 9),
-    ("some %", 7),
-    ("full %", 7),
-];
+/// Lines at the top and at the bottom.
+const HEAD: u16 = 4;
+const GAUGE: u16 = 1;
+const FOOT: u16 = 1;
+/// Lines of a panel beside what it lists.
+const TITLE: u16 = 1;
+/// Lines of the groups at least, their title and header included.
+const LEAST_GROUPS: u16 = 4;
+/// Columns of a per-CPU page cache.
+const CACHE_WIDTH: usize = 26;
 
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
+    let area = frame.area();
     let selected = view.now.groups.get(view.selected);
     let nr_generations = selected.map_or(0, |group| group.generations.len());
+    let caches = cache_lines(view, usize::from(area.width));
     let lines = |count: usize, most: u16| u16::try_from(count).unwrap_or(most).min(most);
-    let [head, gauge, groups, generations, caches, foot] = Layout::vertical([
-        Constraint::Length(3),
-        Constraint::Length(1),
-        Constraint::Min(4),
-        Constraint::Length(2 + lines(nr_generations.max(1), 8)),
-        Constraint::Length(2 + lines(view.now.pagesets.len().div_ceil(2).max(1), 6)),
-        Constraint::Length(1),
-    ])
-    .areas(frame.area());
-    draw_head(frame, head, view);
-    draw_gauge(frame, gauge, view);
-    draw_groups(frame, groups, view);
+    let generations = TITLE + lines(nr_generations.max(1), 8);
+    let nr_caches = TITLE + lines(caches.len().max(1), 6);
+    let left = area.height.saturating_sub(HEAD + GAUGE + FOOT);
+    let groups = TITLE + 1 + lines(view.now.groups.len(), u16::MAX - 8);
+    let most = left.saturating_sub(generations + nr_caches);
+    // Where not all has room, the groups come first, then the generations.
+    let groups = groups.min(most.max(LEAST_GROUPS)).min(left);
+    let generations = generations.min(left - groups);
+    let nr_caches = nr_caches.min(left - groups - generations);
+    let heights = [HEAD, GAUGE, groups, generations, nr_caches];
+    let heights = heights.map(Constraint::Length).into_iter();
+    let heights = heights.chain([Constraint::Fill(1), Constraint::Length(FOOT)]);
+    let areas = Layout::vertical(heights).split(area);
+    draw_head(frame, areas[0], view);
+    draw_gauge(frame, areas[1], view);
+    draw_groups(frame, areas[2], view);
     if let Some(group) = selected {
-        draw_generations(frame, generations, group);
+        draw_generations(frame, areas[3], group);
     }
-    draw_caches(frame, caches, view);
+    let title = "Per-CPU page caches: free pages held, of how many at most";
+    frame.render_widget(panel(title, caches), areas[4]);
     let line = match &view.trouble {
         Some(trouble) => Line::from(trouble.as_str()).bold(),
-        None => Line::from("up, down: look at a group's generations; q: quit").dim(),
+        None => Line::from("up, down: the generations of another group; q: quit").dim(),
     };
-    frame.render_widget(Paragraph::new(line), foot);
+    frame.render_widget(Paragraph::new(line), areas[6]);
+}
+
+fn panel<'a>(title: &'a str, lines: Vec<Line<'a>>) -> Paragraph<'a> {
+    Paragraph::new(lines).block(Block::new().borders(Borders::TOP).title(title))
 }
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let now = &view.now;
-    let resident = now.resident_bytes.map_or("?".to_owned(), output::mib);
-    let per_second = |name| format!("{:.1} MiB/s", view.rate(name) / f64::from(1 << 20));
+    let resident = now.resident_bytes.map_or("?".to_owned(), columns::size);
+    let root = now.groups.first();
+    let kind = |name| columns::size(root.map_or(0, |root| columns::stat(root, name)));
+    let bytes = |name| columns::size(output::whole(view.rate(name)));
     let lines = vec![
         Line::from(format!(
-            "pagetide, process {}, up {:.0} s: budget {}, resident {resident} with the program's \
-             heap",
+            "pagetide, process {}, up {:.0} s, resident with the program's heap {resident}",
             now.pid,
             now.uptime_ms as f64 / 1e3,
-            output::mib(now.budget_bytes),
         ))
         .bold(),
         Line::from(format!(
-            "read {}, written {}, released {}, swapped in {:.0} and out {:.0} pages/s",
-            per_second("bytes_read"),
-            per_second("bytes_written"),
-            per_second("released_bytes"),
-            view.rate("pswpin") + view.rate("zswpin"),
-            view.rate("pswpout") + view.rate("zswpout"),
+            "files {}, anon {}, reserved {}, records {}, stocks {}",
+            kind("file"),
+            kind("anon"),
+            kind("slab_unreclaimable"),
+            kind("kernel"),
+            kind("stock"),
         )),
         Line::from(format!(
-            "evicted {:.0} pages/s of {:.0} looked at, {:.1} calls/s had to do it themselves",
-            view.rate("pgsteal"),
-            view.rate("pgscan"),
-            view.rate("allocstall"),
+            "read {}/s, written {}/s, to the OS {}/s{}",
+            bytes("bytes_read"),
+            bytes("bytes_written"),
+            bytes("released_bytes"),
+            swapped(view),
+        )),
+        Line::from(format!(
+            "pages/s looked at {}, evicted {}; calls/s that had to reclaim {}",
+            columns::rate(view.rate("pgscan")),
+            columns::rate(view.rate("pgsteal")),
+            columns::rate(view.rate("allocstall")),
         )),
     ];
     frame.render_widget(Paragraph::new(lines), area);
 }
 
+/// Anon pages that went and came, where any ever did.
+fn swapped(view: &View) -> String {
+    let is_any = ["pswpout", "zswpout"].iter().any(|&name| {
+        let count = view.now.stats.get(name);
+        count.is_some_and(|&count| count > 0)
+    });
+    let pages = |names: [&str; 2]| columns::rate(names.map(|name| view.rate(name)).iter().sum());
+    match is_any {
+        true => format!(
+            ", swap in {}, out {} pages/s",
+            pages(["pswpin", "zswpin"]),
+            pages(["pswpout", "zswpout"])
+        ),
+        false => String::new(),
+    }
+}
+
 fn draw_gauge(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let used = view.now.groups.first().map_or(0, |root| root.usage_bytes);
     let share = used as f64 / view.now.budget_bytes.max(1) as f64;
+    let budget = columns::size(view.now.budget_bytes);
     let gauge = LineGauge::default()
-        .label(format!("{} used", output::percent(share)))
+        .label(format!("usage {} of {budget}", columns::size(used)))
+        .filled_symbol("#")
+        .unfilled_symbol(".")
         .ratio(share.clamp(0.0, 1.0));
     frame.render_widget(gauge, area);
 }
 
 fn draw_groups(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let rows = view.now.groups.iter().map(|group| {
-        let cells = COLUMNS.iter().zip(group_cells(view, group));
-        let cells = cells.map(|(_, text)| Cell::from(Line::from(text).right_aligned()));
-        Row::new(
-            [Cell::from(tree_name(&group.path))]
-                .into_iter()
-                .chain(cells),
-        )
+    let names: Vec<String> = view.now.groups.iter().map(tree_name).collect();
+    let longest = names.iter().map(|name| name.chars().count()).max();
+    let columns = columns::fitting(view, longest.unwrap_or(0), usize::from(area.width));
+    let right = |text: &str| Cell::from(Line::from(text.to_owned()).right_aligned());
+    let rows = names.into_iter().enumerate().map(|(at, name)| {
+        let cells = columns.iter().map(|column| right(&column.cells[at]));
+        Row::new([Cell::from(name)].into_iter().chain(cells))
     });
-    let header = COLUMNS.map(|(name, _)| Cell::from(Line::from(name).right_aligned()));
+    let header = columns.iter().map(|column| right(column.name));
     let header = Row::new([Cell::from("group")].into_iter().chain(header)).bold();
-    let widths = COLUMNS.map(|(_, width)| Constraint::Length(width));
-    let widths = [Constraint::Min(12)].into_iter().chain(widths);
+    let widths = columns
+        .iter()
+        .map(|column| Constraint::Length(column.width));
+    let widths = [Constraint::Fill(1)].into_iter().chain(widths);
     let title = match view.now.nr_groups_left_out {
         0 => "Groups".to_owned(),
         left_out => format!("Groups, without {left_out} that use less"),
@@ -116,10 +154,10 @@ fn draw_groups(frame: &mut Frame<'_>, area: Rect, view: &View) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The last part of a path, moved to the right for each above it.
-fn tree_name(path: &str) -> String {
-    match path.rsplit_once('/') {
-        None | Some((_, "")) => path.to_owned(),
+/// The last part of a group's path, moved to the right for each above it.
+fn tree_name(group: &GroupSnapshot) -> String {
+    match group.path.rsplit_once('/') {
+        None | Some((_, "")) => group.path.clone(),
         Some((parents, name)) => {
             let depth = 1 + parents.matches('/').count();
             format!("{} {name}", "  ".repeat(depth - 1))
@@ -127,61 +165,57 @@ fn tree_name(path: &str) -> String {
     }
 }
 
-fn group_cells(view: &View, group: &GroupSnapshot) -> [String; 9] {
-    let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), output::mib);
-    let refaults = |group: &GroupSnapshot| {
-        let of = |name| group.stat.get(name).copied().unwrap_or(0);
-        of("workingset_refault_file") + of("workingset_refault_anon")
-    };
-    let hits = view.hit_ratio(group);
-    [
-        output::mib(group.usage_bytes),
-        bytes(Some(group.low_bytes.max(group.min_bytes)).filter(|&bytes| bytes > 0)),
-        bytes(group.high_bytes),
-        bytes(group.max_bytes),
-        hits.map_or("-".to_owned(), |hits| format!("{:.1} %", hits * 100.0)),
-        format!("{:.1}", view.group_rate(group, |group| group.misses)),
-        format!("{:.1}", view.group_rate(group, refaults)),
-        format!("{:.2}", group.pressure_some_avg10),
-        format!("{:.2}", group.pressure_full_avg10),
-    ]
-}
-
 fn draw_generations(frame: &mut Frame<'_>, area: Rect, group: &GroupSnapshot) {
-    let title = format!("Generations of {}, the oldest first", group.path);
-    let pages = |pages: u32| output::mib(u64::from(pages) * pagetide::PAGE_BYTES as u64);
+    let pages = |one: &GenerationSnapshot| u64::from(one.nr_file) + u64::from(one.nr_anon);
+    let all: u64 = group.generations.iter().map(pages).sum();
+    let nr_nodes = group.generations.iter().map(|one| one.node + 1).max();
+    let bytes = |pages: u32| columns::size(u64::from(pages) * PAGE_BYTES as u64);
     let lines = group.generations.iter().map(|one| {
-        Line::from(format!(
-            "node {} generation {:>5}, {:>7.1} s old: {:>11} of files, {:>11} anon",
-            one.node,
-            one.seq,
+        let node = match nr_nodes {
+            Some(2..) => format!("node {:<3}", one.node),
+            _ => String::new(),
+        };
+        let line = format!(
+            "{node}{:<16}{:>8.1} s{:>10} files{:>10} anon  ",
+            name_of(one, &group.policy),
             one.age_ms as f64 / 1e3,
-            pages(one.nr_file),
-            pages(one.nr_anon),
-        ))
+            bytes(one.nr_file),
+            bytes(one.nr_anon),
+        );
+        let room = usize::from(area.width).saturating_sub(line.len());
+        let share = pages(one) as f64 / all.max(1) as f64;
+        let filled = usize::try_from(output::whole(share * room as f64)).unwrap_or(room);
+        Line::from(line + &"#".repeat(filled))
     });
     let lines: Vec<Line<'_>> = match group.generations.is_empty() {
         true => vec![Line::from("no pages of its own")],
         false => lines.collect(),
     };
-    let block = Block::new().borders(Borders::TOP).title(title);
-    frame.render_widget(Paragraph::new(lines).block(block), area);
+    let title = format!("Own pages of {} by age, under {}", group.path, group.policy);
+    frame.render_widget(panel(&title, lines), area);
 }
 
-fn draw_caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let cells = view.now.pagesets.iter().map(|one| {
-        let text = format!(
-            "node {} zone {} CPU {}: {} of high {}",
-            one.node, one.zone, one.cpu, one.count, one.high
-        );
-        format!("{text:<46}")
+/// What a generation is under a policy: those without any show their classes.
+fn name_of(one: &GenerationSnapshot, policy: &str) -> String {
+    match (policy.starts_with("mglru"), one.seq) {
+        (false, 0) => "on trial".to_owned(),
+        (false, 1) => "protected".to_owned(),
+        (_, seq) => format!("generation {seq}"),
+    }
+}
+
+fn cache_lines(view: &View, width: usize) -> Vec<Line<'static>> {
+    let pagesets = &view.now.pagesets;
+    let is_one_zone = pagesets.iter().all(|one| (one.node, one.zone) == (0, 0));
+    let cells = pagesets.iter().map(|one| {
+        let zone = match is_one_zone {
+            true => String::new(),
+            false => format!("{}.{} ", one.node, one.zone),
+        };
+        let cell = format!("{zone}CPU {}: {} of {}", one.cpu, one.count, one.high);
+        format!("{cell:<CACHE_WIDTH$}")
     });
     let cells: Vec<String> = cells.collect();
-    let lines: Vec<Line<'_>> = cells
-        .chunks(2)
-        .map(|two| Line::from(two.concat()))
-        .collect();
-    let block = Block::new().borders(Borders::TOP);
-    let block = block.title("Per-CPU page caches: pages held, and how many they may hold");
-    frame.render_widget(Paragraph::new(lines).block(block), area);
+    let lines = cells.chunks((width / CACHE_WIDTH).max(1));
+    lines.map(|cells| Line::from(cells.concat())).collect()
 }

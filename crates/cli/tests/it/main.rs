@@ -210,6 +210,10 @@ fn usage_errors_exit_with_2_and_name_the_thing() {
         (&["replay", &sample, "--frames", "0"], "0 is not in 1.."),
         (&["replay", &sample, "--memory", "many"], "many"),
         (
+            &["replay", &sample, "--memory", "16XB"],
+            "as in 64MiB or 2GiB",
+        ),
+        (
             &["replay", &sample, "--frames", "9", "--policy", "best"],
             "unknown policy 'best'",
         ),

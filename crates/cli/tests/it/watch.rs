@@ -1,6 +1,7 @@
 //! A demo that is watched while it runs, and what it leaves.
 
 use crate::{BIN, failure, pagetide};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -58,14 +59,7 @@ fn a_running_demo_is_seen_from_outside() {
     assert_eq!(snapshot["groups"][0]["path"], "/");
     // Its output goes into a pipe: one view, as text.
     let top = text(&["top", socket, "--interval", "0.5"]);
-    for word in [
-        "Groups",
-        "web",
-        "batch",
-        "query",
-        "Generations of /",
-        "CPU 0",
-    ] {
+    for word in ["Groups", "web", "batch", "query", "Own pages of /", "CPU 0"] {
         assert!(top.contains(word), "{word} is not in {top}");
     }
     let (code, message) = failure(&["stat", socket, "memory.stat", "/nobody"]);
@@ -106,12 +100,13 @@ fn a_report_is_one_page_with_all_plots_and_no_script() {
     );
     let page = std::fs::read_to_string(report).unwrap();
     assert!(page.len() < 1 << 20, "{} bytes", page.len());
-    assert_eq!(page.matches("<svg class=\"chart\"").count(), 9);
+    assert_eq!(page.matches("<svg class=\"chart\"").count(), 10);
     assert!(!page.contains("<script") && !page.contains("http://127"));
     for text in [
         "Memory by group",
         "Hit ratio",
         "Ages under the multi-gen LRU",
+        "Refaults by tier",
         "Per-CPU page caches",
         "prefers-color-scheme",
         "width=device-width",
@@ -127,6 +122,24 @@ fn a_report_is_one_page_with_all_plots_and_no_script() {
     assert!(message.contains("/nonexistent/a.html"), "{message}");
 }
 
+/// Before anything else is done: not after all the phases.
+#[test]
+fn who_may_not_make_a_cgroup_is_told_at_once() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: another user: only root can become one");
+        return;
+    }
+    let mut command = Command::new(BIN);
+    command.args(["demo", "--kernel", "--dir", "/nonexistent"]);
+    let Ok(output) = command.uid(65534).gid(65534).output() else {
+        println!("skipped: another user: it may not run the command");
+        return;
+    };
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("for --kernel"), "{message}");
+}
+
 #[test]
 fn completions_and_the_manual_name_every_verb() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -136,6 +149,15 @@ fn completions_and_the_manual_name_every_verb() {
     let manual = text(&["man"]);
     for word in [".TH", "mrc", "SOCKET", "Exit codes", "NO_COLOR"] {
         assert!(manual.contains(word), "{word} is not in the manual");
+    }
+    // Lines as they are written, from the notes on to what comes after them.
+    let notes = manual.split(".SH NOTES\n").skip(1);
+    assert!(notes.clone().count() > 5);
+    for notes in notes {
+        assert!(
+            notes.starts_with(".nf\n") && notes.contains("\n.fi\n"),
+            "{notes}"
+        );
     }
     assert!(
         !manual.contains("kernel-cache"),
