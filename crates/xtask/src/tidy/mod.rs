@@ -7,6 +7,7 @@ mod docs;
 mod fences;
 mod lexer;
 mod manifest;
+mod names;
 mod rooms;
 mod shape;
 
@@ -92,6 +93,7 @@ fn check_files(files: &[File]) -> Vec<Violation> {
     let list = files.iter().find(|file| file.path == docs::UNSAFE_PAGE);
     let list = list.map_or("", |file| file.text.as_str());
     violations.extend(docs::check_unsafe_page(list, &fences::UNSAFE_FILES));
+    violations.extend(names::check(files));
     violations
 }
 
@@ -149,6 +151,12 @@ mod tests {
         }
     }
 
+    /// The page of unsafe code, and the files that it lists.
+    fn unsafe_files() -> Vec<File> {
+        let sources = fences::UNSAFE_FILES.map(|path| file(path, "//! Doc.\n"));
+        sources.into_iter().chain([unsafe_page()]).collect()
+    }
+
     fn unsafe_page() -> File {
         let rows: Vec<_> = fences::UNSAFE_FILES
             .iter()
@@ -159,17 +167,15 @@ mod tests {
 
     #[test]
     fn a_tidy_tree_has_no_violation() {
-        let files = [
-            unsafe_page(),
-            file("crates/core/src/lib.rs", "//! Doc.\n#![no_std]\n"),
-        ];
+        let mut files = unsafe_files();
+        files.push(file("crates/core/src/lib.rs", "//! Doc.\n#![no_std]\n"));
         assert_eq!(check_files(&files), []);
     }
 
     #[test]
     fn violations_of_every_kind_of_rule_are_found() {
-        let files = [
-            unsafe_page(),
+        let mut files = unsafe_files();
+        files.extend([
             file(
                 "crates/core/src/frame/mod.rs",
                 "//! Doc.\nuse crate::memory::Here;\n",
@@ -178,7 +184,8 @@ mod tests {
                 "crates/core/src/units.rs",
                 "use std::fmt;\nunsafe fn f() {}\n",
             ),
-        ];
+            file("docs/a.md", "see `crates/core/src/none.rs`\n"),
+        ]);
         let found: Vec<_> = check_files(&files)
             .iter()
             .map(ToString::to_string)
@@ -189,6 +196,7 @@ mod tests {
             "crates/core/src/units.rs:2: `unsafe`",
             "crates/core/src/units.rs:1: `std`",
             "crates/core/src/frame/README.md:1: a room needs",
+            "docs/a.md:1: `crates/core/src/none.rs` is not there",
         ];
         for (found, expected) in found.iter().zip(expected) {
             assert!(found.starts_with(expected), "{found}");
