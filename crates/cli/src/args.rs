@@ -75,7 +75,8 @@ pub(crate) struct StatArgs {
     #[arg(value_name = "VIEW", default_value = "vmstat",
           value_parser = clap::builder::PossibleValuesParser::new(pagetide::VIEWS.iter().copied()))]
     pub(crate) view: String,
-    /// The group, for lru_gen, memory.stat, memory.pressure and memory.events [default: the root]
+    /// The group, for lru_gen, lru_gen_full, memory.stat, memory.pressure and memory.events
+    /// [default: the root, for lru_gen and lru_gen_full all groups]
     #[arg(value_name = "GROUP")]
     pub(crate) group: Option<String>,
 }
@@ -150,7 +151,8 @@ pub(crate) struct DemoArgs {
     /// Folder for the data file (256 MiB, unlinked at once) [default: the temporary folder].
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Open a socket at this path while it runs, for `pagetide top` and `pagetide stat`.
+    /// Open a socket at this path for `pagetide top` and `pagetide stat` while the four phases of
+    /// three tenants run, the first 18 seconds.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) watch: Option<PathBuf>,
     /// Print JSON lines instead of a table.

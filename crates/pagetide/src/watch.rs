@@ -36,6 +36,7 @@ pub const VIEWS: &[&str] = &[
     "buddyinfo",
     "stocks",
     "lru_gen",
+    "lru_gen_full",
     "memory.stat",
     "memory.pressure",
     "memory.events",
@@ -183,6 +184,12 @@ impl State {
                 texts.collect()
             }
             ("lru_gen", _) => return self.of_group(path, |group| group.lru_gen().to_string()),
+            ("lru_gen_full", "") => {
+                let groups = memory.groups();
+                let texts = groups.iter().map(|(_, group)| lru_gen_full(group));
+                texts.collect()
+            }
+            ("lru_gen_full", _) => return self.of_group(path, lru_gen_full),
             ("memory.stat", _) => return self.of_group(path, |group| group.stat().to_string()),
             ("memory.pressure", _) => {
                 return self.of_group(path, |group| format!("{}\n", group.pressure()));
@@ -220,6 +227,11 @@ impl State {
         }
         snapshot
     }
+}
+
+/// A group's generations and their tiers.
+fn lru_gen_full(group: &Group) -> String {
+    group.lru_gen().full().to_string()
 }
 
 /// Whether the process at the other end is this user's or root's, as the kernel saw it connect.

@@ -311,7 +311,7 @@ fn tiers(demo: &Demo) -> Option<Plot> {
     });
     let curves: Vec<Curve> = curves.collect();
     let values = curves.iter().flat_map(|curve| &curve.points);
-    let largest = values.map(|(_, value)| *value).fold(0.02, f64::max);
+    let largest = values.map(|(_, value)| *value).fold(0.1, f64::max);
     let y = Axis {
         label: "came back".to_owned(),
         range: 0.0..largest * 1.15,

@@ -50,7 +50,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     let title = "Per-CPU page caches: free pages held, of how many at most";
     frame.render_widget(panel(title, caches), areas[4]);
     let line = match &view.trouble {
-        Some(trouble) => Line::from(trouble.as_str()).bold(),
+        Some(trouble) => Line::from(format!("old figures: {trouble}")).bold(),
         None => Line::from("up, down: the generations of another group; q: quit").dim(),
     };
     frame.render_widget(Paragraph::new(line), areas[6]);

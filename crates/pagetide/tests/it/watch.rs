@@ -87,6 +87,9 @@ fn the_socket_tells_what_the_memory_tells() {
         format!("{}\n", web.events())
     );
     assert!(text(&path, "memory.stat").contains("kernel "));
+    let full = text(&path, "lru_gen_full /web");
+    assert_eq!(full, web.lru_gen().full().to_string());
+    assert!(text(&path, "lru_gen_full").ends_with(&full), "all groups");
     assert!(text(&path, "vmstat").contains("\npgalloc "));
     for view in VIEWS {
         let answer = ask(&path, view);
