@@ -1,7 +1,8 @@
 //! What is told to `tracing` where the feature of that name is on, and nobody where it is off.
 //!
-//! Rare things only: a hit, a miss and an eviction count and say nothing. A subscriber is foreign
-//! code in the middle of the library: what unwinds out of it stays here.
+//! Rare things, and at the lowest level each call that reclaims: a hit and a miss count and say
+//! nothing. A subscriber is foreign code in the middle of the library: what unwinds out of it stays
+//! here.
 
 #![cfg_attr(not(feature = "tracing"), expect(unused_variables))] // Nobody is told.
 

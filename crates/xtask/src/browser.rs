@@ -217,7 +217,7 @@ mod tests {
 
     fn found() -> serde_json::Value {
         let plot = json!({"wide": 300.0, "high": 200.0, "drawn": 9, "label": "memory"});
-        json!({"plots": vec![plot; 9], "scroll": 400, "width": 400, "tables": 10,
+        json!({"plots": vec![plot; 10], "scroll": 400, "width": 400, "tables": 10,
                "back": "rgb(255, 255, 255)"})
     }
 

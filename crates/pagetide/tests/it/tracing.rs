@@ -155,7 +155,7 @@ fn pages_that_are_written_in_the_background_are_told() {
 }
 
 #[test]
-fn hits_misses_and_evictions_tell_nothing() {
+fn hits_and_misses_tell_nothing() {
     let memory = memory();
     let disk = Disk::of(vec![7; 32 << 20]);
     let file = file(&memory, &disk);
