@@ -39,7 +39,8 @@ pub enum Op {
     HoldLong(Place),
     /// Wants to change a page: asks for its latch, brings it in where it must.
     Change(Place),
-    /// Reads the page after the last one of a reader, or the next one of a trace.
+    /// Reads the page after the last one of a reader, or the next one of a trace. The first reader
+    /// of a region changes what it comes to.
     ReadOn {
         /// Picks the group.
         group: u32,
