@@ -464,8 +464,9 @@ impl<const RANK: u8> Stripes<RANK> {
     }
 
     /// Takes the lock of a bucket.
+    #[inline]
     pub fn lock(&self, bucket: usize) -> Guard<'_, (), RANK> {
-        self.0[bucket % self.0.len()].lock()
+        self.0[bucket % crate::units::index(Self::NR)].lock()
     }
 }
 
@@ -501,6 +502,13 @@ impl Words {
         let words = zeroed(nr_words + Self::LINE)?;
         let skew = words.as_ptr().addr().wrapping_neg() % 64 / size_of::<u64>();
         Ok(Words { words, skew })
+    }
+
+    /// `len` words from `start` on.
+    #[inline]
+    pub(crate) fn run(&self, start: usize, len: usize) -> &[AtomicU64] {
+        let start = start + self.skew;
+        &self.words[start..start + len]
     }
 }
 

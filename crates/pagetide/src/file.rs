@@ -134,6 +134,16 @@ struct Fault<'a> {
     op: Option<PageIn>,
 }
 
+impl Fault<'_> {
+    /// The page, pinned, where its read has ended well.
+    #[inline]
+    fn take_live(&mut self) -> Option<Frame> {
+        let frame = self.op.as_mut()?.take_live(&self.shared.core)?;
+        self.op = None;
+        Some(frame)
+    }
+}
+
 impl Drop for Fault<'_> {
     fn drop(&mut self) {
         if let Some(op) = self.op.take() {

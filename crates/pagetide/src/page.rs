@@ -138,10 +138,23 @@ impl<'a> Pin<'a> {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
+        let shard = self.shared.shard();
+        self.into_page_of(shard, len, account)
+    }
+
+    /// [`Pin::into_page`] that keeps its memory by a share of it that the caller has.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(crate) fn into_page_of(
+        self,
+        shard: Arc<Shard>,
+        len: usize,
+        account: Option<Arc<Account>>,
+    ) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
         Page {
             site: pin.shared.sites.enter(pin.frame),
-            shared: pin.shared.shard(),
+            shared: shard,
             block: Block::hold(pin.shared, pin.frame, pin.order),
             len,
             account,

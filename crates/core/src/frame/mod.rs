@@ -128,6 +128,7 @@ impl FrameTable {
     ///
     /// # Errors
     /// The word that was found instead.
+    #[inline]
     pub fn replace(&self, frame: Frame, old: Word, new: Word) -> Result<(), Word> {
         // AcqRel pairs with itself and with the load in `word`.
         self.field(frame, STATE)
@@ -142,6 +143,7 @@ impl FrameTable {
     ///
     /// # Errors
     /// The word that `change` left.
+    #[inline]
     pub fn update(
         &self,
         frame: Frame,
@@ -178,6 +180,7 @@ impl FrameTable {
     ///
     /// # Panics
     /// Where no pin was held.
+    #[inline]
     pub fn unpin(&self, frame: Frame) -> Word {
         // Release: the reads under the pin are over before an evictor's Acquire sees it gone.
         let old = Word::from_bits(self.field(frame, STATE).fetch_sub(1, Ordering::AcqRel));
@@ -187,6 +190,7 @@ impl FrameTable {
 
     /// The page in the frame; meaningful while a pin, a bucket lock or exclusive use keeps it.
     #[must_use]
+    #[inline]
     pub fn key(&self, frame: Frame) -> Option<PageKey> {
         PageKey::from_bits(self.field(frame, KEY).load(Ordering::Relaxed))
     }

@@ -112,9 +112,8 @@ impl Memory {
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
         let nr_pages = order.nr_pages();
-        match self.groups.charge(here.cpu, group, nr_pages) {
-            Ok(Charged::Within) => {}
-            charged => self.charge(here, group, Amount::Pages(nr_pages), charged)?,
+        if !here.ahead.is_some_and(|ahead| ahead.take(group, nr_pages)) {
+            self.charge_pages(here, group, nr_pages)?;
         }
         let request = Request::new(order, mobility);
         let frame = match self.groups.place(group) {
@@ -129,6 +128,23 @@ impl Memory {
             self.frames.set_group(frame, group);
         }
         Ok(Block { frame, was_ours })
+    }
+
+    /// Charges pages to `group`, reclaiming where a limit is met.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing stays charged.
+    #[inline]
+    pub(super) fn charge_pages(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        nr_pages: u32,
+    ) -> Result<(), AllocError> {
+        match self.groups.charge(here.cpu, group, nr_pages) {
+            Ok(Charged::Within) => Ok(()),
+            charged => self.charge(here, group, Amount::Pages(nr_pages), charged),
+        }
     }
 
     /// A block for what was charged; whether the request may go anywhere.

@@ -1,14 +1,13 @@
-//! Bringing a page in: an operation that is stepped, and the completion of its read.
+//! Bringing a page in: an operation that is stepped.
 
 use super::alloc::Block;
 use super::held::{Held, What};
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
-use crate::group::{Count, Group};
 use crate::page_cache::{self, Access, Found};
-use crate::reclaim::{LruvecRecord, Refault, Token};
-use crate::units::{Cpu, Frame, PageKey, PageType};
+use crate::reclaim::{Lruvec, LruvecRecord, Token};
+use crate::units::{Cpu, Frame, PageKey};
 
 /// What a step of [`PageIn`] ends with.
 #[derive(Debug)]
@@ -45,6 +44,8 @@ pub struct PageIn {
     mobility: Mobility,
     /// The page is to be moved once, where it is among others that can move.
     may_move: bool,
+    /// Somebody has just looked for it in vain.
+    is_missing: bool,
     /// The frame whose read it waits for, with a pin on it.
     waits_for: Option<Frame>,
 }
@@ -58,7 +59,17 @@ impl PageIn {
             access,
             mobility: Mobility::Movable,
             may_move: false,
+            is_missing: false,
             waits_for: None,
+        }
+    }
+
+    /// As [`PageIn::new`] for a page that [`Memory::pin`] has just not found: it is looked up where
+    /// it is entered, and not before.
+    pub fn missing(key: PageKey, group: u32, access: Access) -> PageIn {
+        PageIn {
+            is_missing: true,
+            ..PageIn::new(key, group, access)
         }
     }
 
@@ -86,6 +97,10 @@ impl PageIn {
         let frame = loop {
             if let Some(frame) = self.waits_for {
                 break frame;
+            }
+            if core::mem::take(&mut self.is_missing) {
+                self.waits_for = self.begin_read(memory, here, effects)?;
+                continue;
             }
             match memory.pin(here.cpu, self.key, self.access, effects) {
                 Found::Pinned(frame) => return Ok(self.end(memory, here, frame, effects)),
@@ -208,6 +223,18 @@ impl PageIn {
         Ok(Some(frame))
     }
 
+    /// The page, where its read has ended well: the operation is over, and its pin the caller's.
+    #[must_use]
+    #[inline]
+    pub fn take_live(&mut self, memory: &Memory) -> Option<Frame> {
+        let frame = self.waits_for?;
+        let is_live = memory.frames.word(frame).state() == State::Live;
+        if !is_live || self.may_move {
+            return None;
+        }
+        self.waits_for.take()
+    }
+
     /// Whether it waits for a read or a copy, which end by themselves. Otherwise, after
     /// [`Step::Wait`], it holds nothing and waits for whoever changes the page, or wants to: who
     /// has a pin on the same page would wait for ever.
@@ -229,38 +256,14 @@ fn note_of(refault: Option<Token>) -> u64 {
     refault.map_or(0, |token| u64::from(token.bits()) + 1)
 }
 
-fn refault_of(note: u64) -> Option<Token> {
-    let bits = u32::try_from(note.checked_sub(1)?).expect("a token's bits");
-    Some(Token::new(bits))
-}
-
-/// Counts a page that was evicted and came in again.
-#[cold]
-fn count_refault(group: &Group, page_type: PageType, refault: Refault) {
-    let [refaults, activated, restored] = match page_type {
-        PageType::File => [
-            Count::WorkingsetRefaultFile,
-            Count::WorkingsetActivateFile,
-            Count::WorkingsetRestoreFile,
-        ],
-        PageType::Anon => [
-            Count::WorkingsetRefaultAnon,
-            Count::WorkingsetActivateAnon,
-            Count::WorkingsetRestoreAnon,
-        ],
-    };
-    group.add_count(refaults, 1);
-    group.add_count(activated, refault.is_activated.into());
-    group.add_count(restored, refault.is_restored.into());
-}
-
 impl Memory {
     /// Marks a page that is being read and should not have gone, for those who wait for it.
     #[cold]
     fn mark_workingset(&self, frame: Frame, refault: Token) {
         let page_type = self.frames.page_type(frame);
         let lruvec = self.lruvec_at(frame);
-        let is_workingset = |lruvec: &LruvecRecord| lruvec.lock().is_workingset(page_type, refault);
+        let look = |lists: &Lruvec| lists.is_workingset(page_type, refault);
+        let is_workingset = |lruvec: &LruvecRecord| lruvec.look(look);
         if lruvec.is_some_and(is_workingset) {
             let mark = |word: Word| Some(word.with(flag::WORKINGSET));
             let marked = self.frames.update(frame, mark);
@@ -296,63 +299,21 @@ impl Memory {
     /// Drops a pin. One read-modify-write; the last one frees a frame that lost its page.
     #[inline]
     pub fn unpin(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
+        if self.drop_pin(cpu, frame) {
+            effects.push(Effect::Wake(frame));
+        }
+    }
+
+    /// [`Memory::unpin`] by a caller that wakes those who wait for the frame where this says so.
+    #[inline]
+    pub(super) fn drop_pin(&self, cpu: Cpu, frame: Frame) -> bool {
         let before = self.frames.unpin(frame);
         if before.pins() > 1 {
-            return;
-        }
-        if before.has(flag::WAIT) {
-            effects.push(Effect::Wake(frame));
+            return false;
         }
         if matches!(before.state(), State::Failed | State::Detached) {
             self.reap(cpu, frame);
         }
-    }
-
-    /// Ends a read or a copy: the page is live and queued, or failed with a code and forgotten.
-    /// What it was copied from is freed.
-    pub fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>, effects: &mut Effects) {
-        let Io {
-            frame, key, source, ..
-        } = io;
-        let group = self.groups.get(self.frames.group(frame));
-        let group = group.expect("a group lives while a page is charged to it");
-        let page_type = self.frames.page_type(frame);
-        group.end_read(page_type, io.order().nr_pages());
-        match result {
-            Ok(()) => {
-                let refault = refault_of(self.frames.note(frame));
-                let lruvec = self.lruvec_at(frame);
-                let lruvec = lruvec.expect("made before the page was published");
-                // A page that moves did not come in.
-                let nr_frames = source.map_or(io.order.nr_pages(), |_| 0);
-                let moment = self.page_in_moment(nr_frames);
-                let was_evicted = refault.is_some();
-                let mut lists = lruvec.lock();
-                let refault = lists.insert(&self.frames, frame, refault, moment);
-                let is_walked = group.is_walked();
-                drop(lists);
-                if !is_walked {
-                    self.groups.join_walk(lruvec.group());
-                }
-                if was_evicted {
-                    count_refault(group, page_type, refault);
-                }
-            }
-            Err(code) => {
-                self.forget(key, frame);
-                self.mapping_of(key)
-                    .unlist(&self.frames, [frame].into_iter());
-                self.frames.set_note(frame, u64::from(code));
-                let failed = |word: Word| Some(word.with_state(State::Failed).next_version());
-                self.frames
-                    .update(frame, failed)
-                    .expect("an update without a condition");
-            }
-        }
-        effects.push(Effect::Wake(frame));
-        self.unpin(cpu, frame, effects);
-        if let Some(source) = source {
-            self.unpin(cpu, source, effects);
-        }
+        before.has(flag::WAIT)
     }
 }

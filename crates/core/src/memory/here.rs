@@ -1,6 +1,6 @@
 //! Where a call comes from, and what core asks of the program around it.
 
-use super::Writes;
+use super::{Ahead, Writes};
 use crate::units::{Cpu, Node};
 use core::fmt::Debug;
 
@@ -62,6 +62,8 @@ pub struct Here<'a> {
     pub may_reclaim: bool,
     /// Whether it may use the reserve of writes.
     pub may_use_reserve: bool,
+    /// Pages that were charged for it ahead.
+    pub ahead: Option<&'a Ahead<'a>>,
 }
 
 impl<'a> Here<'a> {
@@ -72,6 +74,16 @@ impl<'a> Here<'a> {
             platform,
             may_reclaim: true,
             may_use_reserve: false,
+            ahead: None,
+        }
+    }
+
+    /// The same, with pages that were charged ahead: requests of their group take them first.
+    #[must_use]
+    pub fn with_ahead(self, ahead: &'a Ahead<'a>) -> Here<'a> {
+        Here {
+            ahead: Some(ahead),
+            ..self
         }
     }
 

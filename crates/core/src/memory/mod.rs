@@ -1,9 +1,11 @@
 #![doc = include_str!("README.md")]
 
+mod ahead;
 mod alloc;
 mod audit;
 mod balance;
 mod balloon;
+mod complete;
 mod effects;
 mod evacuate;
 mod evict;
@@ -26,9 +28,11 @@ mod stat;
 mod write;
 mod write_reserve;
 
+pub use ahead::Ahead;
 pub use alloc::Idle;
 pub use audit::AuditError;
 pub use balance::Balance;
+pub use complete::Ended;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
 pub use file::Discard;

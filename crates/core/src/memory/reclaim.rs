@@ -6,7 +6,7 @@ use crate::reclaim::{
     Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
 };
 use crate::sync::Ordering;
-use crate::units::{Cpu, Frame, NodeMask};
+use crate::units::{Cpu, Frame, Node, NodeMask};
 
 /// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
 /// takes any policy to find the one page that nobody uses.
@@ -522,8 +522,17 @@ impl Memory {
     pub(super) fn lruvec_at(&self, frame: Frame) -> Option<&LruvecRecord> {
         let group = self.groups.get(self.frames.group(frame))?;
         let node = self.zones.node_of(&self.frames, frame);
-        let mut lruvecs = self.lruvecs_of(group);
-        lruvecs.find_map(|(_, lruvec)| (lruvec.node() == node).then_some(lruvec))
+        self.lruvec_from(group.lruvec(), node)
+    }
+
+    /// The lruvec on a node, of those of a group whose first one has this id.
+    #[inline]
+    fn lruvec_from(&self, first: u32, node: Node) -> Option<&LruvecRecord> {
+        let mut lruvec = self.lruvecs.get(first)?;
+        while lruvec.node() != node {
+            lruvec = self.lruvecs.get(lruvec.next())?;
+        }
+        Some(lruvec)
     }
 
     /// Makes the lruvec of a group on the node of a frame, at its first page there.
@@ -543,8 +552,7 @@ impl Memory {
         let node = self.zones.node_of(&self.frames, frame);
         loop {
             let first = group.lruvec();
-            let mut lruvecs = self.lruvecs_of(group);
-            if lruvecs.any(|(_, lruvec)| lruvec.node() == node) {
+            if self.lruvec_from(first, node).is_some() {
                 return Ok(());
             }
             let make = || {

@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod ahead;
 mod audit;
 mod bytes;
 mod evacuate;

@@ -64,10 +64,17 @@ impl Index {
         usize::try_from(wide >> 64).expect("below the number of buckets")
     }
 
-    /// The buckets from `key`'s home on, each once.
-    fn buckets(&self, key: PageKey) -> impl Iterator<Item = usize> {
-        let (home, nr_buckets) = (self.home(key), self.nr_buckets);
-        (0..nr_buckets).map(move |step| (home + step) % nr_buckets)
+    /// The buckets from `home` on, each once.
+    fn buckets(&self, home: usize) -> impl Iterator<Item = usize> {
+        (home..self.nr_buckets).chain(0..home)
+    }
+
+    /// The bucket after this one.
+    fn after(&self, bucket: usize) -> usize {
+        match bucket + 1 {
+            next if next == self.nr_buckets => 0,
+            next => next,
+        }
     }
 
     fn passed(&self, bucket: usize) -> &AtomicU64 {
@@ -75,37 +82,46 @@ impl Index {
     }
 
     fn entries(&self, bucket: usize) -> impl Iterator<Item = &AtomicU64> {
-        (1..=ENTRIES).map(move |entry| &self.words[bucket * WORDS_PER_BUCKET + entry])
+        self.words
+            .run(bucket * WORDS_PER_BUCKET + 1, ENTRIES)
+            .iter()
     }
 
     /// The frame that holds the page, perhaps: the caller pins it, then compares the key. No lock;
     /// usually one line of the index and one of the frame table.
     #[must_use]
+    #[inline]
     pub fn find(&self, frames: &FrameTable, key: PageKey) -> Option<Frame> {
-        for bucket in self.buckets(key) {
+        let (wanted, home) = (tag(key), self.home(key));
+        let mut bucket = home;
+        loop {
             for entry in self.entries(bucket) {
                 // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
                 let entry = entry.load(Ordering::Acquire);
-                if entry >> 32 == tag(key)
+                if entry >> 32 == wanted
                     && let Some(frame) = frame_of(entry)
                     && frames.key(frame) == Some(key)
                 {
                     return Some(frame);
                 }
             }
-            if self.passed(bucket).load(Ordering::Acquire) == 0 {
+            let was_passed = self.passed(bucket).load(Ordering::Acquire) != 0;
+            bucket = self.after(bucket);
+            if !was_passed || bucket == home {
                 return None;
             }
         }
-        None
     }
 
     /// Takes the lock of the page's home bucket.
+    #[inline]
     pub fn lock(&self, key: PageKey) -> Locked<'_> {
+        let home = self.home(key);
         Locked {
             index: self,
             key,
-            _guard: self.locks.lock(self.home(key)),
+            home,
+            _guard: self.locks.lock(home),
         }
     }
 
@@ -113,7 +129,8 @@ impl Index {
     /// none. No lock: nobody else changes an entry of that frame.
     pub fn remove(&self, key: PageKey, frame: Frame) -> bool {
         let wanted = pack(key, frame);
-        let at = self.buckets(key).position(|bucket| {
+        let home = self.home(key);
+        let at = self.buckets(home).position(|bucket| {
             let mut entries = self.entries(bucket);
             match entries.find(|entry| entry.load(Ordering::Relaxed) == wanted) {
                 Some(entry) => {
@@ -124,7 +141,7 @@ impl Index {
             }
         });
         let Some(at) = at else { return false };
-        for bucket in self.buckets(key).take(at) {
+        for bucket in self.buckets(home).take(at) {
             self.passed(bucket).fetch_sub(1, Ordering::Release);
         }
         true
@@ -150,6 +167,7 @@ impl Index {
 pub struct Locked<'a> {
     index: &'a Index,
     key: PageKey,
+    home: usize,
     _guard: Guard<'a, (), { rank::INDEX }>,
 }
 
@@ -157,25 +175,25 @@ impl Locked<'_> {
     /// The frame in which the page is live or being read. Frames on their way out do not count.
     #[must_use]
     pub fn find(&self, frames: &FrameTable) -> Option<Frame> {
-        let wanted = tag(self.key);
-        for bucket in self.index.buckets(self.key) {
-            for entry in self.index.entries(bucket) {
+        let (index, wanted) = (self.index, tag(self.key));
+        let mut bucket = self.home;
+        loop {
+            for entry in index.entries(bucket) {
                 let entry = entry.load(Ordering::Acquire);
-                if entry >> 32 != wanted {
-                    continue;
-                }
-                if let Some(frame) = frame_of(entry)
+                if entry >> 32 == wanted
+                    && let Some(frame) = frame_of(entry)
                     && frames.key(frame) == Some(self.key)
                     && matches!(frames.word(frame).state(), State::Live | State::Reading)
                 {
                     return Some(frame);
                 }
             }
-            if self.index.passed(bucket).load(Ordering::Acquire) == 0 {
+            let was_passed = index.passed(bucket).load(Ordering::Acquire) != 0;
+            bucket = index.after(bucket);
+            if !was_passed || bucket == self.home {
                 return None;
             }
         }
-        None
     }
 
     /// Enters the page's frame, whose key and state are set already.
@@ -184,7 +202,7 @@ impl Locked<'_> {
     /// Where every entry is taken, which more entries than frames rule out.
     pub fn insert(&self, frame: Frame) {
         let new = pack(self.key, frame);
-        for bucket in self.index.buckets(self.key) {
+        for bucket in self.index.buckets(self.home) {
             for entry in self.index.entries(bucket) {
                 // Another home's entry may take the place: hence the exchange. Release pairs with
                 // the Acquire in `find`.

@@ -290,6 +290,7 @@ fn used(word: Word, access: Access) -> Option<Word> {
 ///
 /// `unpin` gets a frame that turned out to hold another page: its pin may be the last one.
 #[must_use]
+#[inline]
 pub fn pin(
     index: &Index,
     frames: &FrameTable,

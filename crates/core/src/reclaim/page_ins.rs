@@ -16,6 +16,8 @@ const PER_SIZE: u32 = 6;
 #[derive(Debug)]
 pub(super) struct PageIns {
     seq: u64,
+    /// The rest of its division by [`NR_STAMPS`].
+    stamp: u8,
     /// Frames that came in, by generation: the present one and those before it.
     nr_frames: [u32; NR_KEPT],
     /// When they began, by the clocks that all lruvecs share.
@@ -32,6 +34,7 @@ impl PageIns {
     pub(super) const fn new() -> PageIns {
         PageIns {
             seq: NR_STAMPS as u64,
+            stamp: 0,
             nr_frames: [0; NR_KEPT],
             began: [(0, 0); NR_KEPT],
             gone: [0; NR_KEPT],
@@ -61,6 +64,10 @@ impl PageIns {
             || of_others >= u64::from(moment.capacity).max(1);
         if may_open && is_due {
             self.seq += 1;
+            self.stamp = match self.stamp + 1 {
+                NR_STAMPS => 0,
+                next => next,
+            };
             self.nr_frames[slot(self.seq)] = 0;
             self.gone[slot(self.seq)] = 0;
             self.began[slot(self.seq)] = (moment.page_ins, moment.ns);
@@ -109,13 +116,16 @@ impl PageIns {
 
     /// The stamp of what is queued now: below [`NR_STAMPS`].
     pub(super) fn stamp(&self) -> u8 {
-        u8::try_from(self.seq % u64::from(NR_STAMPS)).expect("below NR_STAMPS")
+        self.stamp
     }
 
     /// Generations since `stamp` was the present one, as long as they are below [`NR_STAMPS`].
     pub(super) fn age(&self, stamp: u8) -> u64 {
-        let stamps = u64::from(NR_STAMPS);
-        (self.seq % stamps + stamps - u64::from(stamp)) % stamps
+        let age = match self.stamp.checked_sub(stamp) {
+            Some(age) => age,
+            None => self.stamp + NR_STAMPS - stamp,
+        };
+        age.into()
     }
 }
 

@@ -94,6 +94,11 @@ impl LruvecRecord {
         })
     }
 
+    /// Looks at its lists under their lock, and changes nothing.
+    pub fn look<T>(&self, look: impl FnOnce(&Lruvec) -> T) -> T {
+        look(&self.lists.lock())
+    }
+
     /// Takes the lock of its lists.
     pub fn lock(&self) -> Lists<'_> {
         Lists {

@@ -2,7 +2,7 @@
 
 use super::{Fault, File, Fill, Open, PATIENCE};
 use crate::group::Group;
-use crate::io::{Flight, Run};
+use crate::io::{Flight, Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
@@ -10,11 +10,12 @@ use crate::shared::Shared;
 use crate::{Error, cpu};
 use pagetide_core::memory::{AllocError, Effect, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{Step, Writes};
-use pagetide_core::page_cache::{Access, Found};
+use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, Node, PageKey};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::IoSliceMut;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Pages whose reads are begun before they are handed over.
@@ -46,8 +47,26 @@ enum Begin<'a> {
     },
 }
 
+/// One of many pages that somebody asks for.
+struct Slot<'a> {
+    pin: Option<Pin<'a>>,
+    /// Its bytes that lie in the file.
+    len: usize,
+}
+
+/// A page that was not there, and which of those asked for it is.
+#[derive(Clone, Copy)]
+struct Missing {
+    key: PageKey,
+    at: usize,
+    /// Nobody reads it either.
+    is_absent: bool,
+}
+
 /// Why not all pages were pinned.
 enum Stop {
+    /// This one is not in the file.
+    PastEnd(u64),
     /// This one.
     Page(u64, PageError),
     /// Whoever changes this page may wait for pins that the caller holds.
@@ -73,6 +92,14 @@ impl<'a> Begun<'a> {
         }
     }
 
+    /// The same with room for the reads of `nr_pages` pages.
+    fn for_pages(open: &'a Open, nr_pages: usize) -> Begun<'a> {
+        Begun {
+            runs: RefCell::new(Vec::with_capacity(nr_pages.min(MAX_BEGUN))),
+            ..Begun::new(open)
+        }
+    }
+
     /// Reads that nobody waits for on this thread.
     pub(super) fn in_background(open: &'a Open) -> Begun<'a> {
         Begun {
@@ -88,8 +115,11 @@ impl<'a> Begun<'a> {
             None => Err(io),
         };
         if let Err(io) = joined {
-            let (shared, backing) = (self.open.shared.shared(), &self.open.backing);
-            runs.push(Run::new(shared, backing, io, self.is_background));
+            let reader = match runs.last() {
+                Some(run) => Arc::clone(run.reader()),
+                None => Reader::new(self.open.shared.shared(), &self.open.backing),
+            };
+            runs.push(Run::new(reader, io, self.is_background));
         }
         drop(runs);
         self.nr_pages.set(self.nr_pages.get() + 1);
@@ -110,13 +140,21 @@ impl<'a> Begun<'a> {
         }
     }
 
+    /// The calling thread, to core.
+    fn here(&self) -> Here<'_> {
+        Here {
+            platform: self,
+            ..self.open.shared.here()
+        }
+    }
+
     /// Steps an operation; begins the read that it asks for.
     pub(super) fn step(&self, op: &mut PageIn) -> Result<Step, PageError> {
+        self.step_from(self.here(), op)
+    }
+
+    fn step_from(&self, here: Here<'_>, op: &mut PageIn) -> Result<Step, PageError> {
         let shared = &self.open.shared;
-        let here = Here {
-            platform: self,
-            ..shared.here()
-        };
         let mut effects = Effects::new();
         let step = op.step(&shared.core, here, &mut effects);
         while let Some(effect) = effects.pop() {
@@ -129,14 +167,14 @@ impl<'a> Begun<'a> {
     }
 
     /// Takes the first step of an operation.
-    fn begin(&self, op: PageIn) -> Result<Begin<'a>, PageError> {
+    fn begin(&self, here: Here<'_>, op: PageIn) -> Result<Begin<'a>, PageError> {
         let shared = &self.open.shared;
         let mut fault = Fault {
             shared,
             op: Some(op),
         };
         let op = fault.op.as_mut().expect("set above");
-        let step = self.step(op);
+        let step = self.step_from(here, op);
         let is_reading = op.is_reading();
         Ok(match step? {
             Step::Done(frame) => {
@@ -251,50 +289,33 @@ impl File {
         pages: &[u64],
         mut counted: Option<Counted<'_>>,
     ) -> Result<Vec<Page>, Error> {
-        let mut asked = pages.to_vec();
-        asked.sort_unstable();
-        asked.dedup();
-        let found = asked.iter().map(|&page| self.key_and_len(page));
-        let found: Vec<_> = found.collect::<Result<_, _>>()?;
-        let keys: Vec<_> = found.iter().map(|&(key, _)| key).collect();
-        let mut pins: Vec<_> = self.pin_all(group, &keys)?.into_iter().map(Some).collect();
-        let mut frames: Vec<Option<Frame>> = vec![None; pins.len()];
-        let (core, order) = (&self.open.shared.core, self.open.order);
-        let mut pinned = Vec::with_capacity(pages.len());
-        for &page in pages {
-            let at = asked
-                .binary_search(&page)
-                .expect("all pages were asked for");
-            // Named before: the page that was made of it holds it, whoever waits for it to go.
-            let again = |frame| {
-                let is_pinned = core.pin_again(frame);
-                is_pinned.then(|| Pin::new(&self.open.shared, frame, order))
-            };
-            let pin = pins[at].take().or_else(|| frames[at].and_then(again));
-            let pin = pin.ok_or_else(|| self.error(group, PageError::TooManyPins, page))?;
-            frames[at] = Some(pin.frame());
-            let account = counted.as_mut().map(|all| all.split(order.nr_pages()));
-            pinned.push(pin.into_page(found[at].1, account));
-        }
-        Ok(pinned)
+        let shared = &self.open.shared;
+        let slots = self.pin_all(group, pages)?;
+        let (shard, nr_pages) = (shared.shard(), self.open.order.nr_pages());
+        let pinned = slots.into_iter().map(|Slot { pin, len }| {
+            let account = counted.as_mut().map(|all| all.split(nr_pages));
+            let pin = pin.expect("all of them are pinned");
+            pin.into_page_of(Arc::clone(&shard), len, account)
+        });
+        Ok(pinned.collect())
     }
 
-    /// Pins pages, each named once, and again while other readers fill the group.
-    fn pin_all(&self, group: &Group, keys: &[PageKey]) -> Result<Vec<Pin<'_>>, Error> {
+    /// Pins pages, and again while other readers fill the group.
+    fn pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
         let shared = &self.open.shared;
-        let nr_pages = keys.len() as u64 * u64::from(self.open.order.nr_pages());
         let mut deadline = None;
         loop {
             // No pin of this call's: who is above `high` is slowed down here.
             shared.pay_debt();
-            let pinned = self.try_pin_all(group, keys);
+            let pinned = self.try_pin_all(group, pages);
             shared.settle();
             match pinned {
                 Ok(pins) => return Ok(pins),
+                Err(Stop::PastEnd(page)) => return Err(self.past_end(page)),
                 // Nothing is held here: whoever changes the page may have waited for that.
                 Err(Stop::Latched { frame, version }) => shared.wait(frame, version),
                 Err(Stop::Page(_, PageError::Alloc(AllocError::OverLimit { .. })))
-                    if nr_pages <= shared.room(group.id())
+                    if self.may_fit(group, pages)
                         && Instant::now()
                             < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
                 {
@@ -307,37 +328,135 @@ impl File {
         }
     }
 
+    /// Whether pages, some of them named twice perhaps, are no more than the group may have.
+    #[cold]
+    fn may_fit(&self, group: &Group, pages: &[u64]) -> bool {
+        let mut asked = pages.to_vec();
+        asked.sort_unstable();
+        asked.dedup();
+        let nr_pages = asked.len() as u64 * u64::from(self.open.order.nr_pages());
+        nr_pages <= self.open.shared.room(group.id())
+    }
+
     /// Pins what is resident, reads what is missing, waits for what others read.
-    fn try_pin_all(&self, group: &Group, keys: &[PageKey]) -> Result<Vec<Pin<'_>>, Stop> {
-        let begun = Begun::new(&self.open);
-        let mut begins = Vec::with_capacity(keys.len());
-        for &key in keys {
-            let begin = begun.begin(PageIn::new(key, group.id(), Access::Pin));
-            match begin.map_err(|error| Stop::Page(key.page(), error)) {
-                Ok(Begin::Latched { frame, version }) => {
-                    begun.hand_over();
-                    return Err(Stop::Latched { frame, version });
+    fn try_pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Stop> {
+        let mut missing = Vec::new();
+        let mut slots = self.pin_resident(pages, &mut missing)?;
+        if missing.is_empty() {
+            return Ok(slots);
+        }
+        // In their order: neighbours are one read.
+        missing.sort_unstable_by_key(|missing| missing.key.page());
+        let mut begins = self.begin_missing(group, &missing)?.into_iter();
+        let mut last: Option<(u64, Frame)> = None;
+        for Missing { key, at, .. } in missing {
+            let (page, core) = (key.page(), &self.open.shared.core);
+            let pin = match last {
+                Some((same, frame)) if same == page => {
+                    // Named before: that pin holds it, whoever waits for it to go.
+                    let is_pinned = core.pin_again(frame);
+                    let again = is_pinned.then(|| self.pin_of(frame));
+                    again.ok_or(Stop::Page(page, PageError::TooManyPins))?
                 }
-                Ok(begin) => begins.push(begin),
-                Err(stop) => {
-                    begun.hand_over();
-                    return Err(stop);
+                _ => match begins.next().expect("one for each page") {
+                    Begin::Done(pin) => pin,
+                    Begin::Reading(mut fault) => match fault.take_live() {
+                        Some(frame) => self.pin_of(frame),
+                        None => {
+                            let pin = self.run(fault, &Fill::from_store());
+                            pin.map_err(|error| Stop::Page(page, error))?
+                        }
+                    },
+                    Begin::Latched { .. } => unreachable!("it stops there"),
+                },
+            };
+            last = Some((page, pin.frame()));
+            slots[at].pin = Some(pin);
+        }
+        Ok(slots)
+    }
+
+    fn pin_of(&self, frame: Frame) -> Pin<'_> {
+        Pin::new(&self.open.shared, frame, self.open.order)
+    }
+
+    /// Pins what is resident. The others go to `missing`, those too that somebody reads or changes.
+    fn pin_resident(
+        &self,
+        pages: &[u64],
+        missing: &mut Vec<Missing>,
+    ) -> Result<Vec<Slot<'_>>, Stop> {
+        let open = &*self.open;
+        let (shared, cpu, end) = (&open.shared, cpu::current(), open.backing.len());
+        let mut slots = Vec::with_capacity(pages.len());
+        let mut effects = Effects::new();
+        for (at, &page) in pages.iter().enumerate() {
+            let len = open.backing.bytes_of(page, end);
+            let key = Mappings::key(open.mapping, page).filter(|_| len > 0);
+            let key = key.ok_or(Stop::PastEnd(page))?;
+            let found = shared.core.pin(cpu, key, Access::Pin, &mut effects);
+            shared.wake_all(&mut effects);
+            let pin = match found {
+                Found::Pinned(frame) => Some(self.pin_of(frame)),
+                Found::Reading(frame) => {
+                    // The operation takes its own pin on it.
+                    shared.unpin(frame);
+                    None
                 }
+                _ => None,
+            };
+            if pin.is_none() {
+                if missing.is_empty() {
+                    missing.reserve(pages.len() - at);
+                }
+                let is_absent = found == Found::Miss;
+                missing.push(Missing { key, at, is_absent });
+            }
+            slots.push(Slot { pin, len });
+        }
+        Ok(slots)
+    }
+
+    /// Begins the reads of pages, each once, and hands them over. What they need is charged
+    /// together, so that reclaim is not in the midst of them.
+    fn begin_missing(&self, group: &Group, missing: &[Missing]) -> Result<Vec<Begin<'_>>, Stop> {
+        let begun = Begun::for_pages(&self.open, missing.len());
+        let mut begins = Vec::with_capacity(missing.len());
+        let mut last = None;
+        for missing in missing.chunks(MAX_BEGUN) {
+            let here = begun.here();
+            let same = missing.windows(2).filter(|two| two[0].key == two[1].key);
+            let nr_missing = u32::try_from(missing.len() - same.count());
+            let nr_pages = nr_missing.expect("a chunk is short") * self.open.order.nr_pages();
+            let ahead = self
+                .open
+                .shared
+                .core
+                .charge_ahead(here, group.id(), nr_pages);
+            let here = here.with_ahead(&ahead);
+            for &Missing { key, is_absent, .. } in missing {
+                if last.replace(key) == Some(key) {
+                    continue;
+                }
+                let op = match is_absent {
+                    true => PageIn::missing(key, group.id(), Access::Pin),
+                    false => PageIn::new(key, group.id(), Access::Pin),
+                };
+                let begin = begun.begin(here, op);
+                let stop = match begin.map_err(|error| Stop::Page(key.page(), error)) {
+                    Ok(Begin::Latched { frame, version }) => Stop::Latched { frame, version },
+                    Ok(begin) => {
+                        begins.push(begin);
+                        continue;
+                    }
+                    Err(stop) => stop,
+                };
+                begun.hand_over();
+                return Err(stop);
             }
         }
         begun.hand_over();
-        let mut pins = Vec::with_capacity(keys.len());
-        for (begin, key) in begins.into_iter().zip(keys) {
-            pins.push(match begin {
-                Begin::Done(pin) => pin,
-                Begin::Reading(fault) => {
-                    let pin = self.run(fault, &Fill::from_store());
-                    pin.map_err(|error| Stop::Page(key.page(), error))?
-                }
-                Begin::Latched { .. } => unreachable!("it stops there"),
-            });
-        }
-        Ok(pins)
+        Ok(begins)
     }
 
     /// Brings pages in that are not resident, and does not wait for their reads, but where neither
@@ -373,7 +492,8 @@ impl File {
             if core.is_resident(key) {
                 continue;
             }
-            match begun.begin(PageIn::new(key, group.id(), Access::Prefetch)) {
+            let op = PageIn::new(key, group.id(), Access::Prefetch);
+            match begun.begin(begun.here(), op) {
                 Ok(Begin::Reading(_)) => nr_begun += 1,
                 // Others were faster.
                 Ok(Begin::Done(_) | Begin::Latched { .. }) => {}

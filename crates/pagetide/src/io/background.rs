@@ -1,9 +1,8 @@
 //! Reads that go on while nobody waits for them: a ring that all share, and who reaps it.
 
 use super::Counts;
-use super::run::{Next, Run};
+use super::run::{self, Next, Run};
 use super::uring::Ring;
-use crate::park;
 use crate::shared::locked;
 use crate::worker::keep_off;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -61,7 +60,7 @@ impl State {
         self.hand_over(&mut queue, &mut over);
         drop(queue);
         over.iter_mut().for_each(Run::read_now);
-        park::to_each(over, drop);
+        run::end(&mut over);
     }
 
     /// Ends what has landed; whether something had.
@@ -88,7 +87,7 @@ impl State {
         over.iter_mut().for_each(Run::read_now);
         ended.extend(over);
         // Who is woken may wait here until the file's reads have ended.
-        park::to_each(ended, drop);
+        run::end(&mut ended);
         has_landed
     }
 

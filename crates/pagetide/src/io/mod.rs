@@ -10,7 +10,7 @@ mod pool;
 mod run;
 mod uring;
 
-pub(crate) use run::{Flight, Next, Run};
+pub(crate) use run::{Flight, Next, Reader, Run};
 
 use crate::arena::Alive;
 use crate::shared::locked;
@@ -23,7 +23,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use uring::Ring;
+use uring::{DEPTH, Ring};
 
 /// What carries out reads of many pages of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +221,7 @@ impl Engine {
     /// the caller waits for the pages that it wants.
     pub(crate) fn read(&self, runs: Vec<Run>) {
         self.counts.add(&runs);
-        let is_file = runs.iter().all(|run| run.file().is_some());
+        let is_file = runs.first().is_some_and(|run| run.file().is_some());
         if runs.len() <= 1 {
             // One system call by itself.
             return run::read_each(runs);
@@ -353,6 +353,7 @@ impl Lease<'_> {
     fn read(&mut self, runs: Vec<Run>) {
         let ring = self.ring.as_mut().expect("taken by `drop` only");
         let mut left = VecDeque::from(runs);
+        let mut over = Vec::with_capacity(left.len().min(DEPTH));
         loop {
             while ring.has_room()
                 && let Some(run) = left.pop_front()
@@ -366,12 +367,13 @@ impl Lease<'_> {
             // batch takes few calls.
             ring.enter(ring.nr_in_flight().div_ceil(2));
             self.engine.counts.add_enters(ring);
-            ring.reap(&mut |mut run, result| {
-                if run.landed(result) == Next::Again {
-                    left.push_back(run);
-                }
+            ring.reap(&mut |mut run, result| match run.landed(result) {
+                Next::Again => left.push_back(run),
+                Next::Over => over.push(run),
             });
             left.extend(ring.take_back());
+            run::end(&mut over);
+            over.clear();
         }
         // Of a broken ring.
         run::read_each(left);

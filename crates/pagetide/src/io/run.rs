@@ -5,11 +5,12 @@ use crate::page;
 use crate::park;
 use crate::shared::Shared;
 use crate::{cpu, store::DirectFile};
-use pagetide_core::memory::{Effect, Effects, Io};
+use pagetide_core::memory::{Ended, Io};
 use pagetide_core::units::Frame;
 use smallvec::{SmallVec, smallvec};
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::slice;
 use std::sync::Arc;
 
 /// Pages of one read at most.
@@ -48,15 +49,32 @@ impl Drop for Flight {
     }
 }
 
-/// Reads of pages that follow each other, begun and not ended yet. Dropped before its end, it fails
-/// them, so that nobody waits for ever.
-///
-/// When it is dropped, those who wait for its pages are woken: foreign code, which may close the
-/// file. So whoever has several runs in hand that end together ends all before he drops one.
-pub(crate) struct Run {
+/// Whose runs they are. The runs of a batch share one: to count each of them on what all threads
+/// use would fetch those lines from another CPU each time.
+pub(crate) struct Reader {
     shared: Arc<Shared>,
     backing: Arc<Backing>,
+}
+
+impl Reader {
+    pub(crate) fn new(shared: &Arc<Shared>, backing: &Arc<Backing>) -> Arc<Reader> {
+        Arc::new(Reader {
+            shared: Arc::clone(shared),
+            backing: Arc::clone(backing),
+        })
+    }
+}
+
+/// Reads of pages that follow each other, begun and not ended yet. Dropped before it is over, it
+/// fails them, so that nobody waits for ever.
+///
+/// When it is dropped, its pages are live or failed, and those who wait for them are woken: foreign
+/// code, which may close the file. So whoever has several runs in hand ends them together: [`end`].
+pub(crate) struct Run {
+    reader: Arc<Reader>,
     ios: Few<Io>,
+    /// How it went for each page, once it is over.
+    results: Few<Result<(), u32>>,
     /// Bytes that came so far.
     nr_bytes: usize,
     /// `O_DIRECT` was refused.
@@ -64,8 +82,6 @@ pub(crate) struct Run {
     /// What was asked for last goes past the kernel's page cache.
     is_direct: bool,
     flight: Option<Flight>,
-    /// Frames that somebody may wait for, whose reads have ended.
-    woken: Few<Frame>,
 }
 
 /// What is left to read of a run: into `bufs`, from `offset` on.
@@ -86,29 +102,28 @@ pub(crate) enum Next {
 
 impl Run {
     /// A run of one page, in the background where nobody's stack waits for it.
-    pub(crate) fn new(
-        shared: &Arc<Shared>,
-        backing: &Arc<Backing>,
-        io: Io,
-        is_background: bool,
-    ) -> Run {
-        let flight = is_background.then(|| Flight::new(shared, backing));
+    pub(crate) fn new(reader: Arc<Reader>, io: Io, is_background: bool) -> Run {
+        let flight = is_background.then(|| Flight::new(&reader.shared, &reader.backing));
         Run {
-            shared: Arc::clone(shared),
-            backing: Arc::clone(backing),
+            reader,
             ios: smallvec![io],
+            results: Few::new(),
             nr_bytes: 0,
             is_refused: false,
             is_direct: false,
             flight,
-            woken: Few::new(),
         }
+    }
+
+    /// Whose it is.
+    pub(crate) fn reader(&self) -> &Arc<Reader> {
+        &self.reader
     }
 
     /// The same in the background.
     pub(crate) fn detached(mut self) -> Run {
         let flight = self.flight.take();
-        let new = || Flight::new(&self.shared, &self.backing);
+        let new = || Flight::new(&self.reader.shared, &self.reader.backing);
         self.flight = Some(flight.unwrap_or_else(new));
         self
     }
@@ -132,7 +147,7 @@ impl Run {
 
     /// The file behind it, where it is one of the system.
     pub(crate) fn file(&self) -> Option<&DirectFile> {
-        self.backing.source.file()
+        self.reader.backing.source.file()
     }
 
     /// Its pages.
@@ -142,9 +157,9 @@ impl Run {
 
     /// Bytes of it up to the last one that the store has now.
     fn wanted(&self) -> usize {
-        let page_bytes = self.backing.order.bytes();
+        let page_bytes = self.reader.backing.order.bytes();
         let stored = self.ios.iter().enumerate().map(|(at, io)| {
-            let stored = self.backing.stored_of(io.key().page());
+            let stored = self.reader.backing.stored_of(io.key().page());
             if stored == 0 {
                 0
             } else {
@@ -158,7 +173,7 @@ impl Run {
     fn offset(&self) -> u64 {
         let base = self.file().map_or(0, DirectFile::base);
         let first = self.ios.first().map_or(0, |io| io.key().page());
-        base + first * self.backing.order.bytes() as u64 + self.nr_bytes as u64
+        base + first * self.reader.backing.order.bytes() as u64 + self.nr_bytes as u64
     }
 
     /// What to read next; `None` where nothing is left, or the store is no file.
@@ -167,14 +182,14 @@ impl Run {
         if self.wanted() <= skip {
             return None;
         }
-        let order_bytes = self.backing.order.bytes();
-        let arena = &self.shared.arena;
-        let ios = self.ios.iter_mut().skip(skip / order_bytes);
-        let mut bufs: Few<_> = ios
-            .map(|io| IoSliceMut::new(page::target(arena, io)))
-            .collect();
-        bufs.first_mut()?.advance(skip % order_bytes);
-        let file = self.backing.source.file()?;
+        let order = self.reader.backing.order;
+        let arena = &self.reader.shared.arena;
+        let mut bufs = Few::new();
+        for io in self.ios.iter_mut().skip(skip / order.bytes()) {
+            bufs.push(IoSliceMut::new(page::target(arena, io)));
+        }
+        bufs.first_mut()?.advance(skip % order.bytes());
+        let file = self.reader.backing.source.file()?;
         let direct = file.direct_for(&bufs, offset);
         let direct = direct.filter(|_| !self.is_refused);
         self.is_direct = direct.is_some();
@@ -191,8 +206,7 @@ impl Run {
         self.is_refused = true;
     }
 
-    /// Takes what a read of [`Run::rest`] said. Where it is over, the pages are live or failed, and
-    /// who waits for them is woken when it is dropped.
+    /// Takes what a read of [`Run::rest`] said. Where it is over, [`end`] or its drop ends it.
     pub(crate) fn landed(&mut self, result: io::Result<usize>) -> Next {
         let next = match result {
             Ok(0) if self.wanted() <= self.nr_bytes => Next::Over,
@@ -228,46 +242,41 @@ impl Run {
         next
     }
 
-    /// Ends it where nothing is left to read: [`Run::rest`] has none.
+    /// It is over where nothing is left to read: [`Run::rest`] has none.
     pub(crate) fn fill_up(&mut self) {
-        let (arena, mut left) = (&self.shared.arena, self.nr_bytes);
-        let mut nr_filled = 0;
-        let mut results = Few::with_capacity(self.ios.len());
+        let Reader { shared, backing } = &*self.reader;
+        let (mut left, mut nr_filled) = (self.nr_bytes, 0);
         for io in &mut self.ios {
             let page = io.key().page();
-            let stored = self.backing.stored_of(page);
-            let bytes = page::target(arena, io);
+            let stored = backing.stored_of(page);
+            let bytes = page::target(&shared.arena, io);
             let filled = left.min(stored);
             bytes[filled..].fill(0);
             left = left.saturating_sub(bytes.len());
             nr_filled += filled as u64;
-            results.push(self.backing.after_read(page, &mut bytes[..filled]));
+            self.results
+                .push(backing.after_read(page, &mut bytes[..filled]));
         }
-        self.shared.count_read(nr_filled);
-        let ended = self.ios.drain(..).zip(results).collect();
-        self.end(ended);
+        shared.count_read(nr_filled);
     }
 
     /// A read of one page failed: it fails. Of several, each is asked for by itself.
     fn fail(&mut self, code: u32) -> Next {
-        if self.ios.len() > 1 {
-            self.read_each();
-        } else {
-            let ended = self.ios.drain(..).map(|io| (io, Err(code))).collect();
-            self.end(ended);
+        match self.ios.len() {
+            1 => self.results.push(Err(code)),
+            _ => self.read_each(),
         }
         Next::Over
     }
 
     /// Reads each page by itself, on this thread.
     fn read_each(&mut self) {
-        let mut results = Few::with_capacity(self.ios.len());
+        let Reader { shared, backing } = &*self.reader;
         for io in &mut self.ios {
-            let filled = self.backing.fill(&self.shared, io);
-            results.push(filled.map(|nr_bytes| self.shared.count_read(nr_bytes as u64)));
+            let filled = backing.fill(shared, io);
+            self.results
+                .push(filled.map(|nr_bytes| shared.count_read(nr_bytes as u64)));
         }
-        let ended = self.ios.drain(..).zip(results).collect();
-        self.end(ended);
     }
 
     /// Reads all of it on this thread.
@@ -290,22 +299,38 @@ impl Run {
         }
     }
 
-    /// Completes pages.
-    fn end(&mut self, ended: Few<(Io, Result<(), u32>)>) {
-        let shared = &self.shared;
-        for (io, result) in ended {
-            let mut effects = Effects::new();
-            shared
-                .core
-                .complete(cpu::current(), io, result, &mut effects);
-            while let Some(Effect::Wake(frame)) = effects.pop() {
-                self.woken.push(frame);
+    /// Takes its next page, and how its read went.
+    fn pop(&mut self) -> Option<Ended> {
+        let io = self.ios.pop()?;
+        Some((io, self.results.pop().unwrap_or(Err(NO_NUMBER))))
+    }
+}
+
+/// Ends runs of one memory: their pages are live, or failed where a run is not over. Then wakes
+/// those who wait for them.
+pub(crate) fn end(runs: &mut [Run]) {
+    let Some(first) = runs.first() else { return };
+    let reader = Arc::clone(&first.reader);
+    for run in &mut *runs {
+        run.results.resize(run.ios.len(), Err(NO_NUMBER));
+        // The first page is taken first.
+        run.ios.reverse();
+        run.results.reverse();
+    }
+    let mut woken = SmallVec::<[Frame; 32]>::new();
+    let mut at = 0;
+    let ended = std::iter::from_fn(|| {
+        loop {
+            match runs.get_mut(at)?.pop() {
+                None => at += 1,
+                ended => return ended,
             }
         }
-        if self.ios.is_empty() {
-            self.flight = None;
-        }
-    }
+    });
+    let core = &reader.shared.core;
+    core.complete_many(cpu::current(), ended, &mut |frame| woken.push(frame));
+    runs.iter_mut().for_each(|run| run.flight = None);
+    park::to_each(woken, |frame| reader.shared.waiters.wake(frame));
 }
 
 /// Reads runs one after the other on this thread, for a caller that keeps their file open.
@@ -316,10 +341,7 @@ pub(crate) fn read_each(runs: impl IntoIterator<Item = Run>) {
 impl Drop for Run {
     fn drop(&mut self) {
         if !self.ios.is_empty() {
-            let failed = self.ios.drain(..).map(|io| (io, Err(NO_NUMBER))).collect();
-            self.end(failed);
+            end(slice::from_mut(self));
         }
-        let woken = std::mem::take(&mut self.woken);
-        park::to_each(woken, |frame| self.shared.waiters.wake(frame));
     }
 }

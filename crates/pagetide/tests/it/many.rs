@@ -309,7 +309,8 @@ fn what_a_batch_has_begun_is_read_before_foreign_code_runs() {
             nr_seen: Arc::clone(&nr_seen),
         };
         let registered = group.add_shrinker(looks);
-        let pages: Vec<u64> = (300..500).collect();
+        // More than are begun together: the others need memory when the first are under way.
+        let pages: Vec<u64> = (300..500).flat_map(|page| [page; 2]).collect();
         assert_eq!(numbers(&file.pin_many(&pages).unwrap()), pages);
         assert!(
             nr_seen.load(Ordering::Relaxed) > 0,

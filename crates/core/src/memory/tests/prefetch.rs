@@ -147,3 +147,23 @@ fn what_is_read_ahead_waits_for_its_reader_and_not_for_ever() {
     assert!(left.count() > 48, "pages in use are not lost for them");
     memory.check();
 }
+
+#[test]
+fn what_was_read_ahead_goes_where_everything_else_is_pinned() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(64, policy);
+        let pinned: Vec<Frame> = (0..60)
+            .map(|page| have(&memory, group, key(file, page), Ok(())).unwrap().0)
+            .collect();
+        (100..104).for_each(|page| _ = prefetch(&memory, group, key(file, page)));
+        for page in 60..64 {
+            let had = have(&memory, group, key(file, page), Ok(()));
+            let (frame, _) = had.unwrap_or_else(|error| panic!("{policy:?}: {error:?}"));
+            memory.unpin(CPU, frame, &mut Effects::new());
+        }
+        for frame in pinned {
+            memory.unpin(CPU, frame, &mut Effects::new());
+        }
+        memory.check();
+    }
+}

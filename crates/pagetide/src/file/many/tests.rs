@@ -29,7 +29,7 @@ fn run(file: &File, nr_pages: u8) -> Run {
     for page in 0..nr_pages {
         let key = file.open.backing.key(page.into()).unwrap();
         let op = PageIn::new(key, file.group.id(), Access::Pin);
-        let begin = begun.begin(op);
+        let begin = begun.begin(begun.here(), op);
         assert!(matches!(begin, Ok(Begin::Reading(_))));
     }
     let mut runs = begun.runs.take();
@@ -93,6 +93,7 @@ fn what_direct_reads_refuse_goes_through_the_kernels_cache() {
     assert_eq!(refused, Next::Again);
     assert!(std::ptr::eq(run.rest().unwrap().file, file_buffered(&file)));
     run.read_now();
+    drop(run);
     check(&file, 4);
     drop(file);
     // Counted when the file is closed.
@@ -113,6 +114,7 @@ fn a_kernel_without_memory_or_a_cancelled_read_is_read_here() {
             run.landed(Err(IoError::from_raw_os_error(error))),
             Next::Over
         );
+        drop(run);
         check(&file, 4);
     }
 }
@@ -126,6 +128,7 @@ fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
         failing.landed(Err(IoError::from_raw_os_error(libc::EIO))),
         Next::Over
     );
+    drop(failing);
     check(&file, 4);
     // One page alone fails with what the read said.
     let other = memory.open(data.path(), &memory.root()).unwrap();
@@ -134,7 +137,7 @@ fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
     let key = file.open.backing.key(0).unwrap();
     let begun = Begun::new(&file.open);
     let op = PageIn::new(key, file.group.id(), Access::Pin);
-    let Ok(Begin::Reading(fault)) = begun.begin(op) else {
+    let Ok(Begin::Reading(fault)) = begun.begin(begun.here(), op) else {
         panic!("nobody has it");
     };
     let mut alone = begun.runs.take().remove(0);
@@ -142,6 +145,7 @@ fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
         alone.landed(Err(IoError::from_raw_os_error(libc::EIO))),
         Next::Over
     );
+    drop(alone);
     let failed = file.run(fault, &Fill::from_store());
     assert!(matches!(failed, Err(PageError::Io(code)) if code == libc::EIO.cast_unsigned()));
 }

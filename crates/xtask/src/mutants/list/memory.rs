@@ -110,9 +110,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the frame that a page moved from stays pinned",
-        file: "memory/fault.rs",
-        find: "self.unpin(cpu, source, effects);",
-        replace: "let _ = source;",
+        file: "memory/complete.rs",
+        find: "&& self.drop_pin(cpu, source)",
+        replace: "&& false",
         tests: Tests::Unit("longterm"),
     },
     Mutant {
@@ -249,5 +249,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "let word = if may_write { word.as_written() } else { word };",
         replace: "let _ = may_write;",
         tests: Tests::Unit("a_block_is_had_by_writing"),
+    },
+    Mutant {
+        name: "what was charged ahead and not taken stays charged",
+        file: "memory/ahead.rs",
+        find: "self.memory.groups.uncharge(self.cpu, self.group, nr_pages);",
+        replace: "",
+        tests: Tests::Unit("ahead"),
+    },
+    Mutant {
+        name: "what was charged ahead serves other groups",
+        file: "memory/ahead.rs",
+        find: "left.filter(|_| group == self.group)",
+        replace: "left",
+        tests: Tests::Unit("ahead"),
+    },
+    Mutant {
+        name: "reads that end together go to the first one's group",
+        file: "memory/complete.rs",
+        find: "self.frames.group(io.frame) == lruvec.group()",
+        replace: "true",
+        tests: Tests::Unit("ahead"),
     },
 ];

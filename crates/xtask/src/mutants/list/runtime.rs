@@ -146,9 +146,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a batch waits for a writer with pages in hand",
         file: "file/many.rs",
-        find: "return Err(Stop::Latched { frame, version });",
-        replace: "self.open.shared.wait(frame, version); \
-                  return Err(Stop::Latched { frame, version });",
+        find: "Ok(Begin::Latched { frame, version }) => Stop::Latched { frame, version },",
+        replace: "Ok(Begin::Latched { frame, version }) => { \
+                  self.open.shared.wait(frame, version); \
+                  Stop::Latched { frame, version } }",
         tests: Tests::Runtime("many::a_batch_holds"),
     },
     Mutant {

@@ -1,0 +1,182 @@
+//! The end of reads and copies: pages become live and are queued, or fail and are forgotten.
+
+use super::{Effect, Effects, Io, Memory};
+use crate::frame::{State, Word};
+use crate::group::{Count, Group};
+use crate::reclaim::{Refault, Token};
+use crate::units::{Cpu, Frame, PageType};
+
+/// Pages that are queued under one hold of a lock at most: others wait for it.
+const MAX_QUEUED: usize = 32;
+
+/// An I/O that has ended, and how: with a code of the runtime's where it failed.
+pub type Ended = (Io, Result<(), u32>);
+
+/// What was remembered of a page when it was evicted, from the note of its frame: 0 for nothing.
+fn refault_of(note: u64) -> Option<Token> {
+    let bits = u32::try_from(note.checked_sub(1)?).expect("a token's bits");
+    Some(Token::new(bits))
+}
+
+/// Pages of one type that came into a group.
+#[derive(Clone, Copy, Debug, Default)]
+struct Came {
+    /// Their frames.
+    nr_frames: u32,
+    /// Those that had been evicted, went to where pages of the working set are, and had been there.
+    refaults: [u64; 3],
+}
+
+impl Came {
+    fn count_refault(&mut self, refault: Refault) {
+        let [refaults, activated, restored] = &mut self.refaults;
+        *refaults += 1;
+        *activated += u64::from(refault.is_activated);
+        *restored += u64::from(refault.is_restored);
+    }
+
+    /// Tells the group.
+    fn tell(&self, group: &Group, page_type: PageType) {
+        if self.nr_frames > 0 {
+            group.end_read(page_type, self.nr_frames);
+        }
+        let counts = match page_type {
+            PageType::File => [
+                Count::WorkingsetRefaultFile,
+                Count::WorkingsetActivateFile,
+                Count::WorkingsetRestoreFile,
+            ],
+            PageType::Anon => [
+                Count::WorkingsetRefaultAnon,
+                Count::WorkingsetActivateAnon,
+                Count::WorkingsetRestoreAnon,
+            ],
+        };
+        for (count, more) in counts.into_iter().zip(self.refaults) {
+            if more > 0 {
+                group.add_count(count, more);
+            }
+        }
+    }
+}
+
+impl Memory {
+    /// Ends a read or a copy: the page is live and queued, or failed with a code and forgotten.
+    /// What it was copied from is freed.
+    pub fn complete(&self, cpu: Cpu, io: Io, result: Result<(), u32>, effects: &mut Effects) {
+        let wake = &mut |frame| effects.push(Effect::Wake(frame));
+        self.complete_batch(cpu, &[Some((io, result))], wake);
+    }
+
+    /// [`Memory::complete`] of many. `wake` gets the frames that somebody may wait for, who is to
+    /// be woken when this has returned.
+    ///
+    /// Cost: a hold of a lruvec's lock for up to 32 of them that follow each other and are of one
+    /// group and node.
+    pub fn complete_many(
+        &self,
+        cpu: Cpu,
+        ended: impl IntoIterator<Item = Ended>,
+        wake: &mut dyn FnMut(Frame),
+    ) {
+        let mut ended = ended.into_iter();
+        loop {
+            let mut batch = [const { None }; MAX_QUEUED];
+            let mut len = 0;
+            for (place, one) in batch.iter_mut().zip(ended.by_ref()) {
+                *place = Some(one);
+                len += 1;
+            }
+            self.complete_batch(cpu, &batch[..len], wake);
+            if len < MAX_QUEUED {
+                return;
+            }
+        }
+    }
+
+    fn complete_batch(&self, cpu: Cpu, batch: &[Option<Ended>], wake: &mut dyn FnMut(Frame)) {
+        let mut left = batch;
+        while let Some((io, result)) = left.first().and_then(Option::as_ref) {
+            let nr_ended = match result {
+                Ok(()) => self.queue(left),
+                Err(code) => {
+                    self.fail(io, *code);
+                    1
+                }
+            };
+            left = &left[nr_ended..];
+        }
+        for (io, _) in batch.iter().flatten() {
+            // Their reads' own pins, which kept the pages and their groups until now.
+            self.drop_pin(cpu, io.frame);
+            wake(io.frame);
+            if let Some(source) = io.source
+                && self.drop_pin(cpu, source)
+            {
+                wake(source);
+            }
+        }
+    }
+
+    /// Makes the first pages live, as many as came into the first one's lruvec, under one hold of
+    /// its lock. Returns how many.
+    fn queue(&self, ended: &[Option<Ended>]) -> usize {
+        let first = ended.first().and_then(Option::as_ref);
+        let first = first.expect("one to begin with").0.frame;
+        let lruvec = self.lruvec_at(first);
+        let lruvec = lruvec.expect("made before the page was published");
+        let group = self.groups.get(lruvec.group());
+        let group = group.expect("a group lives while a page is charged to it");
+        let is_here = |io: &Io| {
+            self.frames.group(io.frame) == lruvec.group()
+                && self.zones.node_of(&self.frames, io.frame) == lruvec.node()
+        };
+        let here = ended.iter().map_while(|ended| match ended {
+            Some((io, Ok(()))) if is_here(io) => Some(io),
+            _ => None,
+        });
+        // A page that moves did not come in.
+        let came_in = |io: &Io| io.source.map_or(io.order.nr_pages(), |_| 0);
+        let mut moment = self.page_in_moment(here.clone().map(came_in).sum());
+        let mut came = [Came::default(); 2];
+        let mut nr_ended = 0;
+        let mut lists = lruvec.lock();
+        for io in here {
+            let of_type = &mut came[self.frames.page_type(io.frame).index()];
+            let refault = refault_of(self.frames.note(io.frame));
+            let was_evicted = refault.is_some();
+            let refault = lists.insert(&self.frames, io.frame, refault, moment);
+            moment.page_ins += u64::from(came_in(io));
+            of_type.nr_frames += io.order.nr_pages();
+            if was_evicted {
+                of_type.count_refault(refault);
+            }
+            nr_ended += 1;
+        }
+        let is_walked = group.is_walked();
+        drop(lists);
+        if !is_walked {
+            self.groups.join_walk(lruvec.group());
+        }
+        for page_type in PageType::ALL {
+            came[page_type.index()].tell(group, page_type);
+        }
+        nr_ended
+    }
+
+    /// Forgets a page whose read failed.
+    fn fail(&self, io: &Io, code: u32) {
+        let &Io { frame, key, .. } = io;
+        let group = self.groups.get(self.frames.group(frame));
+        let group = group.expect("a group lives while a page is charged to it");
+        group.end_read(self.frames.page_type(frame), io.order.nr_pages());
+        self.forget(key, frame);
+        self.mapping_of(key)
+            .unlist(&self.frames, [frame].into_iter());
+        self.frames.set_note(frame, u64::from(code));
+        let failed = |word: Word| Some(word.with_state(State::Failed).next_version());
+        self.frames
+            .update(frame, failed)
+            .expect("an update without a condition");
+    }
+}
