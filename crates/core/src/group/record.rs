@@ -338,10 +338,12 @@ impl Group {
         self.gauge(Gauge::Reading)
     }
 
-    /// A read of a page of the group begins.
-    pub fn begin_read(&self, page_type: PageType, nr_pages: u32) {
+    /// Reads of pages of the group begin, `nr_faults` of them because somebody asked for the page.
+    pub fn begin_read(&self, page_type: PageType, nr_pages: u32, nr_faults: u32) {
         self.begin_copy(page_type, nr_pages);
-        self.add_count(Count::Pgmajfault, 1);
+        if nr_faults > 0 {
+            self.add_count(Count::Pgmajfault, nr_faults.into());
+        }
     }
 
     /// A copy of a page of the group begins.

@@ -1,11 +1,11 @@
 //! Pages that are charged ahead of the requests which take them: reclaim once, for all of them.
 
 use super::{Here, Memory};
-use crate::units::Cpu;
+use crate::units::{Cpu, Node, PageType};
 use core::cell::Cell;
 
 /// Pages charged to a group for requests that come next: [`Here::with_ahead`]. What they leave is
-/// uncharged when this is dropped.
+/// uncharged when this is dropped, and the reads that they began are counted then.
 #[derive(Debug)]
 #[must_use = "what was charged goes back when it is dropped"]
 pub struct Ahead<'a> {
@@ -13,6 +13,17 @@ pub struct Ahead<'a> {
     cpu: Cpu,
     group: u32,
     nr_pages: Cell<u32>,
+    /// The node of the last request's frame, on which the group has a lruvec.
+    node: Cell<Option<Node>>,
+    begun: Cell<Begun>,
+}
+
+/// Reads that requests began, to be counted together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    /// Pages by type.
+    nr_pages: [u32; 2],
+    nr_faults: u32,
 }
 
 impl Ahead<'_> {
@@ -32,10 +43,48 @@ impl Ahead<'_> {
         }
         left.is_some()
     }
+
+    /// Whether it is for requests of `group`.
+    #[inline]
+    pub(super) fn is_of(&self, group: u32) -> bool {
+        self.group == group
+    }
+
+    /// Whether the group is known to have a lruvec on a node.
+    #[inline]
+    pub(super) fn has_lruvec(&self, group: u32, node: Node) -> bool {
+        self.group == group && self.node.get() == Some(node)
+    }
+
+    /// The group has a lruvec on a node, as long as it lives.
+    pub(super) fn note_lruvec(&self, group: u32, node: Node) {
+        if self.group == group {
+            self.node.set(Some(node));
+        }
+    }
+
+    /// A read of a page of the group begins: [`crate::group::Group::begin_read`].
+    #[inline]
+    pub(super) fn begin_read(&self, page_type: PageType, nr_pages: u32, nr_faults: u32) {
+        let mut begun = self.begun.get();
+        begun.nr_pages[page_type.index()] += nr_pages;
+        begun.nr_faults += nr_faults;
+        self.begun.set(begun);
+    }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
+        let mut begun = self.begun.take();
+        if let Some(group) = self.memory.groups.get(self.group) {
+            for page_type in PageType::ALL {
+                let nr_pages = begun.nr_pages[page_type.index()];
+                if nr_pages > 0 {
+                    let nr_faults = core::mem::take(&mut begun.nr_faults);
+                    group.begin_read(page_type, nr_pages, nr_faults);
+                }
+            }
+        }
         let nr_pages = self.nr_pages.get();
         if nr_pages > 0 {
             self.memory.groups.uncharge(self.cpu, self.group, nr_pages);
@@ -58,6 +107,8 @@ impl Memory {
             cpu,
             group,
             nr_pages,
+            node: Cell::default(),
+            begun: Cell::default(),
         }
     }
 }

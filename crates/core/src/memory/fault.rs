@@ -168,8 +168,9 @@ impl PageIn {
         };
         let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
         let block = Held::new(memory, here.cpu, What::Block(frame));
-        let has_lruvec = memory.have_lruvec(here, self.group, frame);
-        has_lruvec.map_err(PageError::Alloc)?;
+        memory
+            .have_lruvec(here, self.group, frame)
+            .map_err(PageError::Alloc)?;
         memory.look_ahead(here);
         block.keep();
         memory.frames.set_key(frame, Some(self.key));
@@ -184,19 +185,15 @@ impl PageIn {
         }
         // A pin for the read and one for this operation.
         let accesses = u8::from(self.access == Access::Copy);
-        let reading = |word: Word| {
+        memory.frames.change_owned(frame, |word| {
             let word = word.bare().with_state(State::Reading).next_version();
-            let word = word.pinned().and_then(Word::pinned)?.with_refs(accesses);
-            Some(if self.access == Access::Pin {
-                word.with(flag::YOUNG)
-            } else {
-                word
-            })
-        };
-        assert!(
-            memory.frames.update(frame, reading).is_ok(),
-            "a bare word takes two pins"
-        );
+            let word = word.pinned().and_then(Word::pinned);
+            let word = word.expect("a bare word takes two pins");
+            match self.access {
+                Access::Pin => word.with(flag::YOUNG),
+                _ => word.with_refs(accesses),
+            }
+        });
         let refault = memory.shadows.take(self.key, self.group);
         memory.frames.set_note(frame, note_of(refault));
         bucket.insert(frame);
@@ -205,11 +202,15 @@ impl PageIn {
             memory.mark_workingset(frame, token);
         }
         mapping.list(&memory.frames, frame);
-        if let Some(group) = memory.groups.get(self.group) {
-            // What nobody waits for is no fault of theirs.
-            match self.access {
-                Access::Prefetch => group.begin_copy(mapping.page_type(), order.nr_pages()),
-                _ => group.begin_read(mapping.page_type(), order.nr_pages()),
+        // What nobody waits for is no fault of theirs.
+        let nr_faults = u32::from(self.access != Access::Prefetch);
+        let (page_type, nr_pages) = (mapping.page_type(), order.nr_pages());
+        match here.ahead.filter(|ahead| ahead.is_of(self.group)) {
+            Some(ahead) => ahead.begin_read(page_type, nr_pages, nr_faults),
+            None => {
+                if let Some(group) = memory.groups.get(self.group) {
+                    group.begin_read(page_type, nr_pages, nr_faults);
+                }
             }
         }
         effects.push(Effect::Read(Io {

@@ -545,14 +545,20 @@ impl Memory {
         id: u32,
         frame: Frame,
     ) -> Result<(), AllocError> {
+        let node = self.zones.node_of(&self.frames, frame);
+        if here.ahead.is_some_and(|ahead| ahead.has_lruvec(id, node)) {
+            return Ok(());
+        }
         let group = self
             .groups
             .get(id)
             .expect("a group lives while its handle does");
-        let node = self.zones.node_of(&self.frames, frame);
         loop {
             let first = group.lruvec();
             if self.lruvec_from(first, node).is_some() {
+                if let Some(ahead) = here.ahead {
+                    ahead.note_lruvec(id, node);
+                }
                 return Ok(());
             }
             let make = || {

@@ -169,6 +169,11 @@ impl Run {
         stored.max().unwrap_or(0)
     }
 
+    /// Whether all bytes of its pages came.
+    fn is_full(&self) -> bool {
+        self.nr_bytes == self.ios.len() * self.reader.backing.order.bytes()
+    }
+
     /// Where in the file the next byte is.
     fn offset(&self) -> u64 {
         let base = self.file().map_or(0, DirectFile::base);
@@ -182,13 +187,17 @@ impl Run {
         if self.wanted() <= skip {
             return None;
         }
-        let order = self.reader.backing.order;
         let arena = &self.reader.shared.arena;
         let mut bufs = Few::new();
-        for io in self.ios.iter_mut().skip(skip / order.bytes()) {
-            bufs.push(IoSliceMut::new(page::target(arena, io)));
+        let mut skip = skip;
+        for io in &mut self.ios {
+            let bytes = page::target(arena, io);
+            let skipped = skip.min(bytes.len());
+            skip -= skipped;
+            if skipped < bytes.len() {
+                bufs.push(IoSliceMut::new(&mut bytes[skipped..]));
+            }
         }
-        bufs.first_mut()?.advance(skip % order.bytes());
         let file = self.reader.backing.source.file()?;
         let direct = file.direct_for(&bufs, offset);
         let direct = direct.filter(|_| !self.is_refused);
@@ -216,7 +225,7 @@ impl Run {
                     file.note_buffered(self.offset(), nr_bytes);
                 }
                 self.nr_bytes += nr_bytes;
-                match self.nr_bytes >= self.wanted() {
+                match self.is_full() || self.nr_bytes >= self.wanted() {
                     true => Next::Over,
                     false => Next::Again,
                 }

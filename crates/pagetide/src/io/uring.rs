@@ -123,7 +123,10 @@ impl Ring {
             iov_base: buf.as_mut_ptr().cast(),
             iov_len: buf.len(),
         };
-        let bufs: Few<_> = rest.bufs.iter_mut().map(of).collect();
+        let mut bufs = Few::new();
+        for buf in &mut rest.bufs {
+            bufs.push(of(buf));
+        }
         let (fd, offset) = (types::Fd(rest.file.as_raw_fd()), rest.offset);
         drop(rest);
         let at = self.free.pop().expect("the caller looked for room");

@@ -37,8 +37,12 @@ fn requests_take_what_was_charged_ahead_and_the_rest_goes_back() {
     assert_eq!((ahead.nr_pages(), charged(&memory, group)), (3, 8));
     drop(ahead);
     assert_eq!(charged(&memory, group), 5);
+    let record = memory.groups().get(group).unwrap();
+    let counts = || (record.nr_reading(), record.count(Count::Pgmajfault));
+    assert_eq!(counts(), (5, 5));
     let ended = ios.into_iter().map(|io| (io, Ok(())));
     memory.complete_many(CPU, ended, &mut |_| ());
+    assert_eq!(counts(), (0, 5));
     memory.check();
 }
 

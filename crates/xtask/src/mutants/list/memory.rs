@@ -195,8 +195,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a prefetch is a fault",
         file: "memory/fault.rs",
-        find: "Access::Prefetch => group.begin_copy(",
-        replace: "Access::Prefetch => group.begin_read(",
+        find: "u32::from(self.access != Access::Prefetch)",
+        replace: "1",
         tests: Tests::Unit("prefetch"),
     },
     Mutant {
@@ -262,6 +262,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "memory/ahead.rs",
         find: "left.filter(|_| group == self.group)",
         replace: "left",
+        tests: Tests::Unit("ahead"),
+    },
+    Mutant {
+        name: "reads of what was charged ahead are not counted",
+        file: "memory/ahead.rs",
+        find: "group.begin_read(page_type, nr_pages, nr_faults);",
+        replace: "_ = (group, nr_faults);",
         tests: Tests::Unit("ahead"),
     },
     Mutant {

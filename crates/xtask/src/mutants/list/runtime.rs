@@ -155,7 +155,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
-        find: "match self.nr_bytes >= self.wanted() {",
+        find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
         replace: "match self.nr_bytes > 0 {",
         tests: Tests::RuntimeUnit("short_reads_are_resumed"),
     },
