@@ -6,7 +6,7 @@ use crate::units::Frame;
 /// A list of frames over one pair of links. Whoever owns it holds the lock that guards it.
 ///
 /// Which links is part of the type, so that no operation has to ask. Every one is O(1) and touches
-/// at most three frame records.
+/// at most four frame records.
 #[derive(Debug, Default)]
 pub struct List<const IS_FILE: bool = false> {
     head: Option<Frame>,
@@ -99,6 +99,25 @@ impl<const IS_FILE: bool> List<IS_FILE> {
         }
         frames.set_links(Self::CHAIN, frame, None, None);
         self.len -= 1;
+    }
+
+    /// Puts `new`, which is on no list of this chain, where `old` is, and takes `old` off.
+    ///
+    /// # Panics
+    /// Where the neighbours of `old` show that it is not on this list.
+    pub fn replace(&mut self, frames: &FrameTable, (old, new): (Frame, Frame)) {
+        let (prev, next) = frames.links(Self::CHAIN, old);
+        self.remove(frames, old);
+        frames.set_links(Self::CHAIN, new, prev, next);
+        match prev {
+            Some(prev) => frames.set_next(Self::CHAIN, prev, Some(new)),
+            None => self.head = Some(new),
+        }
+        match next {
+            Some(next) => frames.set_prev(Self::CHAIN, next, Some(new)),
+            None => self.tail = Some(new),
+        }
+        self.len += 1;
     }
 
     /// Takes the first frame off.

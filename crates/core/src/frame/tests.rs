@@ -16,6 +16,15 @@ fn lists_link_and_unlink() {
     assert_eq!(list.iter(&frames).collect::<Vec<_>>(), [a, b, c]);
     list.remove(&frames, b);
     assert_eq!(list.iter(&frames).collect::<Vec<_>>(), [a, c]);
+    let [d, e] = [Frame::new(2), Frame::new(3)];
+    list.replace(&frames, (a, b));
+    list.replace(&frames, (c, d));
+    assert_eq!(list.iter(&frames).collect::<Vec<_>>(), [b, d]);
+    list.push_head(&frames, e);
+    list.replace(&frames, (b, a));
+    list.replace(&frames, (d, c));
+    assert_eq!(list.iter_back(&frames).collect::<Vec<_>>(), [c, a, e]);
+    list.remove(&frames, e);
     assert_eq!(
         (list.pop_tail(&frames), list.pop_head(&frames)),
         (Some(c), Some(a))

@@ -47,8 +47,8 @@ enum Of {
     Used,
     /// Bytes of charged pages that no object has, of the group and those below it.
     Parked,
-    /// Pages in the page cache.
-    Live,
+    /// Pages on the lists of its lruvecs.
+    Listed,
     Reading,
     Dirty,
     Writeback,
@@ -221,7 +221,11 @@ impl Memory {
         if self.frames.page_type(frame) == PageType::File && word.state() != State::Buf {
             let slot = self.groups.slot_of(group);
             for (of, is_so) in [
-                (Of::Reading, word.state() == State::Reading),
+                // A page that moves may have its place already, and is counted there.
+                (
+                    Of::Reading,
+                    word.state() == State::Reading && word.generation() == 0,
+                ),
                 (Of::Dirty, word.has(flag::DIRTY)),
                 (Of::Writeback, word.has(flag::WRITEBACK)),
             ] {
@@ -251,7 +255,10 @@ impl Memory {
         )?;
         Counted::add(&counted.mappings, index(slot), 1);
         if word.state() == State::Reading {
-            return require("the pin of a read", frame, word.pins() > 0);
+            require("the pin of a read", frame, word.pins() > 0)?;
+            if word.generation() == 0 {
+                return Ok(());
+            }
         }
         require("the list of a live page", frame, word.generation() != 0)?;
         let group = self.frames.group(frame);
@@ -261,7 +268,7 @@ impl Memory {
             self.lruvec_at(frame).is_some(),
         )?;
         let nr_pages = u64::from(self.frames.block(frame).0.nr_pages());
-        counted.add_of(self.groups.slot_of(group), Of::Live, nr_pages);
+        counted.add_of(self.groups.slot_of(group), Of::Listed, nr_pages);
         Ok(())
     }
 
@@ -306,7 +313,7 @@ impl Memory {
         }
         let gauge = |gauge| group.gauge(gauge);
         for (what, booked, of) in [
-            ("pages listed of a group", nr_listed, Of::Live),
+            ("pages listed of a group", nr_listed, Of::Listed),
             (
                 "pages being read of a group",
                 gauge(Gauge::Reading),

@@ -142,6 +142,11 @@ impl Memory {
         let mut nr_ended = 0;
         let mut lists = lruvec.lock();
         for io in here {
+            nr_ended += 1;
+            if self.is_moved_in_place(io.frame) {
+                lists.end_move(&self.frames, io.frame);
+                continue;
+            }
             let of_type = &mut came[self.frames.page_type(io.frame).index()];
             let refault = refault_of(self.frames.note(io.frame));
             let was_evicted = refault.is_some();
@@ -151,7 +156,6 @@ impl Memory {
             if was_evicted {
                 of_type.count_refault(refault);
             }
-            nr_ended += 1;
         }
         let is_walked = group.is_walked();
         drop(lists);
@@ -164,13 +168,25 @@ impl Memory {
         nr_ended
     }
 
+    /// Whether a frame that is being filled has the place of the page that moves there, and is
+    /// counted there.
+    fn is_moved_in_place(&self, frame: Frame) -> bool {
+        self.frames.word(frame).generation() != 0
+    }
+
     /// Forgets a page whose read failed.
     fn fail(&self, io: &Io, code: u32) {
         let &Io { frame, key, .. } = io;
         let group = self.groups.get(self.frames.group(frame));
         let group = group.expect("a group lives while a page is charged to it");
-        group.end_read(self.frames.page_type(frame), io.order.nr_pages());
+        let is_listed = self.is_moved_in_place(frame);
+        if !is_listed {
+            group.end_read(self.frames.page_type(frame), io.order.nr_pages());
+        }
         self.forget(key, frame);
+        if is_listed && let Some(lruvec) = self.lruvec_at(frame) {
+            lruvec.lock().remove(&self.frames, frame);
+        }
         self.mapping_of(key)
             .unlist(&self.frames, [frame].into_iter());
         self.frames.set_note(frame, u64::from(code));

@@ -86,8 +86,8 @@ impl Memory {
     /// not in its file any more, somebody else has it pinned or has to write it, or no frame can be
     /// had there within the limits.
     ///
-    /// What is kept is how often the page was used and that it is one of the working set. It is
-    /// queued anew, and counts neither as read nor as a refault.
+    /// The page keeps its class or generation, its place there and how often it was used, but is
+    /// queued anew where it comes to another node. It counts neither as read nor as a refault.
     pub(super) fn begin_move(
         &self,
         here: Here<'_>,
@@ -125,11 +125,11 @@ impl Memory {
         let mapping = self.mapping_of(key);
         mapping.list(&self.frames, frame);
         mapping.unlist(&self.frames, [old].into_iter());
-        let lruvec = self.lruvec_at(old).expect("a live page has a lruvec");
-        lruvec.lock().remove(&self.frames, old);
-        let record = self.groups.get(group);
-        let record = record.expect("a group lives while a page is charged to it");
-        record.begin_copy(mapping.page_type(), order.nr_pages());
+        if !self.keep_place(old, frame) {
+            let record = self.groups.get(group);
+            let record = record.expect("a group lives while a page is charged to it");
+            record.begin_copy(mapping.page_type(), order.nr_pages());
+        }
         effects.push(Effect::Copy(Io {
             frame,
             key,
@@ -138,5 +138,20 @@ impl Memory {
             source: Some(old),
         }));
         Some(frame)
+    }
+
+    /// Has the frame that a page moves to take its place, where one lruvec lists both; else it
+    /// is on no list until it is queued anew.
+    fn keep_place(&self, old: Frame, new: Frame) -> bool {
+        let lruvec = |frame| self.lruvec_at(frame).expect("was made before");
+        let (from, to) = (lruvec(old), lruvec(new));
+        let mut lists = from.lock();
+        let is_kept = core::ptr::eq(from, to) && lists.replace(&self.frames, (old, new));
+        if !is_kept {
+            lists.remove(&self.frames, old);
+        } else if self.frames.word(new).has(flag::YOUNG) {
+            self.frames.mark_touched(new);
+        }
+        is_kept
     }
 }

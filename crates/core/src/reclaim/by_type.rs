@@ -100,6 +100,11 @@ impl<R: OneType> Rules for ByType<R> {
         self.of(frames.page_type(frame)).put_back(frames, frame)
     }
 
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word) {
+        self.of(frames.page_type(pages.0))
+            .replace(frames, pages, word);
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
         self.of(frames.page_type(frame)).remove(frames, frame, word);
     }

@@ -77,6 +77,10 @@ impl Rules for Fifo {
         Listing::of(1)
     }
 
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), _word: Word) {
+        self.pages.replace(frames, pages);
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, _word: Word) {
         self.pages.remove(frames, frame);
     }

@@ -506,6 +506,14 @@ impl Rules for Gated2q {
         }
     }
 
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word) {
+        let queue = self.queue(class_of(word));
+        match word.generation() {
+            STALE => queue.stale.replace(frames, pages),
+            _ => queue.stamped.replace(frames, pages),
+        }
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
         self.queue(class_of(word))
             .remove(frames, frame, word.generation());

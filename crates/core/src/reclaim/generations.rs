@@ -126,6 +126,13 @@ impl Generations {
         self.nr_frames[place.slot][page_type.index()] -= frames.block(frame).0.nr_pages();
     }
 
+    /// Puts a page that is on no list where another one is; `word` is that one's.
+    pub(super) fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word) {
+        let page_type = frames.page_type(pages.0);
+        self.list(Place::of(word).list, page_type)
+            .replace(frames, pages);
+    }
+
     /// Puts a listed page on the list of another generation: first, or last where it `goes_last`.
     pub(super) fn put(
         &mut self,

@@ -535,6 +535,10 @@ impl Rules for Mglru {
         Listing::of(self.generations.insert(frames, frame, youngest))
     }
 
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word) {
+        self.generations.replace(frames, pages, word);
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
         self.generations.remove(frames, frame, word);
     }

@@ -115,6 +115,9 @@ trait Rules {
     fn evicted(&mut self, page_type: PageType, token: Token, nr_frames: u32);
     /// Queues a page that could not be evicted.
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing;
+    /// Puts a page that is on no list where another one of the same size and type is, which leaves
+    /// the list that `word`, its own, names.
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word);
     /// Takes a page off the list that `word`, its own, names.
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word);
     /// Pages on all lists.
@@ -367,6 +370,39 @@ impl Lruvec {
             self.forget(frames, victim.frame);
         }
         left_its_file
+    }
+
+    /// Lists the frame that a page moves to in the place of the one that it moves from, which is on
+    /// no list then: false where it is on none already, because reclaim has it in hand. The page
+    /// keeps its class or generation. [`Lruvec::end_move`] or [`Lruvec::remove`] ends it.
+    ///
+    /// # Panics
+    /// Where the two differ in size or type.
+    pub fn replace(&mut self, frames: &FrameTable, (old, new): (Frame, Frame)) -> bool {
+        let word = frames.word(old);
+        if word.generation() == 0 {
+            return false;
+        }
+        let form = |frame| (frames.block(frame).0, frames.page_type(frame));
+        assert_eq!(form(old), form(new), "{old:?} moves to {new:?}");
+        self.rules().replace(frames, (old, new), word);
+        let listing = Listing {
+            is_protected: word.has(flag::PROTECTED),
+            ..Listing::of(word.generation())
+        };
+        for (frame, listing) in [(new, listing), (old, Listing::of(0))] {
+            let changed = frames.update(frame, |word| Some(listing.mark(word)));
+            assert!(changed.is_ok(), "an update without a condition");
+        }
+        true
+    }
+
+    /// Makes a page `Live` whose frame took the place of another one.
+    pub fn end_move(&mut self, frames: &FrameTable, frame: Frame) {
+        let live = |word: Word| Some(word.with_state(State::Live).next_version());
+        let before = frames.update(frame, live);
+        let before = before.expect("an update without a condition");
+        assert!(before.generation() != 0, "{frame:?} has no place");
     }
 
     /// Takes a page that leaves its file off its list, where it is on one.

@@ -237,6 +237,10 @@ impl Rules for TwoList {
         self.push(frames, frame, generation, refs)
     }
 
+    fn replace(&mut self, frames: &FrameTable, pages: (Frame, Frame), word: Word) {
+        self.list(word.generation()).replace(frames, pages);
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, word: Word) {
         self.list(word.generation()).remove(frames, frame);
     }

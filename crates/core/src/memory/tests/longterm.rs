@@ -1,7 +1,7 @@
 //! Named cases of long-term pins: where their pages are, what a move keeps, and what it leaves.
 
 use super::*;
-use crate::alloc::Mobility;
+use crate::alloc::{Mobility, Topology};
 use crate::frame::flag;
 
 /// Steps a long-term pin; runs what it asks for by `result`. Returns the frame, and whether the
@@ -101,6 +101,91 @@ fn a_page_is_moved_once_and_keeps_what_is_known_of_it() {
         memory.close_mapping(CPU, file, &mut |_| ());
         memory.check();
         assert_eq!(memory.stats().nr_used, 0);
+    }
+}
+
+/// A full lruvec that has evicted, with room for a page more; who is in it after each of so many
+/// further reads, where a hot page and one on trial are pinned before them, for long or not.
+fn resident_after_pins(policy: Policy, is_longterm: bool) -> Vec<Vec<u64>> {
+    const LIMIT: u32 = 600;
+    let (memory, group, file) = memory(2048, policy);
+    let limit = |max: u32| memory.set_max(CPU.into(), group, max.into());
+    assert_eq!(limit(LIMIT), Ok(0));
+    for page in 0..1400 {
+        touch(&memory, group, key(file, page));
+        // Hot ones, by copies, from first to last; page 0 is of them.
+        (0..8).for_each(|hot| _ = touch(&memory, group, key(file, hot)));
+    }
+    assert!(memory.is_resident(key(file, 0)) && memory.is_resident(key(file, 1390)));
+    assert_eq!(limit(LIMIT + 64), Ok(0));
+    for page in [0, 1390] {
+        let frame = match is_longterm {
+            true => {
+                let (frame, ran) = pin_longterm(&memory, group, key(file, page), Ok(())).unwrap();
+                assert_eq!(ran, [true, false], "page {page} did not move");
+                frame
+            }
+            false => match memory.pin(CPU, key(file, page), Access::Pin, &mut Effects::new()) {
+                Found::Pinned(frame) => frame,
+                found => panic!("{found:?}"),
+            },
+        };
+        unpin(&memory, frame);
+    }
+    memory.check();
+    let resident = |memory: &Memory| -> Vec<u64> {
+        let is_resident = |&page: &u64| memory.is_resident(key(file, page));
+        (0..4000).filter(is_resident).collect()
+    };
+    let mut seen = Vec::new();
+    for page in 2000..4000 {
+        touch(&memory, group, key(file, page));
+        if page % 16 == 0 {
+            seen.push(resident(&memory));
+        }
+    }
+    memory.check();
+    seen
+}
+
+#[test]
+fn a_page_that_moves_keeps_its_place() {
+    for &policy in Policy::ALL {
+        let [moved, stayed] = [true, false].map(|how| resident_after_pins(policy, how));
+        let same = moved.iter().zip(&stayed).take_while(|(a, b)| a == b);
+        assert_eq!(same.count(), stayed.len(), "{policy}");
+    }
+}
+
+#[test]
+fn a_page_that_moves_to_another_node_is_listed_there() {
+    for &policy in Policy::ALL {
+        let topology = Topology::uniform(2).with_nodes(2).unwrap();
+        let mut config = Config::on(topology, 0, policy);
+        config.fit(8 * 512);
+        let memory = Memory::try_new(config).unwrap();
+        let group = memory
+            .new_group(CPU.into(), memory.groups().root())
+            .unwrap();
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        let nodes = [1, 0].map(|node| Node::new(node).unwrap());
+        memory.groups().set_mems(group, NodeMask::of(nodes[0]));
+        (0..3).for_each(|page| assert!(touch(&memory, group, key(file, page))));
+        memory.groups().set_mems(group, NodeMask::of(nodes[1]));
+        let (frame, ran) = pin_longterm(&memory, group, key(file, 1), Ok(())).unwrap();
+        assert_eq!(ran, [true, false]);
+        memory.check();
+        let listed = |node| {
+            let lruvec = memory
+                .lruvecs_of(memory.groups().get(group).unwrap())
+                .map(|(_, lruvec)| lruvec)
+                .find(|lruvec| lruvec.node() == node);
+            lruvec.map(|lruvec| lruvec.lock().nr_pages())
+        };
+        assert_eq!(nodes.map(listed), [Some(2), Some(1)], "{policy}");
+        unpin(&memory, frame);
+        memory.close_mapping(CPU, file, &mut |_| ());
+        memory.check();
     }
 }
 

@@ -104,9 +104,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that moved is still on its old frame's list",
         file: "memory/longterm.rs",
-        find: "lruvec.lock().remove(&self.frames, old);",
-        replace: "let _ = lruvec;",
-        tests: Tests::Shuttle,
+        find: "lists.remove(&self.frames, old);",
+        replace: "",
+        tests: Tests::Plain("longterm"),
+    },
+    Mutant {
+        name: "a frame that a page moved from is said to be listed",
+        file: "reclaim/mod.rs",
+        find: "[(new, listing), (old, Listing::of(0))]",
+        replace: "[(new, listing)]",
+        tests: Tests::Plain("longterm"),
+    },
+    Mutant {
+        name: "a page that moves is queued anew",
+        file: "memory/longterm.rs",
+        find: "core::ptr::eq(from, to) && lists.replace(&self.frames, (old, new))",
+        replace: "false && lists.replace(&self.frames, (old, new))",
+        tests: Tests::Plain("longterm"),
     },
     Mutant {
         name: "the frame that a page moved from stays pinned",

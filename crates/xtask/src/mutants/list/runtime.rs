@@ -253,8 +253,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "many pages are read from where the header is",
         file: "io/run.rs",
-        find: "base + first * self.backing",
-        replace: "base * 0 + first * self.backing",
+        find: "base + first * self.reader.backing",
+        replace: "base * 0 + first * self.reader.backing",
         tests: Tests::Runtime("page_sizes::"),
     },
     Mutant {
