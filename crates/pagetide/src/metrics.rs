@@ -69,8 +69,17 @@ const COUNTS: &[(&str, &str)] = &[
     ),
     ("evacuate_success", "Blocks that were emptied"),
     ("evacuate_fail", "Looks for a block to empty that gave none"),
+    (
+        "pgmigrate_success",
+        "Frames of the pages that moved out of blocks",
+    ),
     ("zone_lock_takes", "Times that a zone's lock was taken"),
     ("pgalloc", "Pages allocated"),
+    ("pgalloc_normal", "Pages allocated in zones for all pages"),
+    (
+        "pgalloc_movable",
+        "Pages allocated in zones for movable pages only",
+    ),
     ("pgfree", "Pages freed"),
     ("released_bytes", "Bytes that went back to the OS"),
     ("release_calls", "System calls that gave them back"),

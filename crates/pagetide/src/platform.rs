@@ -4,9 +4,9 @@ use crate::cpu;
 use crate::shared::Shared;
 use crate::stall::Stall;
 use crate::trace;
-use crate::{shrinker, throttle, writeback};
-use pagetide_core::memory::{Here, Platform, Writes};
-use pagetide_core::units::{Node, PageType};
+use crate::{page, shrinker, throttle, writeback};
+use pagetide_core::memory::{Here, Io, Platform, Writes};
+use pagetide_core::units::{Frame, Node, PageType};
 
 impl Platform for Shared {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
@@ -29,6 +29,14 @@ impl Platform for Shared {
             writes.keep_cold(PageType::Anon);
         }
         self.write_offered(writes, nr_pages > 0);
+    }
+
+    fn copy(&self, io: &mut Io) {
+        page::copy(&self.arena, io);
+    }
+
+    fn wake(&self, frame: Frame) {
+        self.waiters.wake(frame);
     }
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {

@@ -78,10 +78,17 @@ pub struct Stats {
     pub evacuate_success: u64,
     /// Looks for one that found none, and blocks that were emptied in vain.
     pub evacuate_fail: u64,
+    /// Pages that moved out of blocks to other frames; larger ones count as often as they have
+    /// frames.
+    pub pgmigrate_success: u64,
     /// Times that a zone's lock was taken.
     pub zone_lock_takes: u64,
     /// Pages allocated and given back.
     pub pgalloc: u64,
+    /// Of those allocated, from zones for all pages, and from those for movable ones only.
+    pub pgalloc_normal: u64,
+    /// See `pgalloc_normal`.
+    pub pgalloc_movable: u64,
     /// See `pgalloc`.
     pub pgfree: u64,
     /// Bytes that went back to the OS, of idle blocks and of those that reservations and a smaller
@@ -101,7 +108,7 @@ impl Stats {
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
     #[expect(clippy::too_many_lines, reason = "a list of all fields")]
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 38] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 41] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -129,8 +136,11 @@ impl Stats {
             evacuate_scanned,
             evacuate_success,
             evacuate_fail,
+            pgmigrate_success,
             zone_lock_takes,
             pgalloc,
+            pgalloc_normal,
+            pgalloc_movable,
             pgfree,
             released_bytes,
             release_calls,
@@ -166,8 +176,11 @@ impl Stats {
             ("evacuate_scanned", evacuate_scanned),
             ("evacuate_success", evacuate_success),
             ("evacuate_fail", evacuate_fail),
+            ("pgmigrate_success", pgmigrate_success),
             ("zone_lock_takes", zone_lock_takes),
             ("pgalloc", pgalloc),
+            ("pgalloc_normal", pgalloc_normal),
+            ("pgalloc_movable", pgalloc_movable),
             ("pgfree", pgfree),
             ("released_bytes", released_bytes),
             ("release_calls", release_calls),
@@ -319,8 +332,11 @@ impl Memory {
             evacuate_scanned: core.evacuate_scanned,
             evacuate_success: core.evacuate_success,
             evacuate_fail: core.evacuate_fail,
+            pgmigrate_success: core.pgmigrate_success,
             zone_lock_takes: core.zone.lock_takes,
             pgalloc: core.zone.pgalloc,
+            pgalloc_normal: core.zone.pgalloc - core.pgalloc_movable,
+            pgalloc_movable: core.pgalloc_movable,
             pgfree: core.zone.pgfree,
             released_bytes: self.home().release.nr_bytes(),
             release_calls: self.home().release.nr_calls(),

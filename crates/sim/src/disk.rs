@@ -313,6 +313,13 @@ impl Platform for Disk {
         }
     }
 
+    fn copy(&self, io: &mut Io) {
+        let source = io.source().expect("a page that moves has a source");
+        let stamp = self.stamp_in(source);
+        let mut state = self.0.borrow_mut();
+        state.frames.insert(io.frame().number(), stamp);
+    }
+
     fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
         work();
     }

@@ -77,6 +77,12 @@ impl Pieces {
         self.first
     }
 
+    /// Whether a frame lies in the block, in hand or not.
+    #[must_use]
+    pub fn holds(&self, frame: Frame) -> bool {
+        frame.number().wrapping_sub(self.first.number()) < self.order.nr_pages()
+    }
+
     /// Whether a frame is in hand.
     #[must_use]
     pub fn has(&self, frame: Frame) -> bool {

@@ -341,8 +341,19 @@ impl Zones {
     /// Counts of all zones together.
     #[must_use]
     pub fn stats(&self) -> ZoneStats {
-        self.iter()
-            .fold(ZoneStats::default(), |sum, zone| sum + zone.stats())
+        let [normal, movable] = self.stats_by_kind();
+        normal + movable
+    }
+
+    /// Counts of all zones for blocks of every mobility, and of all for movable ones only.
+    #[must_use]
+    pub fn stats_by_kind(&self) -> [ZoneStats; 2] {
+        let mut sums = [ZoneStats::default(); 2];
+        for zone in self.iter() {
+            let sum = &mut sums[zone.config().kind as usize];
+            *sum = *sum + zone.stats();
+        }
+        sums
     }
 
     /// Counts of a node.

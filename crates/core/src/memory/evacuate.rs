@@ -3,7 +3,7 @@
 //! The search looks at the frames of a block until the first one that has to stay, and remembers
 //! that one for each pageblock: while it stays, the pageblock costs the next search one look.
 
-use super::region::REGION;
+use super::region::{Captured, REGION};
 use super::{Here, Memory};
 use crate::alloc::{Mobility, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Request};
 use crate::frame::{Place, State, Word};
@@ -39,6 +39,8 @@ pub(super) struct Evacuation {
     pub(super) scanned: AtomicU64,
     pub(super) success: AtomicU64,
     pub(super) fail: AtomicU64,
+    /// Frames of the pages that were moved out of blocks.
+    pub(super) migrated: AtomicU64,
 }
 
 /// A thread empties a block until this is dropped.
@@ -74,6 +76,7 @@ impl Evacuation {
             scanned: AtomicU64::new(0),
             success: AtomicU64::new(0),
             fail: AtomicU64::new(0),
+            migrated: AtomicU64::new(0),
         })
     }
 
@@ -104,7 +107,7 @@ impl Evacuation {
 pub(super) enum Evacuated {
     /// The block.
     Block(Frame),
-    /// None; so many pages were evicted all the same.
+    /// None; so many pages were evicted or moved all the same.
     Pages(u32),
 }
 
@@ -293,14 +296,20 @@ impl Memory {
             }
             _ => None,
         };
-        let mut pieces = match self.capture(here, found.first, found.order) {
-            Ok(pieces) => pieces,
-            Err(nr_evicted) => {
+        // For a larger block than was charged others would miss the frames that pages move to.
+        let may_move = wanted.order == request.order;
+        let captured = self.capture(here, (found.first, found.order), may_move);
+        let Captured {
+            mut pieces,
+            nr_evicted,
+        } = match captured {
+            Ok(captured) => captured,
+            Err(nr_gone) => {
                 self.evacuation.fail.fetch_add(1, Ordering::Relaxed);
-                return Evacuated::Pages(nr_evicted);
+                return Evacuated::Pages(nr_gone);
             }
         };
-        if let Some(group) = beyond_low {
+        if let Some(group) = beyond_low.filter(|_| nr_evicted > 0) {
             self.groups.count_event(group, Event::Low);
         }
         let first = pieces.take_first(request.order);

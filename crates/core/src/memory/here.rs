@@ -1,7 +1,7 @@
 //! Where a call comes from, and what core asks of the program around it.
 
-use super::{Ahead, Writes};
-use crate::units::{Cpu, Node};
+use super::{Ahead, Effect, Effects, Io, Writes};
+use crate::units::{Cpu, Frame, Node};
 use core::fmt::Debug;
 
 /// What core asks of the program around it, on the slow path only and with no lock of core held.
@@ -22,6 +22,13 @@ pub trait Platform: Debug {
     ///
     /// Calls of core on the way come with [`Here::for_writes`].
     fn write_back(&self, _writes: &mut Writes<'_>, _nr_pages: u32) {}
+
+    /// Copies the bytes of a page that moves from [`Io::source`] into its frame. Must not unwind.
+    /// By default there are no bytes.
+    fn copy(&self, _io: &mut Io) {}
+
+    /// Wakes all who wait for a frame. By default nobody does.
+    fn wake(&self, _frame: Frame) {}
 
     /// Runs `work`, which takes memory from others or waits for it, as a stall of the calling
     /// thread on memory of `group`.
@@ -104,6 +111,20 @@ impl<'a> Here<'a> {
             may_reclaim: false,
             may_use_reserve: true,
             ..self
+        }
+    }
+}
+
+impl Here<'_> {
+    /// Has all woken who are named: effects of a call that asks for nothing else.
+    pub(super) fn wake_all(self, effects: &mut Effects) {
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Wake(frame) => self.platform.wake(frame),
+                Effect::Read(_) | Effect::Copy(_) => {
+                    unreachable!("only an operation's step asks for these")
+                }
+            }
         }
     }
 }

@@ -4,24 +4,10 @@
 use super::alloc::Block;
 use super::held::{Held, What};
 use super::region::REGION;
-use super::{AllocError, Effect, Effects, Here, Io, Memory};
+use super::{AllocError, Effect, Effects, Here, Memory};
 use crate::alloc::{Mobility, Request};
-use crate::frame::{State, Word, flag};
-use crate::page_cache;
+use crate::frame::Word;
 use crate::units::{Frame, Order};
-
-/// What a page keeps when it moves.
-const KEPT: [u64; 2] = [flag::YOUNG, flag::WORKINGSET];
-
-/// The word of the frame that a page moves to, with a pin for the copy and one for who asked for
-/// it; `was` is the page's word before.
-fn moved(word: Word, was: Word) -> Word {
-    let word = word.bare().with_state(State::Reading).next_version();
-    let word = word.pinned().and_then(Word::pinned);
-    let word = word.expect("a bare word takes two pins");
-    let kept = KEPT.into_iter().filter(|&flag| was.has(flag));
-    kept.fold(word.with_refs(was.refs()), Word::with)
-}
 
 impl Memory {
     /// A block charged to `group` in an unmovable pageblock, where there is one or a pageblock can
@@ -85,9 +71,6 @@ impl Memory {
     /// `None` leaves everything as it was, with the caller's pin: the page is where it should be or
     /// not in its file any more, somebody else has it pinned or has to write it, or no frame can be
     /// had there within the limits.
-    ///
-    /// The page keeps its class or generation, its place there and how often it was used, but is
-    /// queued anew where it comes to another node. It counts neither as read nor as a refault.
     pub(super) fn begin_move(
         &self,
         here: Here<'_>,
@@ -107,51 +90,11 @@ impl Memory {
             return None;
         }
         block.keep();
-        let key = self.frames.key(old).expect("a pinned frame holds a page");
-        self.frames.set_key(frame, Some(key));
-        self.frames.set_page_type(frame, self.frames.page_type(old));
-        let bucket = self.index.lock(key);
-        let Some(was) = page_cache::detach_pinned(&self.frames, old) else {
-            drop(bucket);
+        let Some(io) = self.exchange((old, frame), was_ours, 1) else {
             self.put_foreign(here.cpu, frame);
             return None;
         };
-        self.frames.set_note(frame, 0);
-        self.frames.change_owned(frame, |word| moved(word, was));
-        assert!(self.index.remove(key, old), "{old:?} has no entry");
-        bucket.insert(frame);
-        drop(bucket);
-        // On its file's list first, so that who closes the file sees that a page is left.
-        let mapping = self.mapping_of(key);
-        mapping.list(&self.frames, frame);
-        mapping.unlist(&self.frames, [old].into_iter());
-        if !self.keep_place(old, frame) {
-            let record = self.groups.get(group);
-            let record = record.expect("a group lives while a page is charged to it");
-            record.begin_copy(mapping.page_type(), order.nr_pages());
-        }
-        effects.push(Effect::Copy(Io {
-            frame,
-            key,
-            order,
-            was_ours,
-            source: Some(old),
-        }));
+        effects.push(Effect::Copy(io));
         Some(frame)
-    }
-
-    /// Has the frame that a page moves to take its place, where one lruvec lists both; else it
-    /// is on no list until it is queued anew.
-    fn keep_place(&self, old: Frame, new: Frame) -> bool {
-        let lruvec = |frame| self.lruvec_at(frame).expect("was made before");
-        let (from, to) = (lruvec(old), lruvec(new));
-        let mut lists = from.lock();
-        let is_kept = core::ptr::eq(from, to) && lists.replace(&self.frames, (old, new));
-        if !is_kept {
-            lists.remove(&self.frames, old);
-        } else if self.frames.word(new).has(flag::YOUNG) {
-            self.frames.mark_touched(new);
-        }
-        is_kept
     }
 }

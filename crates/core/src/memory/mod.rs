@@ -16,6 +16,7 @@ mod here;
 mod latch;
 mod longterm;
 mod lru_gen;
+mod migrate;
 mod pins;
 mod place;
 mod proactive;
@@ -274,10 +275,14 @@ pub struct Stats {
     pub evacuate_success: u64,
     /// Looks for one that found none, and blocks that were emptied in vain.
     pub evacuate_fail: u64,
+    /// Frames of the pages that were moved out of blocks.
+    pub pgmigrate_success: u64,
     /// Frames in use: pages, pages being read, working memory.
     pub nr_used: u32,
     /// The counts of all zones.
     pub zone: ZoneStats,
+    /// Pages that zones for movable blocks only served, which are in `zone` as well.
+    pub pgalloc_movable: u64,
 }
 
 #[derive(Debug, Default)]
@@ -513,6 +518,7 @@ impl Memory {
     pub fn stats(&self) -> Stats {
         let offline = u32::try_from(self.offline_pages()).expect("at most the arena");
         let background = self.background.stats();
+        let [normal, movable] = self.zones.stats_by_kind();
         let ([pgscan_kswapd, pgscan_proactive], [pgsteal_kswapd, pgsteal_proactive]) =
             (background.scanned, background.evicted);
         let pgscan = self.stats.scanned.load(Ordering::Relaxed);
@@ -536,13 +542,15 @@ impl Memory {
             evacuate_scanned: self.evacuation.scanned.load(Ordering::Relaxed),
             evacuate_success: self.evacuation.success.load(Ordering::Relaxed),
             evacuate_fail: self.evacuation.fail.load(Ordering::Relaxed),
+            pgmigrate_success: self.evacuation.migrated.load(Ordering::Relaxed),
             // Of moments that differ: pages that are just going are counted twice.
             nr_used: self
                 .zones
                 .managed()
                 .saturating_sub(self.zones.nr_free())
                 .saturating_sub(offline),
-            zone: self.zones.stats(),
+            zone: normal + movable,
+            pgalloc_movable: movable.pgalloc,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Emptying an aligned block: its pages are evicted, its free frames taken in hand.
+//! Emptying an aligned block: its pages are moved or evicted, its free frames taken in hand.
 
 use super::reclaim::Reclaimer;
 use super::{Here, Memory};
@@ -17,6 +17,15 @@ pub(super) const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
 const MAX_BLOCKS: u32 = 64;
 /// Rounds of evicting and collecting: frames are freed to caches and zones meanwhile.
 const MAX_ROUNDS: u32 = 3;
+
+/// A block that was emptied.
+#[derive(Debug)]
+pub(super) struct Captured {
+    /// All of it.
+    pub(super) pieces: Pieces,
+    /// Pages that went for it.
+    pub(super) nr_evicted: u32,
+}
 
 impl Memory {
     /// Empties a pageblock of pages of the groups in `subtree`: that of the coldest page of the
@@ -54,35 +63,39 @@ impl Memory {
         if !is_worth_it {
             return None;
         }
-        let pieces = self.capture(here, first, REGION).ok()?;
-        Some(pieces.first())
+        let captured = self.capture(here, (first, REGION), false).ok()?;
+        Some(captured.pieces.first())
     }
 
-    /// Empties a block whose pages may all go. Where that fails, because somebody uses one of them
-    /// again, everything is given back.
+    /// Empties a block whose pages may all go: they are moved to free frames where they may and
+    /// there are any, else evicted. Where that fails, because somebody uses one of them again,
+    /// everything is given back.
     ///
     /// # Errors
-    /// The pages that were evicted in vain.
+    /// The pages that were evicted or moved in vain.
     pub(super) fn capture(
         &self,
         here: Here<'_>,
-        first: Frame,
-        order: Order,
-    ) -> Result<Pieces, u32> {
+        (first, order): (Frame, Order),
+        may_move: bool,
+    ) -> Result<Captured, u32> {
         let mut pieces = Pieces::of(first, order);
-        let mut nr_evicted = 0;
+        let (mut nr_moved, mut nr_evicted) = (0, 0);
         for round in 0..MAX_ROUNDS {
             // Caches of other CPUs are emptied only where pages alone do not make it.
             self.zones.take_pieces(&self.frames, &mut pieces, round > 0);
+            if !pieces.is_full() && may_move {
+                nr_moved += self.move_pieces(here, &mut pieces);
+            }
             if !pieces.is_full() {
                 nr_evicted += self.evict_pieces(here, &mut pieces);
             }
             if pieces.is_full() {
-                return Ok(pieces);
+                return Ok(Captured { pieces, nr_evicted });
             }
         }
         self.zones.put_pieces(&self.frames, &pieces);
-        Err(nr_evicted)
+        Err(nr_evicted + nr_moved)
     }
 
     /// Evicts the pages of a block that are not in hand, into it. Returns the pages.

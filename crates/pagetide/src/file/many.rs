@@ -197,6 +197,14 @@ impl Platform for Begun<'_> {
         self.open.shared.write_back(writes, nr_pages);
     }
 
+    fn copy(&self, io: &mut Io) {
+        self.open.shared.copy(io);
+    }
+
+    fn wake(&self, frame: Frame) {
+        self.open.shared.wake(frame);
+    }
+
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         self.hand_over();
         self.open.shared.stall(group, work);

@@ -1,8 +1,8 @@
 //! What core asks of the program around it.
 
 use super::world::World;
-use pagetide_core::memory::{Platform, Writes};
-use pagetide_core::units::{Cpu, Node, PageType};
+use pagetide_core::memory::{Io, Platform, Writes};
+use pagetide_core::units::{Cpu, Frame, Node, PageType};
 use std::panic::resume_unwind;
 
 /// Writes that run for reclaim at a time.
@@ -83,6 +83,16 @@ impl Platform for World<'_> {
                 Some(is_ok) => nr_left -= u32::from(is_ok),
             }
         }
+    }
+
+    fn copy(&self, io: &mut Io) {
+        let source = io.source().expect("a page that moves has a source");
+        self.check_owner(io.frame(), io.was_ours());
+        self.fill(io.frame(), self.stamp(source));
+    }
+
+    fn wake(&self, frame: Frame) {
+        World::wake(self, frame);
     }
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {

@@ -198,7 +198,8 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     inside.into_iter().for_each(unpin);
     // The pageblock is in hand, and nothing else is free or can go.
     let under_way = memory.evacuation.begin();
-    let pieces = memory.capture(CPU.into(), first, REGION).unwrap();
+    let captured = memory.capture(CPU.into(), (first, REGION), false).unwrap();
+    let pieces = captured.pieces;
     let spare = take_free(&memory);
     let others = Others {
         memory: &memory,
