@@ -3,6 +3,12 @@
 //! The kernel has no such mark: its limits of groups are kept by those who charge, and only free
 //! memory has watermarks. Here the budget is what runs out, and every 64th miss would evict a
 //! batch first. Limits of other groups stay exact: they are their owners' own.
+//!
+//! A reader that never pauses can still come to the end of it: of 1 GiB, half of the room is 512
+//! pages, a millisecond of misses that take 2 us each, and a worker that finds no CPU within that
+//! comes too late. Then the reader evicts a batch itself, as without a worker. Larger batches or
+//! steps do not help, for the worker is late and not slow; what helps is more room, which caches
+//! nothing, or a CPU that is free. `pgsteal_direct` beside `pgsteal_kswapd` tells how often.
 
 use super::reclaim::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};

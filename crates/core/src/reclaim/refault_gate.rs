@@ -11,6 +11,12 @@ pub(super) const NR_WINDOWS: usize = 8;
 const REACH_SIZES: u64 = 4;
 /// Sizes that the coldest protected page counts as old at most.
 const AGE_SIZES: u64 = 5;
+/// Parts of the size of which one is half a generation: distances are told to a generation, so that
+/// refaults come in bunches. A bunch just behind probation would be in the smallest windows as a
+/// whole, as if a few frames more had kept all of it, and the target would grow without end.
+const SPREAD: u32 = 12;
+/// Parts of a frame that refaults are counted in.
+const PARTS: u64 = 256;
 
 /// The part of a lruvec that probation should have, in 2^-24.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +70,8 @@ fn is_within_reach(distance: u64, nr_resident: u32) -> bool {
 pub(super) struct Sample {
     /// Frames that came in.
     nr_page_ins: u64,
-    /// Of those, what a longer probation would have kept: by the frames that it would have needed,
-    /// at most the size, at most its half, and so on.
+    /// Of those, what a longer probation would have kept, in [`PARTS`] of a frame: by the frames
+    /// that it would have needed, at most the size, at most its half, and so on.
     saved: [u64; NR_WINDOWS],
 }
 
@@ -81,7 +87,8 @@ impl Sample {
         self.nr_page_ins += u64::from(nr_frames);
     }
 
-    /// Counts a refault of `nr_frames` that were evicted from probation.
+    /// Counts a refault of `nr_frames` that were evicted from probation, as evenly spread over half
+    /// a generation from `distance` on.
     pub(super) fn refault(
         &mut self,
         nr_frames: u32,
@@ -91,11 +98,13 @@ impl Sample {
         if !is_within_reach(distance, nr_resident) {
             return;
         }
-        let missing = distance.saturating_sub(u64::from(nr_probation)).max(1);
+        let missing = |distance: u64| distance.saturating_sub(u64::from(nr_probation));
+        let least = missing(distance);
+        let most = missing(distance + u64::from(nr_resident / SPREAD)).max(least + 1);
         for (window, saved) in (0..).zip(&mut self.saved) {
-            if missing <= u64::from(nr_resident) >> window {
-                *saved += u64::from(nr_frames);
-            }
+            let kept = (u64::from(nr_resident) >> window).min(most);
+            let part = PARTS * kept.saturating_sub(least) / (most - least);
+            *saved += u64::from(nr_frames) * part;
         }
     }
 
@@ -111,12 +120,12 @@ pub(super) type Sizes = (u32, u32);
 /// Where a window of refaults stands against the coldest protected pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
-    /// Under 0.35 times what they give.
+    /// Under 7/30 of what they give.
     Less,
     Even,
-    /// Over 0.7 times.
+    /// Over 7/15.
     More,
-    /// Over 2.8 times.
+    /// Over 28/15.
     FarMore,
 }
 
@@ -157,12 +166,12 @@ fn judge(density: u128, gate: Gate, nr_page_ins: u64, size: u64) -> Verdict {
         Gate::Age(age) => u128::from(age),
     };
     let gain = density * age;
-    let unit = u128::from(nr_page_ins) * u128::from(size);
-    if gain * 5 > unit * 14 {
+    let unit = u128::from(nr_page_ins) * u128::from(size) * u128::from(PARTS);
+    if gain * 15 > unit * 28 {
         Verdict::FarMore
-    } else if gain * 10 > unit * 7 {
+    } else if gain * 15 > unit * 7 {
         Verdict::More
-    } else if gain * 20 >= unit * 7 {
+    } else if gain * 30 >= unit * 7 {
         Verdict::Even
     } else {
         Verdict::Less
@@ -208,15 +217,20 @@ mod tests {
     #[test]
     fn a_refault_counts_in_the_windows_that_would_have_kept_it() {
         let mut sample = Sample::NONE;
-        // 250 missing: in a window of 1000, of 500 and of 250.
-        sample.refault(1, 350, SIZES);
-        assert_eq!(sample.saved, [1, 1, 1, 0, 0, 0, 0, 0]);
-        // Nearer than probation is long: a frame more would have kept it. Blocks count frames.
+        // 200 to 283 missing: in a window of 1000, of 500, and of 250 to 50 parts of 83.
+        sample.refault(1, 300, SIZES);
+        assert_eq!(sample.saved, [256, 256, 154, 0, 0, 0, 0, 0]);
+        // Nearer than probation is long: few frames more would have kept it. Blocks count frames.
+        sample = Sample::NONE;
         sample.refault(4, 50, SIZES);
-        assert_eq!(sample.saved, [5, 5, 5, 4, 4, 4, 4, 4]);
+        assert_eq!(sample.saved, [1024, 1024, 1024, 1024, 1024, 960, 464, 216]);
+        let before = sample.saved;
         sample.refault(1, 1101, SIZES);
         sample.refault(1, 4001, SIZES);
-        assert_eq!(sample.saved, [5, 5, 5, 4, 4, 4, 4, 4]);
+        assert_eq!(sample.saved, before);
+        // So small that a generation is a page.
+        sample.refault(1, 3, (11, 2));
+        assert_eq!(sample.saved[..3], [1280, 1280, 1280]);
     }
 
     #[test]
@@ -233,22 +247,23 @@ mod tests {
         // 250 page-ins, a window of 500, the coldest page 1000 old: r refaults give
         // r / 250 / 500 * 1000 = r / 125 times what the coldest page gives.
         let gate = Gate::Age(1000);
-        // r = 43 is 0.344, 44 is 0.352, 88 is 0.704, 350 is 2.8, 351 is above it.
-        let targets = [0, 43, 44, 87, 88, 350, 351].map(|r| next(&sample(r, 600), gate));
+        // r = 29 is 6.96/30, 30 is 7.2/30, 58 is 6.96/15, 59 is 7.08/15, 233 is 27.96/15.
+        let targets = [0, 29, 30, 58, 59, 233, 234].map(|r| next(&sample(r, 517), gate));
         assert_eq!(targets, [90, 90, 99, 99, 110, 110, 610]);
     }
 
     #[test]
     fn the_densest_window_decides() {
-        // Six in the smallest window, 7 frames, are as dense as 768 in the whole.
-        let near = sample(6, 101);
-        assert_eq!(next(&near, Gate::Age(1000)), 118);
+        // In half a generation, 83 frames, 40 are as dense as 480 in the whole: in the largest
+        // window that lies within it, 62 frames, and those below.
+        let near = sample(40, 100);
+        assert_eq!(next(&near, Gate::Age(1000)), 173);
     }
 
     #[test]
     fn an_empty_ring_is_worth_less_than_any_refault() {
         assert_eq!(next(&sample(0, 600), Gate::Open), 90);
-        assert_eq!(next(&sample(1, 600), Gate::Open), 610);
+        assert_eq!(next(&sample(1, 517), Gate::Open), 610);
     }
 
     #[test]
@@ -282,7 +297,7 @@ mod tests {
         let most = u64::from(u32::MAX);
         let sample = Sample {
             nr_page_ins: most * 64,
-            saved: [most * 64; NR_WINDOWS],
+            saved: [most * 64 * PARTS; NR_WINDOWS],
         };
         let gate = Gate::at(u64::MAX, u32::MAX);
         let target = next_target(Target::START, &sample, (u32::MAX, 0), gate);
