@@ -157,3 +157,39 @@ fn readers_see_a_page_wherever_it_is() {
         is_over.store(true, Ordering::Relaxed);
     });
 }
+
+/// 32 MiB, full, and 2 MiB blocks beside it: the pages that are there still have their bytes.
+#[test]
+fn pages_that_moved_out_of_a_block_have_their_bytes() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let root = memory.root();
+    let nr_pages = 2 * 32 * 256;
+    let data = numbered_file(nr_pages);
+    let file = memory.open(data.path(), &root).unwrap();
+    let mut bytes = [0; 8];
+    for page in 0..nr_pages {
+        file.read_at(&mut bytes, page * PAGE_BYTES as u64).unwrap();
+    }
+    let before = memory.stats();
+    let bufs: Vec<Buf> = (0..4)
+        .map(|_| {
+            let mut buf = root.alloc(Order::new(HUGE)).unwrap();
+            buf.fill(0xAA);
+            buf
+        })
+        .collect();
+    let after = memory.stats();
+    assert!(after.pgmigrate_success > before.pgmigrate_success);
+    let lost = after.pgsteal - before.pgsteal;
+    assert!(lost <= 4 * (512 + 64), "{lost} pages evicted");
+    let mut nr_resident = 0;
+    for number in 0..nr_pages {
+        if let Some(page) = file.try_pin(number).unwrap() {
+            assert_page(&page, number);
+            nr_resident += 1;
+        }
+    }
+    assert!(nr_resident > 4096, "{nr_resident} pages left");
+    drop((bufs, file));
+    memory.audit().unwrap();
+}
