@@ -146,7 +146,12 @@ fn thousands_of_tasks_get_their_bytes_though_half_are_dropped() {
             match file.pin_many(&all) {
                 Ok(pages) => break pages,
                 // Reads of dropped tasks may be under way.
-                Err(Error::OverLimit { .. }) => assert!(begin.elapsed() < Duration::from_secs(20)),
+                Err(error @ Error::OverLimit { .. }) => assert!(
+                    begin.elapsed() < Duration::from_secs(20),
+                    "{error}: {:?}, {}",
+                    memory.pins(),
+                    group.stat()
+                ),
                 Err(error) => panic!("{error}"),
             }
             memory.tick();
