@@ -40,11 +40,29 @@ impl Offline {
         }
     }
 
-    /// The block that comes back into use first: one that has memory.
-    fn head(&mut self) -> Option<(Frame, Of)> {
-        let all = [Of::Pending, Of::Resident, Of::Released];
-        all.into_iter()
-            .find_map(|of| Some((self.list(of).head()?, of)))
+    /// Lists a block: pageblocks behind the pieces, whose number is small.
+    fn push(&mut self, frames: &FrameTable, frame: Frame, of: Of) {
+        match frames.block(frame).0 {
+            REGION => self.list(of).push_tail(frames, frame),
+            _ => self.list(of).push_head(frames, frame),
+        }
+    }
+
+    /// A block of at most so many pages that comes back into use: one that has memory before
+    /// others. Looks at all pieces in the worst case.
+    fn find(&mut self, frames: &FrameTable, nr_pages: u64) -> Option<(Frame, Of)> {
+        let order = |frame: Frame| frames.block(frame).0;
+        let fits = |frame: &Frame| u64::from(order(*frame).nr_pages()) <= nr_pages;
+        [Of::Pending, Of::Resident, Of::Released]
+            .into_iter()
+            .find_map(|of| {
+                let list = self.list(of);
+                let mut pieces = list
+                    .iter(frames)
+                    .take_while(|&frame| order(frame) != REGION);
+                let last = || list.tail().filter(fits);
+                Some((pieces.find(fits).or_else(last)?, of))
+            })
     }
 }
 
@@ -302,7 +320,7 @@ impl Memory {
         let (frame, order) = (idle.frame(), idle.order());
         self.frames.set_block(frame, order, Place::Out);
         let mut offline = self.balloon.offline.lock();
-        offline.list(of).push_head(&self.frames, frame);
+        offline.push(&self.frames, frame, of);
     }
 
     fn pop_pending(&self) -> Option<Frame> {
@@ -338,15 +356,16 @@ impl Memory {
         if !is_over() {
             return false;
         }
-        let Some((frame, of)) = offline.head() else {
+        let is_over_by = self
+            .balloon
+            .nr_pages()
+            .saturating_sub(self.wanted_offline());
+        // What is less than any block too many stays.
+        let Some((frame, of)) = offline.find(&self.frames, is_over_by) else {
             return false;
         };
         let (order, _) = self.frames.block(frame);
         let nr_pages = u64::from(order.nr_pages());
-        // What is less than a block too many stays.
-        if self.balloon.nr_pages() < self.wanted_offline() + nr_pages {
-            return false;
-        }
         self.balloon.unclaim(nr_pages);
         if self.is_short() {
             self.balloon.nr_pages.fetch_add(nr_pages, Ordering::SeqCst);

@@ -346,3 +346,37 @@ fn what_the_os_could_not_have_is_offered_again() {
     }
     assert!(memory.next_resident().is_none());
 }
+
+#[test]
+fn pieces_come_back_though_a_pageblock_went_after_them() {
+    let (memory, [group, work], file) = full_of_pages();
+    // A pin in each pageblock: none can be emptied.
+    let mut pins: Vec<Frame> = (0..9 * REGION)
+        .filter_map(|page| memory.resident(key(file, page)))
+        .filter(|frame| frame.number() % PAGEBLOCK_PAGES == 0)
+        .collect();
+    for &frame in &pins {
+        let page = memory.frames.key(frame).unwrap();
+        assert_eq!(have(&memory, group, page, Ok(())).unwrap().0, frame);
+    }
+    memory.reserve(CPU.into(), work, pages(REGION)).unwrap();
+    for order in [8, 7] {
+        let idle = memory.next_offline(CPU.into()).unwrap();
+        assert_eq!(idle.order().get(), order);
+        memory.put_offline(idle, true);
+    }
+    for frame in pins.drain(..) {
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    memory.reserve(CPU.into(), work, pages(REGION)).unwrap();
+    let idle = memory.next_offline(CPU.into()).unwrap();
+    assert_eq!(u64::from(idle.order().nr_pages()), REGION);
+    memory.put_offline(idle, true);
+    assert_eq!(memory.offline_pages(), REGION + 256 + 128);
+    // One pageblock less is wanted: the pieces are too many.
+    memory.unreserve(CPU, work, pages(REGION));
+    assert_eq!(memory.offline_pages(), REGION);
+    memory.unreserve(CPU, work, pages(REGION));
+    assert_eq!(memory.offline_pages(), 0);
+    memory.check();
+}

@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "pieces stay out of use behind a pageblock",
+        file: "memory/balloon.rs",
+        find: "Some((pieces.find(fits).or_else(last)?, of))",
+        replace: "pieces.find(fits); Some((last()?, of))",
+        tests: Tests::Unit("pieces_come_back"),
+    },
+    Mutant {
         name: "a failed write leaves its page clean",
         file: "memory/write.rs",
         find: "if is_dirty {\n            self.set_dirty(frame);",
