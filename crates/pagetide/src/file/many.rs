@@ -300,12 +300,14 @@ impl File {
         let shared = &self.open.shared;
         let slots = self.pin_all(group, pages)?;
         let (shard, nr_pages) = (shared.shard(), self.open.order.nr_pages());
-        let pinned = slots.into_iter().map(|Slot { pin, len }| {
+        let mut pinned = Vec::with_capacity(slots.len());
+        // In no closure: each page knows the line of the caller.
+        for Slot { pin, len } in slots {
             let account = counted.as_mut().map(|all| all.split(nr_pages));
             let pin = pin.expect("all of them are pinned");
-            pin.into_page_of(Arc::clone(&shard), len, account)
-        });
-        Ok(pinned.collect())
+            pinned.push(pin.into_page_of(Arc::clone(&shard), len, account));
+        }
+        Ok(pinned)
     }
 
     /// Pins pages, and again while other readers fill the group.
