@@ -10,6 +10,7 @@ mod manifest;
 mod names;
 mod rooms;
 mod shape;
+mod skips;
 
 use std::fmt;
 use std::fs;
@@ -83,6 +84,7 @@ fn check_files(files: &[File]) -> Vec<Violation> {
             violations.extend(rooms::check(path, &tokens));
             violations.extend(fences::check_unsafe(path, &tokens));
             violations.extend(fences::check_std(path, &tokens));
+            violations.extend(skips::check(path, text));
         }
         if docs::is_room_page(path) {
             violations.extend(docs::check_room_page(path, text));
