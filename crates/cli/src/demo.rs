@@ -173,7 +173,8 @@ impl Demo {
              query  asked for {query} of working memory and had it after {waited}: the cache gave \
              way\n\
              after  query is gone, the cache comes back\n\n\
-             Resident memory never exceeded {peak}; every page had its own bytes.\n\n\
+             The whole process never took more than {peak}, program and stacks included; every \
+             page\nhad its own bytes.\n\n\
              The same reads with nothing to hold batch, under other policies:\n\n\
              {beside}",
             budget = output::mib(claims.budget_bytes),
