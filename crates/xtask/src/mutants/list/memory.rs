@@ -127,7 +127,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "memory/region.rs",
         find: "if !pieces.is_full() && may_move {",
         replace: "if false && may_move {",
-        tests: Tests::Unit("evacuate"),
+        tests: Tests::Model("pages_in_use_move_out"),
     },
     Mutant {
         name: "a page that moves is queued anew",
