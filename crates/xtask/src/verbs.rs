@@ -165,10 +165,11 @@ fn quick_steps(workspace: &Workspace) -> Vec<Step> {
 }
 
 fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
-    let run = |name, line| Step {
+    let of = |name, command| Step {
         name,
-        action: Action::Tests(tests(workspace, line)),
+        action: Action::Tests(command),
     };
+    let run = |name, line| of(name, tests(workspace, line));
     let mut steps = vec![Step {
         name: "setup",
         action: Action::Call(setup),
@@ -187,38 +188,23 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         "simulator seeds",
         "test --release -p pagetide-sim --test it",
     ));
-    steps.push(Step {
-        name: "a thousand seeds",
-        action: Action::Tests(thousand_seeds(workspace)),
-    });
+    steps.push(of("a thousand seeds", thousand_seeds(workspace)));
     steps.push(Step {
         name: "one run in both builds",
         action: Action::Call(same_run_in_both_builds),
     });
-    steps.push(Step {
-        name: "promise of the budget",
-        action: Action::Tests(promise(workspace)),
-    });
-    steps.push(Step {
-        name: "soak",
-        action: Action::Tests(soak_command(workspace, Duration::from_secs(20))),
-    });
-    steps.push(Step {
-        name: "stress of core",
-        action: Action::Tests(stress(workspace, "-p pagetide-core --test stress")),
-    });
-    steps.push(Step {
-        name: "stress of files",
-        action: Action::Tests(stress(workspace, "-p pagetide --test it torture::")),
-    });
-    steps.push(Step {
-        name: "loom",
-        action: Action::Tests(interleavings(workspace, "loom")),
-    });
-    steps.push(Step {
-        name: "shuttle",
-        action: Action::Tests(interleavings(workspace, "shuttle")),
-    });
+    steps.push(of("promise of the budget", promise(workspace)));
+    steps.push(of("soak", soak_command(workspace, Duration::from_secs(20))));
+    steps.push(of(
+        "stress of core",
+        stress(workspace, "-p pagetide-core --test stress"),
+    ));
+    steps.push(of(
+        "stress of files",
+        stress(workspace, "-p pagetide --test it torture::"),
+    ));
+    steps.push(of("loom", interleavings(workspace, "loom")));
+    steps.push(of("shuttle", interleavings(workspace, "shuttle")));
     steps.push(Step {
         name: "asan",
         action: asan(workspace, host),

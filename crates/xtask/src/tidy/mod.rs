@@ -146,7 +146,7 @@ fn text_of(bytes: Vec<u8>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
+    pub(super) fn file(path: &str, text: &str) -> File {
         File {
             path: path.to_owned(),
             text: text.to_owned(),

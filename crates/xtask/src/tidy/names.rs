@@ -213,14 +213,8 @@ fn check_head(path: &str, text: &str) -> Option<Violation> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::file;
     use super::*;
-
-    fn file(path: &str, text: &str) -> File {
-        File {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        }
-    }
 
     const RECORD: &str = "bench/record/a/2026-01-02-hit.txt";
     const GOOD: &str =
