@@ -1,6 +1,6 @@
 //! A condition variable that costs no system call while nobody sleeps.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, LockResult, MutexGuard, PoisonError};
 
 /// A [`Condvar`] that knows how many sleep: the standard one asks the kernel at each wake-up, and a
@@ -9,7 +9,7 @@ use std::sync::{Condvar, LockResult, MutexGuard, PoisonError};
 pub(crate) struct Sleepers {
     wakes: Condvar,
     /// Changed by those who hold the mutex.
-    nr_asleep: AtomicU32,
+    nr_asleep: AtomicUsize,
 }
 
 impl Sleepers {
@@ -21,11 +21,13 @@ impl Sleepers {
         woken
     }
 
-    /// Wakes all who sleep. The guard shows that the caller has the mutex: whoever looked before is
-    /// counted, whoever looks later sees what has changed.
-    pub(crate) fn wake_all<T>(&self, _held: &MutexGuard<'_, T>) {
-        if self.nr_asleep.load(Ordering::Relaxed) > 0 {
+    /// Wakes all who sleep; returns how many. The guard shows that the caller has the mutex:
+    /// whoever looked before is counted, whoever looks later sees what has changed.
+    pub(crate) fn wake_all<T>(&self, _held: &MutexGuard<'_, T>) -> usize {
+        let nr_asleep = self.nr_asleep.load(Ordering::Relaxed);
+        if nr_asleep > 0 {
             self.wakes.notify_all();
         }
+        nr_asleep
     }
 }

@@ -3,10 +3,11 @@
 
 use super::run::Run;
 use crate::shared::locked;
+use crate::sleepers::Sleepers;
 use crate::worker::keep_off;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Threads at most: as many reads as a device of today needs to be busy.
@@ -15,14 +16,13 @@ const MAX_THREADS: usize = 16;
 #[derive(Default)]
 struct Queue {
     runs: VecDeque<Run>,
-    nr_idle: usize,
     is_over: bool,
 }
 
 #[derive(Default)]
 struct State {
     queue: Mutex<Queue>,
-    wakes: Condvar,
+    idle: Sleepers,
 }
 
 impl State {
@@ -42,12 +42,7 @@ impl State {
             if queue.is_over {
                 return None;
             }
-            queue.nr_idle += 1;
-            queue = self
-                .wakes
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
-            queue.nr_idle -= 1;
+            queue = self.idle.sleep(|idle| idle.wait(queue));
         }
     }
 }
@@ -81,10 +76,10 @@ impl Pool {
     pub(crate) fn queue(&self, runs: impl IntoIterator<Item = Run>) {
         let mut queue = locked(&self.state.queue);
         queue.runs.extend(runs);
-        let missing = queue.runs.len().saturating_sub(queue.nr_idle);
+        let nr_idle = self.state.idle.wake_all(&queue);
+        let missing = queue.runs.len().saturating_sub(nr_idle);
         drop(queue);
         let nr_threads = self.start(missing);
-        self.state.wakes.notify_all();
         if nr_threads == 0 {
             self.help();
         }
@@ -124,8 +119,10 @@ impl Pool {
 
     /// Ends the threads. Nobody has the memory any more, so that nothing is queued.
     pub(crate) fn end(&mut self) {
-        locked(&self.state.queue).is_over = true;
-        self.state.wakes.notify_all();
+        let mut queue = locked(&self.state.queue);
+        queue.is_over = true;
+        self.state.idle.wake_all(&queue);
+        drop(queue);
         let me = std::thread::current().id();
         let threads = std::mem::take(&mut *locked(&self.threads));
         for thread in threads
