@@ -106,6 +106,24 @@ fn room_for<T>(nr_records: usize) -> Result<Vec<T>, NoMetadata> {
     Ok(room)
 }
 
+/// What a read-modify-write and a load after it, both sequentially consistent, order among
+/// themselves. Loom takes them for weaker than they are, so that there it is a fence.
+#[inline]
+pub(crate) fn order_after_rmw() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// A sequentially consistent fence.
+pub(crate) fn full_fence() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+    #[cfg(shuttle)]
+    shuttle::sync::atomic::fence(Ordering::SeqCst);
+    #[cfg(not(any(loom, shuttle)))]
+    core::sync::atomic::fence(Ordering::SeqCst);
+}
+
 /// Lets other threads run: whoever is waited for may be preempted.
 pub fn yield_now() {
     #[cfg(loom)]

@@ -102,6 +102,7 @@ impl Frame {
     /// # Panics
     /// For `u32::MAX`, which no arena has.
     #[must_use]
+    #[inline]
     pub fn new(number: u32) -> Frame {
         let stored = number.checked_add(1).and_then(NonZeroU32::new);
         Frame(stored.expect("frame numbers stay below u32::MAX"))
@@ -109,24 +110,28 @@ impl Frame {
 
     /// The frame's number, 0 for the arena's first.
     #[must_use]
+    #[inline]
     pub fn number(self) -> u32 {
         self.0.get() - 1
     }
 
     /// The frame's number as an index.
     #[must_use]
+    #[inline]
     pub fn index(self) -> usize {
         index(self.number())
     }
 
     /// Packs an optional frame in 32 bits: 0 is none.
     #[must_use]
+    #[inline]
     pub fn pack(frame: Option<Frame>) -> u32 {
         frame.map_or(0, |frame| frame.0.get())
     }
 
     /// Reads what [`Frame::pack`] wrote.
     #[must_use]
+    #[inline]
     pub fn unpack(packed: u32) -> Option<Frame> {
         NonZeroU32::new(packed).map(Frame)
     }
@@ -178,6 +183,7 @@ impl Order {
 
     /// The order of this number, or `None` above [`MAX_ORDER`].
     #[must_use]
+    #[inline]
     pub const fn new(order: u8) -> Option<Order> {
         if order <= MAX_ORDER {
             Some(Order(order))
@@ -198,8 +204,16 @@ impl Order {
         self.0 as usize
     }
 
+    /// The base-2 logarithm of its bytes.
+    #[must_use]
+    #[inline]
+    pub const fn shift(self) -> u32 {
+        PAGE_BYTES.ilog2() + self.0 as u32
+    }
+
     /// Frames of a block of this order.
     #[must_use]
+    #[inline]
     pub const fn nr_pages(self) -> u32 {
         1 << self.0
     }
@@ -218,12 +232,14 @@ pub struct Cpu(u32);
 impl Cpu {
     /// The CPU of this number; numbers beyond the possible CPUs are folded into them.
     #[must_use]
+    #[inline]
     pub const fn new(number: u32) -> Cpu {
         Cpu(number)
     }
 
     /// The CPU's number.
     #[must_use]
+    #[inline]
     pub const fn number(self) -> u32 {
         self.0
     }
@@ -245,6 +261,7 @@ impl Node {
 
     /// The node of this number, or `None` from [`Node::MAX`] on.
     #[must_use]
+    #[inline]
     pub fn new(number: u32) -> Option<Node> {
         u8::try_from(number)
             .ok()
@@ -254,6 +271,7 @@ impl Node {
 
     /// The node's number.
     #[must_use]
+    #[inline]
     pub const fn number(self) -> u8 {
         self.0
     }
@@ -344,6 +362,7 @@ impl PageKey {
 
     /// The key of `page` in `mapping`, or `None` where one of them is out of range.
     #[must_use]
+    #[inline]
     pub const fn new(mapping: u32, page: u64) -> Option<PageKey> {
         if mapping == 0 || mapping > Self::MAX_MAPPING || page >> Self::PAGE_BITS != 0 {
             return None;
@@ -365,6 +384,7 @@ impl PageKey {
 
     /// A well-mixed hash of the key. Source: the finaliser of Murmur3, public domain.
     #[must_use]
+    #[inline]
     pub const fn hash(self) -> u64 {
         let mut hash = self.0;
         hash = (hash ^ hash >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);

@@ -77,6 +77,7 @@ impl World {
                     let _guard = self.parked.0.lock().expect("no panic");
                     self.parked.1.notify_all();
                 }
+                Effect::LastPin => unreachable!("nobody abandons the memory"),
                 Effect::Copy(io) => {
                     let source = io.source().expect("a copy has a source");
                     self.expect(source, io.key());

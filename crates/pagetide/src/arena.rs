@@ -1,6 +1,7 @@
 //! The arena: one reservation of address space for all frames.
 #![allow(unsafe_code)]
 
+use pagetide_core::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use pagetide_core::memory::Idle;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -10,13 +11,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Bytes of a pageblock, which are those of a huge page.
+pub(crate) const PAGEBLOCK_BYTES: usize = PAGE_BYTES << PAGEBLOCK_ORDER;
+
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
 ///
-/// Not inherited by a forked child; no huge pages, so that resident memory follows use.
+/// Not inherited by a forked child. No huge pages but where they are asked for, so that resident
+/// memory follows use.
 #[derive(Debug)]
 pub(crate) struct Arena {
+    /// A multiple of [`PAGEBLOCK_BYTES`]: a pageblock is a huge page, or none.
     start: NonNull<u8>,
     nr_frames: u32,
+    has_huge_pages: bool,
     /// A forked child has no mapping.
     alive: Arc<Alive>,
 }
@@ -28,34 +35,43 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves `nr_frames` frames.
+    /// Reserves `nr_frames` frames, and asks for huge pages behind them or for none.
     ///
     /// # Errors
     /// What `mmap` or `madvise` says.
-    pub(crate) fn reserve(nr_frames: u32) -> io::Result<Arena> {
+    pub(crate) fn reserve(nr_frames: u32, has_huge_pages: bool) -> io::Result<Arena> {
         let alive = Arc::new(Alive::new()?);
-        let bytes = index(nr_frames) * PAGE_BYTES;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: no address is asked for, so no existing mapping can be replaced.
-        let start =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
-        let start = NonNull::new(start.cast()).expect("mmap never maps address 0 unasked");
         let arena = Arena {
-            start,
+            start: map_aligned(index(nr_frames) * PAGE_BYTES)?,
             nr_frames,
+            has_huge_pages,
             alive,
         };
-        for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
-            // SAFETY: the range is exactly the mapping that was just made, and neither advice
-            // changes its bytes.
-            let advised = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) };
-            // A kernel built without huge pages refuses the advice against them.
-            if advice == Advice::LinuxDontFork {
-                advised?;
-            }
-        }
+        arena.advise(0..nr_frames, Advice::LinuxDontFork)?;
+        let advice = match has_huge_pages {
+            true => Advice::LinuxHugepage,
+            false => Advice::LinuxNoHugepage,
+        };
+        // A kernel built without huge pages refuses both, and has none.
+        let _ = arena.advise(0..nr_frames, advice);
         Ok(arena)
+    }
+
+    /// What `madvise` says of `advice` for these frames, which changes none of their bytes.
+    fn advise(&self, frames: Range<u32>, advice: Advice) -> io::Result<()> {
+        let is_harmless = matches!(
+            advice,
+            Advice::LinuxDontFork | Advice::LinuxHugepage | Advice::LinuxNoHugepage
+        );
+        let in_order = frames.start <= frames.end && frames.end <= self.nr_frames;
+        assert!(is_harmless && in_order, "{advice:?} for frames {frames:?}");
+        let bytes = index(frames.end - frames.start) * PAGE_BYTES;
+        // SAFETY: the offset is at most the mapping's length (asserted above).
+        let start = unsafe { self.start.add(index(frames.start) * PAGE_BYTES) };
+        // SAFETY: the range is part of the mapping, and the advice changes no byte (asserted
+        // above).
+        let advised = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) };
+        Ok(advised?)
     }
 
     /// Whether this process is the one that made it.
@@ -68,6 +84,7 @@ impl Arena {
     ///
     /// # Panics
     /// Where the block does not lie in the arena.
+    #[inline]
     pub(crate) fn block(&self, frame: Frame, order: Order) -> NonNull<u8> {
         let inside =
             frame.number() < self.nr_frames && order.nr_pages() <= self.nr_frames - frame.number();
@@ -89,12 +106,25 @@ impl Arena {
     pub(crate) fn release(&self, idle: &Idle) -> io::Result<()> {
         let start = self.block(idle.frame(), idle.order());
         let bytes = idle.order().bytes();
+        if self.has_huge_pages && idle.order().get() < PAGEBLOCK_ORDER {
+            self.leave_huge_page(idle.frame());
+        }
         // SAFETY:
         // 1. The block lies in the arena's mapping (`block` checks it).
         // 2. Core took it from its free lists for this value alone, so nobody has a view of it.
         let released =
             unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };
         Ok(released?)
+    }
+
+    /// Has the pageblock of a frame made of small pages from now on: else the kernel would make a
+    /// huge page of what is left of it, and all of that would be resident again. For good, as each
+    /// change may cost a mapping of the kernel's.
+    fn leave_huge_page(&self, frame: Frame) {
+        let first = frame.number() & !(PAGEBLOCK_PAGES - 1);
+        let end = self.nr_frames.min(first + PAGEBLOCK_PAGES);
+        // Where the kernel has no more mappings, only that goes on which it did before.
+        let _ = self.advise(first..end, Advice::LinuxNoHugepage);
     }
 
     /// Asks the kernel to take the memory of a range of frames from one of its nodes, or from
@@ -133,6 +163,31 @@ impl Arena {
             Err(io::Error::last_os_error())
         }
     }
+}
+
+/// Maps anonymous memory that begins where a huge page can.
+fn map_aligned(bytes: usize) -> io::Result<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let all = bytes + PAGEBLOCK_BYTES;
+    // SAFETY: no address is asked for, so no existing mapping can be replaced.
+    let mapped =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), all, protection, flags) }?;
+    let mapped = NonNull::<u8>::new(mapped.cast()).expect("mmap never maps address 0 unasked");
+    let before = mapped.as_ptr().align_offset(PAGEBLOCK_BYTES);
+    // SAFETY: `align_offset` of bytes is below `PAGEBLOCK_BYTES`; as many more than asked were
+    // mapped.
+    let start = unsafe { mapped.add(before) };
+    // SAFETY: as for `start`.
+    let end = unsafe { start.add(bytes) };
+    for (rest, len) in [(mapped, before), (end, PAGEBLOCK_BYTES - before)] {
+        if len > 0 {
+            // SAFETY: what lies before `start` and from `end` on was just mapped, is whole pages,
+            // and nobody else knows of it.
+            unsafe { rustix::mm::munmap(rest.as_ptr().cast(), len) }?;
+        }
+    }
+    Ok(start)
 }
 
 impl Drop for Arena {

@@ -30,6 +30,10 @@ pub(crate) const BUSY: u32 = u32::MAX - 2;
 const NONE: u32 = 0;
 
 /// Where a file's bytes are.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each open file, mostly of the largest kind"
+)]
 pub(crate) enum Source {
     File {
         reader: DirectFile,
@@ -70,6 +74,14 @@ impl Source {
             Source::File { reader, writer } => writer.get().unwrap_or(reader),
             Source::Store(store) => store.as_ref(),
             Source::Region(region) => region.store(),
+        }
+    }
+
+    /// The file of the system for writing, if it is one.
+    pub(crate) fn written_file(&self) -> Option<&DirectFile> {
+        match self {
+            Source::File { reader, writer } => Some(writer.get().unwrap_or(reader)),
+            Source::Store(_) | Source::Region(_) => None,
         }
     }
 

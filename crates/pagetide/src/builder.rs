@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::file::{AheadCounts, File};
 use crate::group::Group;
 use crate::home::Home;
-use crate::io::{Engine, IoChoice, IoEngine};
+use crate::io::{Engine, IoChoice, IoEngine, Registry};
 use crate::machine::{BudgetSource, memory_limit};
 use crate::reclaim::MAX_SWAPPINESS;
 use crate::shared::{Shared, Timing};
@@ -16,7 +16,7 @@ use crate::worker;
 use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
-use pagetide_core::units::{Node, index};
+use pagetide_core::units::{self, Frame, Node, index};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -64,7 +64,9 @@ pub struct Builder {
     isolated: Option<Vec<u32>>,
     arena_max: Option<u64>,
     has_thread: bool,
+    has_huge_pages: bool,
     io_engine: Option<IoEngine>,
+    registered_buffers: bool,
     pub(crate) spill: spill::Config,
     readahead: ByteSize,
 }
@@ -232,10 +234,39 @@ impl Builder {
         self
     }
 
+    /// Asks for transparent huge pages behind the arena: its pageblocks of 2 MiB are pages of the
+    /// kernel's, too, so that random reads of a cache that the CPU's own caches do not hold miss
+    /// the TLB less often. Not by default: a page that is used makes its whole pageblock resident,
+    /// so that resident memory is the budget soon and no more follows use below it.
+    ///
+    /// A wish: where the kernel has no huge page, or does not give one, small ones serve. The
+    /// budget's promise stays: the arena is no larger, and what is taken from it in smaller blocks
+    /// stays small.
+    pub fn huge_pages(mut self, has_huge_pages: bool) -> Builder {
+        self.has_huge_pages = has_huge_pages;
+        self
+    }
+
     /// What carries out reads of many pages: io_uring where the kernel allows it, else threads, by
-    /// default. [`Memory::io_engine`] says what came of it.
+    /// default. Pages of a file are written back many at a time by io_uring, else one write after
+    /// the other. [`Memory::io_engine`] says what came of it.
     pub fn io_engine(mut self, engine: IoEngine) -> Builder {
         self.io_engine = Some(engine);
+        self
+    }
+
+    /// Whether rings of io_uring have the memory of pages registered, so that the kernel does not
+    /// look it up for each read of a batch that is one page: off by default.
+    ///
+    /// A ring registers each 2 MiB of the memory when it first reads into it, up to 32 GiB: all of
+    /// these become resident, within the budget, and the kernel keeps them in place. Before memory
+    /// goes back to the OS, idle, reserved, or above a lowered budget, it is unregistered. There is
+    /// a ring for each CPU and one more at most; of what each has registered the kernel keeps 0.4 %
+    /// of its own, and counts it as locked: where `RLIMIT_MEMLOCK` is less and the process may not
+    /// go beyond it (`CAP_IPC_LOCK`), the other reads go without. [`Memory::io_engine`] tells that,
+    /// [`Stats::fixed_reads`](crate::Stats::fixed_reads) what comes of it.
+    pub fn registered_buffers(mut self, is_on: bool) -> Builder {
+        self.registered_buffers = is_on;
         self
     }
 
@@ -295,13 +326,13 @@ impl Builder {
         })?;
         let nr_frames = core.frames().len();
         let bytes = bytes_of(u64::from(nr_frames));
-        let arena = Arena::reserve(nr_frames);
+        let arena = Arena::reserve(nr_frames, self.has_huge_pages);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
         let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
         let io = Engine::new(
             self.io_engine,
-            Arc::clone(arena.alive()),
+            registry(&arena, nr_frames, self.registered_buffers),
             self.has_thread,
             isolated.clone(),
             index(topology.nr_cpus()),
@@ -322,6 +353,12 @@ impl Builder {
             budget_source: Arc::new(budget_source),
         })
     }
+}
+
+fn registry(arena: &Arena, nr_frames: u32, has_buffers: bool) -> Registry {
+    let start = || arena.block(Frame::FIRST, units::Order::ZERO).addr().get();
+    let memory = has_buffers.then(|| (start(), index(nr_frames) * PAGE_BYTES));
+    Registry::new(Arc::clone(arena.alive()), memory)
 }
 
 /// A number of pages for which there are frame numbers.
@@ -379,7 +416,9 @@ impl Memory {
             isolated: None,
             arena_max: None,
             has_thread: true,
+            has_huge_pages: false,
             io_engine: None,
+            registered_buffers: false,
             spill: spill::Config::default(),
             readahead: READAHEAD,
         }
@@ -462,13 +501,10 @@ impl Memory {
     ) -> Result<File, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        File::open_direct(
-            &self.shared,
-            DirectFile::open(path)?,
-            name,
-            (order, None),
-            group,
-        )
+        let nr_closed = self.shared.nr_closed();
+        let file = DirectFile::open(path)?;
+        let with = (order, None);
+        File::open_direct(&self.shared, (file, nr_closed), name, with, group)
     }
 
     /// Reads through a file that is open already, perhaps without a name any more.
@@ -477,12 +513,14 @@ impl Memory {
     /// As [`Memory::open`].
     pub fn open_file(&self, file: std::fs::File, group: &Group) -> Result<File, Error> {
         let name = "an unnamed file".to_owned();
+        let nr_closed = self.shared.nr_closed();
         let direct = DirectFile::new(file, false);
         let direct = direct.map_err(|source| Error::Open {
             path: name.clone().into(),
             source,
         })?;
-        File::open_direct(&self.shared, direct, name, (Order::new(0), None), group)
+        let with = (Order::new(0), None);
+        File::open_direct(&self.shared, (direct, nr_closed), name, with, group)
     }
 
     /// Caches the pages of any store; `name` is for errors.

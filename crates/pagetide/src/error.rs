@@ -10,7 +10,10 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum Error {
     /// The budget is smaller than its own records and a few pages.
-    #[error("a budget of {budget_bytes} bytes is too small: at least {needed_bytes} are needed")]
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: at least {needed_bytes} are needed, \
+         in whole pages of 4096 bytes"
+    )]
     BudgetTooSmall {
         /// The budget asked for.
         budget_bytes: u64,

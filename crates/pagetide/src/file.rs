@@ -5,6 +5,7 @@ mod anon;
 mod many;
 mod open;
 mod options;
+mod patience;
 mod punch;
 mod range;
 mod resize;
@@ -33,20 +34,18 @@ use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
 use ahead::Wish;
 use pagetide_core::frame::flag;
-use pagetide_core::memory::{AllocError, Effect, Effects, Io, PageError, PageIn, Step};
+use pagetide_core::memory::{Effect, Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, PageKey};
+use patience::Patience;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use write::Part;
-
-/// How long a reader waits for other readers' pins before a full group refuses it.
-const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A file whose pages are cached, seen by one group. A cheap handle.
 ///
@@ -195,7 +194,7 @@ impl File {
     /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         self.copy_out(buf, offset, |pages| {
-            self.pinned(&self.group, pages, Access::Copy)
+            self.pinned(&self.group, pages, Access::Copy, None)
         })
     }
 
@@ -208,7 +207,10 @@ impl File {
         pinned: impl Fn(Range<u64>) -> Result<Pin<'a>, Error>,
     ) -> Result<usize, Error> {
         self.check_process()?;
-        let page_bytes = self.open.order.bytes() as u64;
+        let (order, shift) = (self.open.order, self.open.order.shift());
+        let in_page = order.bytes() as u64 - 1;
+        let end = offset.saturating_add(buf.len() as u64);
+        let until = end.saturating_add(in_page) >> shift;
         let mut done = 0;
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
@@ -217,16 +219,16 @@ impl File {
             if at >= len {
                 break;
             }
-            let page = at / page_bytes;
-            let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let until = offset.saturating_add(buf.len() as u64).div_ceil(page_bytes);
+            let page = at >> shift;
+            let skip = usize::try_from(at & in_page).expect("below the page size");
             let pin = pinned(page..until)?;
             let end = self.open.backing.bytes_of(page, len);
             let bytes = &pin.bytes()[skip..end];
-            let part = bytes.len().min(buf.len() - done);
-            buf[done..done + part].copy_from_slice(&bytes[..part]);
+            let left = &mut buf[done..];
+            let part = bytes.len().min(left.len());
+            left[..part].copy_from_slice(&bytes[..part]);
             done += part;
-            if skip + part == end && end < self.open.order.bytes() {
+            if skip + part == end && end < order.bytes() {
                 // The end: whoever moves it now gives the rest of the page another moment's bytes.
                 break;
             }
@@ -242,7 +244,7 @@ impl File {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
-        if self.group.has_pin_budget() {
+        if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
             let nr_pages = self.open.order.nr_pages();
             let counted = self.group.count_pins(nr_pages.into())?;
             return self.pin_counted(&self.group, page, counted);
@@ -251,7 +253,7 @@ impl File {
         if len == 0 {
             return Err(self.past_end(page));
         }
-        let pin = self.pinned(&self.group, page..page + 1, Access::Pin)?;
+        let pin = self.pinned(&self.group, page..page + 1, Access::Pin, None)?;
         Ok(pin.into_page(len, None))
     }
 
@@ -307,11 +309,12 @@ impl File {
         if len == 0 {
             return Err(self.past_end(page));
         }
-        let pin = self.pinned(group, page..page + 1, Access::Pin)?;
+        let pin = self.pinned_until(group, page..page + 1, Access::Pin, None)?;
         Ok(pin.into_page(len, Some(counted.into_account())))
     }
 
     /// Bytes of a page that lie in the file.
+    #[inline]
     fn len_of(&self, page: u64) -> usize {
         let backing = &self.open.backing;
         backing.bytes_of(page, backing.len())
@@ -327,12 +330,34 @@ impl File {
     }
 
     /// Pins the first of `pages`, which somebody asks for; where they are none, a page of which
-    /// readahead is not to know.
-    fn pinned(&self, group: &Group, pages: Range<u64>, access: Access) -> Result<Pin<'_>, Error> {
-        self.pinned_until(group, pages, access, None)
+    /// readahead is not to know. Waits for memory, and for who changes the page, until then.
+    #[inline(always)] // A hit is little else.
+    fn pinned(
+        &self,
+        group: &Group,
+        pages: Range<u64>,
+        access: Access,
+        until: Option<Instant>,
+    ) -> Result<Pin<'_>, Error> {
+        let open = &*self.open;
+        let Some(key) = Mappings::key(open.mapping, pages.start) else {
+            return Err(self.past_end(pages.start));
+        };
+        let (found, claim) = open.shared.hold(key, access);
+        match found {
+            Found::Pinned(frame) => {
+                let pin = Pin::held(&open.shared, frame, open.order, claim);
+                if !pages.is_empty() {
+                    self.look_ahead(group, pages.start);
+                }
+                Ok(pin)
+            }
+            found => self.pinned_late(found, group, pages, access, until),
+        }
     }
 
-    #[inline]
+    /// [`File::pinned`] for those who do more than it.
+    #[inline(never)]
     fn pinned_until(
         &self,
         group: &Group,
@@ -340,32 +365,37 @@ impl File {
         access: Access,
         until: Option<Instant>,
     ) -> Result<Pin<'_>, Error> {
+        self.pinned(group, pages, access, until)
+    }
+
+    /// Pins a page that was not found, or not to be had at once.
+    #[cold]
+    #[inline(never)] // In place, it would take the registers of the hit path.
+    fn pinned_late(
+        &self,
+        found: Found,
+        group: &Group,
+        pages: Range<u64>,
+        access: Access,
+        until: Option<Instant>,
+    ) -> Result<Pin<'_>, Error> {
         let (page, is_read) = (pages.start, !pages.is_empty());
-        let open = &*self.open;
-        let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
-        let mut effects = Effects::new();
-        let found = open
-            .shared
-            .core
-            .pin(cpu::current(), key, access, &mut effects);
-        open.shared.wake_all(&mut effects);
-        if let Found::Pinned(frame) = found {
-            let pin = Pin::new(&open.shared, frame, open.order);
-            if is_read {
-                self.look_ahead(group, page);
-            }
-            return Ok(pin);
-        }
         if let Found::Reading(frame) = found {
             // The operation below takes its own pin on it.
-            open.shared.unpin(frame);
+            self.open.shared.unpin(frame);
         }
+        let mut is_begun = false;
         match found {
             _ if !is_read => {}
-            Found::Miss => self.missed(group, pages, access),
+            Found::Miss => is_begun = self.missed(group, pages, access),
             _ => self.look_ahead(group, page),
         }
-        let make = |key| PageIn::new(key, group.id(), access);
+        // The first time it need not be looked for once more.
+        let is_missing = Cell::new(found == Found::Miss && !is_begun);
+        let make = |key| match is_missing.take() {
+            true => PageIn::missing(key, group.id(), access),
+            false => PageIn::new(key, group.id(), access),
+        };
         let fill = Fill {
             until,
             ..Fill::from_store()
@@ -373,7 +403,7 @@ impl File {
         self.bring_in(group, page, make, &fill)
     }
 
-    /// Brings a page in by an operation, and again while other readers fill the group.
+    /// Brings a page in by an operation, and again while other readers' pins leave no room.
     fn bring_in(
         &self,
         group: &Group,
@@ -383,19 +413,12 @@ impl File {
     ) -> Result<Pin<'_>, Error> {
         let open = &*self.open;
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
-        let mut deadline = fill.until;
+        let mut patience = Patience::until(fill.until);
         loop {
             let fault = self.fault(make(key), fill);
             open.shared.settle();
             match fault {
-                Err(PageError::Alloc(
-                    AllocError::OverLimit { .. } | AllocError::NoBlock { .. },
-                )) if Instant::now()
-                    < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
-                {
-                    // Other readers' pins fill the group, or lie in every block: theirs are short.
-                    std::thread::yield_now();
-                }
+                Err(error) if patience.goes_on(&error) => {}
                 Err(error) => return Err(self.error(group, error, page)),
                 Ok(pin) => return Ok(pin),
             }
@@ -431,6 +454,7 @@ impl File {
                         reads += 1;
                         self.read(io, fill);
                     }
+                    Effect::LastPin => unreachable!("the file is a handle"),
                 }
             }
             match step? {

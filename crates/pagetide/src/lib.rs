@@ -108,7 +108,7 @@ pub use error::Error;
 pub use file::{Anon, CloseError, File, Hint, PinnedRange, ReadOptions, UpgradeError};
 pub use group::Group;
 pub use hooks::{Content, Hooks};
-pub use io::{IoChoice, IoEngine};
+pub use io::{IoChoice, IoEngine, Registered};
 pub use limits::Events;
 pub use lru_gen::{BadGeneration, Generation, LruGen, Tier};
 pub use machine::{BudgetSource, CgroupLimit, MachineMemory, memory_limit};

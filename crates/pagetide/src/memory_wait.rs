@@ -139,7 +139,7 @@ impl MemoryWaits {
 
     /// Whether anybody waits. One load.
     #[inline]
-    fn is_any(&self) -> bool {
+    pub(crate) fn is_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 

@@ -19,9 +19,16 @@ const COUNTS: &[(&str, &str)] = &[
         "buffered_reads",
         "Reads that went through the kernel's page cache",
     ),
-    ("ring_enters", "System calls that gave reads to a ring"),
+    (
+        "ring_enters",
+        "System calls that gave reads or writes to a ring",
+    ),
     ("batched_reads", "Reads of stores that were part of a batch"),
     ("batched_pages", "Pages that came in by these"),
+    (
+        "fixed_reads",
+        "Those that went into memory registered with io_uring",
+    ),
     (
         "readahead_pages",
         "Pages that were read ahead of sequential readers",
@@ -211,6 +218,11 @@ impl Scrape {
                 "resident_bytes",
                 "Cached, being read, or working memory",
                 resident,
+            ),
+            (
+                "registered_bytes",
+                "Memory that rings of io_uring have registered, for each of them",
+                stats.registered_bytes,
             ),
             (
                 "swap_used_bytes",

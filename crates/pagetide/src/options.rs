@@ -170,12 +170,17 @@ impl OpenOptions {
             path: path.to_owned(),
             source,
         };
-        let (file, folder) = self.open_file(path).map_err(failed)?;
-        let file = DirectFile::new(file, self.write).map_err(failed)?;
+        let nr_closed = memory.home().nr_closed();
+        let (file, folder) = if self.write || self.create || self.create_new {
+            let (file, folder) = self.open_file(path).map_err(failed)?;
+            (DirectFile::new(file, self.write).map_err(failed)?, folder)
+        } else {
+            (DirectFile::open(path)?, None)
+        };
         let file = file.behind(self.base);
         let name = path.display().to_string();
         let with = (self.order, self.hooks.clone());
-        let file = File::open_direct(memory.home(), file, name, with, group)?;
+        let file = File::open_direct(memory.home(), (file, nr_closed), name, with, group)?;
         if let Some(folder) = folder {
             file.is_new_in(folder);
         }

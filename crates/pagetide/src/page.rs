@@ -1,17 +1,20 @@
 //! Bytes of frames: pinned pages, working memory, and the target of a read.
 #![allow(unsafe_code)]
 
+mod block;
+
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
-use crate::home::{Home, Shard};
+use crate::home::{ByPin, Home, Shard};
 use crate::pin_accounts::Account;
 use crate::pin_sites::Site;
 use crate::shared::Shared;
-use crate::throttle;
-use pagetide_core::frame::flag;
+use block::Block;
+use pagetide_core::frame::{Word, flag};
 use pagetide_core::memory::{Effects, Io, Write};
-use pagetide_core::units::{Frame, Order};
+use pagetide_core::page_cache::{Access, Claim, Found};
+use pagetide_core::units::{Frame, Order, PageKey};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -104,58 +107,56 @@ impl Drop for Latch<'_> {
 /// A pin on a frame, by reference: for the length of a copy.
 pub(crate) struct Pin<'a> {
     shared: &'a Home,
-    frame: Frame,
-    order: Order,
+    block: Block,
 }
 
 impl<'a> Pin<'a> {
     /// Takes over a pin that core gave on a frame of a page of `order`.
     #[inline]
     pub(crate) fn new(shared: &'a Home, frame: Frame, order: Order) -> Pin<'a> {
-        Pin {
-            shared,
-            frame,
-            order,
-        }
+        Pin::held(shared, frame, order, None)
+    }
+
+    /// As [`Pin::new`], or takes over the claim that core gave in the place of a pin.
+    #[inline]
+    pub(crate) fn held(
+        shared: &'a Home,
+        frame: Frame,
+        order: Order,
+        claim: Option<Claim>,
+    ) -> Pin<'a> {
+        let block = Block::new(frame, order).by(claim);
+        Pin { shared, block }
     }
 
     /// Where it is.
     pub(crate) fn frame(&self) -> Frame {
-        self.frame
+        self.block.frame()
     }
 
     /// The page's bytes, to the end of its last frame.
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        let start = self.shared.arena.block(self.frame, self.order);
+        let (frame, order) = (self.block.frame(), self.block.order());
+        let start = self.shared.arena.block(frame, order);
         // SAFETY:
         // 1. The block lies in the arena (`block` checks it), which `shared` keeps.
-        // 2. The pin keeps the frame's page: core lets nobody write a pinned frame's bytes.
+        // 2. The pin keeps the frame's page: core lets nobody write a pinned frame's bytes, nor
+        //    those of one that is claimed.
         // 3. Anonymous memory is initialised.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.order.bytes()) }
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), order.bytes()) }
     }
 
     /// Makes the pin an owned page of `len` bytes, which goes back to `account` when it is dropped.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
-        let shard = self.shared.shard();
-        self.into_page_of(shard, len, account)
-    }
-
-    /// [`Pin::into_page`] that keeps its memory by a share of it that the caller has.
-    #[inline]
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub(crate) fn into_page_of(
-        self,
-        shard: Arc<Shard>,
-        len: usize,
-        account: Option<Arc<Account>>,
-    ) -> Page {
         let pin = std::mem::ManuallyDrop::new(self);
         Page {
-            site: pin.shared.sites.enter(pin.frame),
-            shared: shard,
-            block: Block::hold(pin.shared, pin.frame, pin.order),
+            site: pin.shared.sites.enter(pin.frame()),
+            // SAFETY: the pin goes over to the page, which drops it last.
+            shared: unsafe { ByPin::new(pin.shared) },
+            block: pin.block.hold(pin.shared),
             len,
             account,
         }
@@ -163,17 +164,21 @@ impl<'a> Pin<'a> {
 
     /// Makes the pin the latch of its page, if it is the only one and the page is not being
     /// written.
-    pub(crate) fn into_latch(self) -> Option<Frame> {
-        self.shared.core.upgrade(self.frame).then(|| {
+    pub(crate) fn into_latch(mut self) -> Option<Frame> {
+        if !self.block.keep(self.shared) {
+            return None;
+        }
+        self.shared.core.upgrade(self.frame()).then(|| {
             let pin = std::mem::ManuallyDrop::new(self);
-            pin.frame
+            pin.frame()
         })
     }
 }
 
 impl Drop for Pin<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.shared.unpin(self.frame);
+        self.shared.release(self.block.frame(), self.block.claim());
     }
 }
 
@@ -182,7 +187,8 @@ impl Drop for Pin<'_> {
 /// Its bytes do not change and its memory does not move while it lives, even if the file is
 /// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
 pub struct Page {
-    shared: Arc<Shard>,
+    /// Not to be looked at once the pin was dropped.
+    shared: ByPin,
     block: Block,
     len: usize,
     /// The pin budgets that it counts in, if any.
@@ -193,6 +199,7 @@ pub struct Page {
 impl Deref for Page {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         let start = self
             .shared
@@ -215,18 +222,20 @@ impl AsRef<[u8]> for Page {
 }
 
 impl Drop for Page {
+    #[inline]
     fn drop(&mut self) {
-        if self.shared.is_forked() {
-            return;
-        }
         if !self.block.is_plain() && !self.block.let_go() {
             return;
         }
+        if cfg!(debug_assertions) && self.shared.is_forked() {
+            return;
+        }
         self.shared.sites.leave(&self.site);
-        self.shared.unpin(self.block.frame());
-        if let Some(account) = &self.account {
-            let nr_pages = u64::from(self.block.order().nr_pages());
-            self.shared.pins.give_back(account, nr_pages);
+        // In a child, too, the pin goes, in its copy of the word: only locks are nobody's there.
+        let has_more_to_do = self.account.is_some() || self.shared.memory_waits.is_any();
+        // With the pin the memory may be gone.
+        if has_more_to_do || !self.try_give_back() {
+            self.drop_sharing();
         }
     }
 }
@@ -241,10 +250,47 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
+    /// Drops what holds the frame if nothing is to be done afterwards; false leaves a pin.
+    #[inline]
+    fn try_give_back(&mut self) -> bool {
+        let Some(claim) = self.block.claim() else {
+            let frames = self.shared.core.frames();
+            return frames.pinned(self.block.frame()).try_unpin();
+        };
+        // Whoever takes the page out of its file makes a pin of the claim, or sees it gone.
+        if !self.shared.core.claims().give_up(claim) {
+            return true;
+        }
+        self.block = self.block.by(None);
+        false
+    }
+
+    /// Drops the pin of a page that is not in its file any more, or after whose drop somebody is to
+    /// be told: with a share of the memory meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn drop_sharing(&self) {
+        if self.shared.is_forked() {
+            return;
+        }
+        let shared = self.shared.share();
+        shared.release(self.block.frame(), self.block.claim());
+        if let Some(account) = &self.account {
+            let nr_pages = u64::from(self.block.order().nr_pages());
+            shared.pins.give_back(account, nr_pages);
+        }
+    }
+
     /// The frame that it holds, if it is one of this memory.
     pub(crate) fn frame_in(&self, home: &Home) -> Option<Frame> {
-        let is_ours = std::ptr::eq::<Shared>(&**self.shared, &**home);
+        let is_ours = std::ptr::eq::<Shared>(&*self.shared, &**home);
         is_ours.then(|| self.block.frame())
+    }
+
+    /// Has it hold its frame by a pin, as whoever makes that the latch; false where it has as many
+    /// pins as there can be.
+    pub(crate) fn keep_by_pin(&mut self) -> bool {
+        self.block.keep(&self.shared)
     }
 
     /// Makes it a view that writes, whose latch the caller took from its pin.
@@ -293,7 +339,7 @@ impl PageMut {
         len: usize,
         account: Option<Arc<Account>>,
     ) -> PageMut {
-        let block = Block::hold(open.home(), frame, open.backing().order);
+        let block = Block::new(frame, open.backing().order).hold(open.home());
         let site = open.home().sites.enter(frame);
         PageMut {
             open,
@@ -333,7 +379,8 @@ impl PageMut {
         shared.wake_all(&mut effects);
         self.settle();
         Page {
-            shared: shared.shard(),
+            // SAFETY: core made the latch a pin, which the page drops last.
+            shared: unsafe { ByPin::new(shared) },
             block,
             len: self.len,
             account: self.account.take(),
@@ -433,63 +480,10 @@ pub struct Buf {
     block: Block,
 }
 
-/// A block of frames in one word: frame, a mark, order. What has it moves in registers, or by whole
-/// words; of more fields, parts are written and the whole read back, which takes longer.
-#[derive(Clone, Copy)]
-struct Block(u64);
-
-impl Block {
-    const COUNTED: u64 = 1 << 7;
-    /// Of a value whose block another one took over.
-    const GONE: Block = Block(1 << 6);
-    const ORDER: u8 = 0xF;
-
-    fn new(frame: Frame, order: Order, is_counted: bool) -> Block {
-        let mark = if is_counted { Block::COUNTED } else { 0 };
-        Block(u64::from(frame.number()) << 8 | mark | u64::from(order.get()))
-    }
-
-    /// A block that its thread holds: counted only where somebody may be slowed down, as it takes
-    /// a tenth of a pin's time.
-    #[inline]
-    fn hold(shared: &Shared, frame: Frame, order: Order) -> Block {
-        let is_counted = shared.core.groups().has_high();
-        if is_counted {
-            throttle::hold();
-        }
-        Block::new(frame, order, is_counted)
-    }
-
-    /// Whether there is nothing but to give it back.
-    #[inline]
-    fn is_plain(self) -> bool {
-        self.0 & (Block::COUNTED | Block::GONE.0) == 0
-    }
-
-    /// Its thread holds it no more; false where there is none.
-    #[cold]
-    fn let_go(self) -> bool {
-        let is_here = self.0 & Block::GONE.0 == 0;
-        if is_here {
-            throttle::let_go();
-        }
-        is_here
-    }
-
-    fn frame(self) -> Frame {
-        Frame::new(u32::try_from(self.0 >> 8).expect("`new` put a frame there"))
-    }
-
-    fn order(self) -> Order {
-        let [order, ..] = self.0.to_le_bytes();
-        Order::new(order & Block::ORDER).expect("`new` put an order there")
-    }
-}
-
 impl Buf {
     /// Takes over a block of working memory from core, its bytes as they are.
     pub(crate) fn new(shared: Arc<Shard>, frame: Frame, order: Order) -> Buf {
-        let block = Block::new(frame, order, false);
+        let block = Block::new(frame, order);
         Buf { shared, block }
     }
 }
@@ -538,11 +532,55 @@ impl fmt::Debug for Buf {
 }
 
 impl Shared {
+    /// Pins a page that is resident.
+    #[inline(always)]
+    pub(crate) fn pin(&self, key: PageKey, access: Access) -> Found {
+        self.core
+            .pin_or(key, access, |frame| self.unpin_other(frame))
+    }
+
+    /// Pins a page that is resident, or claims it where readers get in each other's way.
+    #[inline(always)]
+    pub(crate) fn hold(&self, key: PageKey, access: Access) -> (Found, Option<Claim>) {
+        if cfg!(contended) {
+            self.core.contend(key);
+        }
+        let unpin = |frame| self.unpin_other(frame);
+        self.core.hold(cpu::current, key, access, unpin)
+    }
+
+    #[cold]
+    #[inline(never)] // In place, it would take the registers of the hit path.
+    fn unpin_other(&self, frame: Frame) {
+        self.unpin(frame);
+    }
+
+    /// Drops a pin that core gave, or the claim that it gave in its place.
+    #[inline]
+    pub(crate) fn release(&self, frame: Frame, claim: Option<Claim>) {
+        // Nobody waits for claims: where somebody needs the page, they are pins.
+        match claim {
+            Some(claim) if !self.core.claims().give_up(claim) => self.came_back(frame),
+            _ => self.unpin(frame),
+        }
+    }
+
     /// Drops a pin that core gave, and wakes whom core names.
+    #[inline]
     pub(crate) fn unpin(&self, frame: Frame) {
-        let mut effects = Effects::new();
-        self.core.unpin(cpu::current(), frame, &mut effects);
-        self.wake_all(&mut effects);
+        let before = self.core.frames().unpin(frame);
+        if !before.is_quiet() {
+            self.unpinned(frame, before);
+        }
         self.came_back(frame);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unpinned(&self, frame: Frame, before: Word) {
+        let mut effects = Effects::new();
+        self.core
+            .unpinned(cpu::current(), frame, before, &mut effects);
+        self.wake_all(&mut effects);
     }
 }

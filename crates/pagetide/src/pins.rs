@@ -42,6 +42,12 @@ impl Pins {
         value
     }
 
+    /// Whether a group ever had a budget. One load.
+    #[inline]
+    pub(crate) fn had_budgets(&self) -> bool {
+        self.epoch.load(Ordering::Relaxed) != 0
+    }
+
     fn look<T>(&self, look: impl FnOnce(&mut Accounts) -> T) -> T {
         self.change(|accounts| (look(accounts), Wakers::new()))
     }
@@ -170,6 +176,7 @@ impl Group {
         epoch != 0 && self.saw_pin_budget(epoch)
     }
 
+    #[inline(never)]
     fn saw_pin_budget(&self, epoch: u64) -> bool {
         let seen = self.pin_budget_seen().0.load(Ordering::Relaxed);
         if seen >> 1 == epoch {

@@ -39,6 +39,10 @@ impl Platform for Shared {
         self.waiters.wake(frame);
     }
 
+    fn last_pin(&self) {
+        self.end_stay();
+    }
+
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         trace::stalled(self, group);
         let _stall = Stall::begin(self, group);

@@ -39,6 +39,7 @@ impl Policy {
         }
     }
 
+    #[inline]
     pub(crate) const fn to_core(self) -> reclaim::Policy {
         match self {
             Policy::Fifo => reclaim::Policy::Fifo,
@@ -87,6 +88,7 @@ pub enum Tuner {
 }
 
 impl Tuner {
+    #[inline]
     pub(crate) const fn to_core(self) -> alloc::Tuner {
         match self {
             Tuner::Fixed => alloc::Tuner::Fixed,
@@ -125,6 +127,7 @@ impl Order {
     /// # Panics
     /// Above 10.
     #[must_use]
+    #[inline]
     pub const fn new(order: u8) -> Order {
         Order(units::Order::new(order).expect("orders are 0 to 10"))
     }
@@ -135,6 +138,7 @@ impl Order {
         self.0.bytes()
     }
 
+    #[inline]
     pub(crate) const fn to_core(self) -> units::Order {
         self.0
     }

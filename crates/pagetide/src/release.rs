@@ -183,7 +183,8 @@ impl Shared {
         }
         let bytes = idle.order().bytes() as u64;
         self.release.nr_calls.fetch_add(1, Ordering::Relaxed);
-        self.arena.release(idle).ok()?;
+        let registry = &self.io.registry;
+        registry.release(idle, || self.arena.release(idle)).ok()?;
         self.release.nr_bytes.fetch_add(bytes, Ordering::Relaxed);
         trace::released(bytes);
         Some(bytes)

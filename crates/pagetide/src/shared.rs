@@ -7,6 +7,7 @@ use crate::cpu;
 use crate::file::{AheadCounts, Open};
 use crate::flusher::Flusher;
 use crate::group;
+use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
 use crate::pin_sites::Sites;
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
     closed: Sleepers,
+    /// Files that are no longer open.
+    nr_closed: AtomicU64,
     /// What stands behind open files, by the number of their mapping in page keys.
     backings: Mutex<HashMap<u32, Arc<Backing>>>,
     pub(crate) landings: Landings,
@@ -86,6 +89,7 @@ pub(crate) struct Shared {
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
     unbound: Option<std::io::Error>,
+    pub(crate) stay: Stay,
 }
 
 /// How long things take at most.
@@ -134,6 +138,7 @@ impl Shared {
             sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
             nr_bytes_read: AtomicU64::new(0),
+            nr_closed: AtomicU64::new(0),
             nr_dirtied: AtomicU32::new(0),
             nr_buffered_reads: AtomicU64::new(0),
             nr_bytes_written: AtomicU64::new(0),
@@ -148,6 +153,7 @@ impl Shared {
             flusher: OnceLock::new(),
             topology,
             unbound,
+            stay: Stay::default(),
         }
     }
 
@@ -237,10 +243,18 @@ impl Shared {
         self.closed.sleep(|closed| closed.wait(files))
     }
 
+    /// Files that were closed. What was found of a file holds for who has its turn to open it while
+    /// this stays as it was before.
+    pub(crate) fn nr_closed(&self) -> u64 {
+        self.nr_closed.load(Ordering::Acquire)
+    }
+
     /// Forgets a file that is no longer open.
     pub(crate) fn forget_file(&self, key: FileKey) {
         let mut files = self.files();
         files.remove(&key);
+        // Release pairs with the Acquire in `nr_closed`: who sees it finds what was written back.
+        self.nr_closed.fetch_add(1, Ordering::Release);
         self.closed.wake_all(&files);
     }
 
@@ -278,11 +292,13 @@ impl Shared {
             .map_or_else(|| format!("#{group}"), |named| named.name.clone())
     }
 
-    /// Wakes whom core names; the effects of calls that cannot ask for a read.
+    /// Wakes whom core names; the effects of calls that cannot ask for a read. The caller has a
+    /// share of the memory, which its last pin may give up here.
     pub(crate) fn wake_all(&self, effects: &mut Effects) {
         while let Some(effect) = effects.pop() {
             match effect {
                 Effect::Wake(frame) => self.waiters.wake(frame),
+                Effect::LastPin => self.end_stay(),
                 Effect::Read(_) | Effect::Copy(_) => {
                     unreachable!("only an operation's step asks for reads")
                 }

@@ -18,12 +18,17 @@ pub struct Stats {
     pub pages_lost: u64,
     /// Reads that went through the kernel's page cache because `O_DIRECT` was refused.
     pub buffered_reads: u64,
-    /// System calls that handed reads over to io_uring, or waited for them.
+    /// System calls that handed reads or writes over to io_uring, or waited for them.
     pub ring_enters: u64,
     /// Reads of one or more pages together, of those that were asked for as many.
     pub batched_reads: u64,
     /// Pages of `batched_reads`.
     pub batched_pages: u64,
+    /// Those of `batched_reads` that went into memory registered with io_uring
+    /// ([`Builder::registered_buffers`](crate::Builder::registered_buffers)).
+    pub fixed_reads: u64,
+    /// Bytes of memory that rings have registered now, counted for each ring.
+    pub registered_bytes: u64,
     /// Pages of 4 KiB that came back from the spill file.
     pub pswpin: u64,
     /// Pages of 4 KiB that were swapped out to it. Pages of zeros are not written.
@@ -104,11 +109,11 @@ pub struct Stats {
 impl Stats {
     /// Those that fall, too.
     #[cfg(feature = "metrics")]
-    pub(crate) const GAUGES: [&str; 2] = ["resident_pages", "swap_used_bytes"];
+    pub(crate) const GAUGES: [&str; 3] = ["resident_pages", "registered_bytes", "swap_used_bytes"];
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
     #[expect(clippy::too_many_lines, reason = "a list of all fields")]
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 41] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 43] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -117,6 +122,8 @@ impl Stats {
             ring_enters,
             batched_reads,
             batched_pages,
+            fixed_reads,
+            registered_bytes,
             readahead_pages,
             readahead_passed,
             readahead_lost,
@@ -188,6 +195,8 @@ impl Stats {
             ("ring_enters", ring_enters),
             ("batched_reads", batched_reads),
             ("batched_pages", batched_pages),
+            ("fixed_reads", fixed_reads),
+            ("registered_bytes", registered_bytes),
             ("readahead_pages", readahead_pages),
             ("readahead_passed", readahead_passed),
             ("readahead_lost", readahead_lost),
@@ -297,7 +306,8 @@ impl Memory {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let core = self.home().core.stats();
-        let [ring_enters, batched_reads, batched_pages] = self.home().io.counts.get();
+        let io = &self.home().io;
+        let [ring_enters, batched_reads, batched_pages, fixed_reads] = io.counts.get();
         let [readahead_pages, readahead_passed, readahead_lost] = self.home().readahead.get();
         Stats {
             bytes_read: self.home().bytes_read(),
@@ -307,6 +317,8 @@ impl Memory {
             ring_enters,
             batched_reads,
             batched_pages,
+            fixed_reads,
+            registered_bytes: io.registry.nr_bytes(),
             pswpin: self.home().swap.pswpin.load(Ordering::Relaxed),
             pswpout: self.home().swap.pswpout.load(Ordering::Relaxed),
             zswpout: self.home().swap.zswpout.load(Ordering::Relaxed),

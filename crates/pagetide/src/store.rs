@@ -1,12 +1,14 @@
 //! Where pages come from and go to: a file, or anything that reads and writes at an offset.
 
 use crate::Error;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, StatxFlags};
+use crate::io::FileSlot;
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, OFlags, Statx, StatxFlags};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// For opening: a pipe without a writer, which is refused, does not keep its opener waiting. A
@@ -166,12 +168,15 @@ impl Store for Behind {
 /// whole unit would make the file longer. Offsets and lengths are those behind its base.
 #[derive(Debug)]
 pub(crate) struct DirectFile {
-    buffered: fs::File,
+    /// Of `direct`; goes before it is closed.
+    slot: FileSlot,
     direct: Option<Direct>,
+    /// Through the kernel's page cache: opened with it where it may be written, or where the other
+    /// is not there, else when it is needed first.
+    buffered: OnceLock<fs::File>,
     /// Bytes of the file that are left alone: offset 0 is behind them.
     base: u64,
-    /// Device and inode.
-    pub(crate) identity: (u64, u64),
+    found: Found,
     nr_buffered_reads: AtomicU64,
     is_writable: bool,
     /// A write through the kernel's page cache failed.
@@ -185,39 +190,97 @@ struct Direct {
     align: usize,
 }
 
+/// What a file was when it was opened.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    /// Device and inode.
+    identity: (u64, u64),
+    len: u64,
+    /// As of [`Direct`], where it may be read past the kernel's page cache.
+    align: Option<usize>,
+}
+
 impl DirectFile {
-    /// Opens a file for reading.
+    /// Opens a file for reading, by one descriptor where the file system takes `O_DIRECT`.
     ///
     /// # Errors
     /// [`Error::Open`], also for what is no regular file.
     pub(crate) fn open(path: &Path) -> Result<DirectFile, Error> {
-        let failed = |source| Error::Open {
+        let open = |flags| {
+            let mut options = fs::OpenOptions::new();
+            options.read(true).custom_flags(UNBLOCKED | flags);
+            options.open(path)
+        };
+        let file = match open(libc::O_DIRECT) {
+            Err(refused) if refused.kind() == io::ErrorKind::InvalidInput => {
+                open(0).and_then(|file| DirectFile::new(file, false))
+            }
+            file => file.and_then(DirectFile::of_direct),
+        };
+        file.map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
-        };
-        let mut options = fs::OpenOptions::new();
-        let file = options.read(true).custom_flags(UNBLOCKED).open(path);
-        DirectFile::new(file.map_err(failed)?, false).map_err(failed)
+        })
     }
 
     /// Reads, and writes if that is so, through a file that is open already for it, perhaps
     /// without a name any more.
     pub(crate) fn new(file: fs::File, is_writable: bool) -> io::Result<DirectFile> {
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
-        let direct = Direct::of(&file, is_writable);
-        let identity = (metadata.dev(), metadata.ino());
-        Ok(DirectFile {
-            buffered: file,
+        let found = Found::of(&file)?;
+        let direct = found.align.and_then(|align| {
+            let file = reopen(&file, is_writable, libc::O_DIRECT).ok()?;
+            Some(Direct { file, align })
+        });
+        Ok(DirectFile::of(direct, Some(file), found, is_writable))
+    }
+
+    /// Reads through a file that was opened with `O_DIRECT`.
+    fn of_direct(file: fs::File) -> io::Result<DirectFile> {
+        let found = Found::of(&file)?;
+        let (direct, buffered) = match found.align {
+            Some(align) => (Some(Direct { file, align }), None),
+            // It may be opened so, but not read so.
+            None => {
+                turn_buffered(&file)?;
+                (None, Some(file))
+            }
+        };
+        Ok(DirectFile::of(direct, buffered, found, false))
+    }
+
+    fn of(
+        direct: Option<Direct>,
+        buffered: Option<fs::File>,
+        found: Found,
+        is_writable: bool,
+    ) -> DirectFile {
+        DirectFile {
+            slot: FileSlot::default(),
             direct,
+            buffered: buffered.map_or_else(OnceLock::new, OnceLock::from),
             base: 0,
-            identity,
+            found,
             nr_buffered_reads: AtomicU64::new(0),
             is_writable,
             has_lost_writes: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// Device and inode.
+    pub(crate) fn identity(&self) -> (u64, u64) {
+        self.found.identity
+    }
+
+    /// Its length when it was opened, as [`Store::len`].
+    pub(crate) fn len_found(&self) -> u64 {
+        self.found.len.saturating_sub(self.base)
+    }
+
+    /// What is open of it, for what is the same either way.
+    fn any(&self) -> &fs::File {
+        let direct = || self.direct.as_ref().map(|direct| &direct.file);
+        let any = self.buffered.get().or_else(direct);
+        any.expect("one of them is open")
     }
 
     /// The same file without its first `base` bytes.
@@ -243,9 +306,49 @@ impl DirectFile {
         is_aligned.then_some(&direct.file)
     }
 
+    /// Whether it is read and written past the kernel's page cache, where buffers allow it.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// The file past the kernel's page cache, where it takes a write of these buffers, and where
+    /// in it they go.
+    pub(crate) fn direct_write(
+        &self,
+        bufs: &[IoSlice<'_>],
+        offset: u64,
+    ) -> Option<(&fs::File, u64)> {
+        let direct = self.direct.as_ref()?;
+        let offset = self.base + offset;
+        let all = bufs.iter().fold(offset, |all, buf| {
+            all | (buf.as_ptr().addr() | buf.len()) as u64
+        });
+        let is_aligned = all.is_multiple_of(direct.align as u64);
+        let is_empty = bufs.iter().all(|buf| buf.is_empty());
+        (is_aligned && !is_empty).then_some((&direct.file, offset))
+    }
+
+    /// The place of the file past the kernel's page cache in the tables of rings.
+    pub(crate) fn slot(&self) -> &FileSlot {
+        &self.slot
+    }
+
     /// The file through the kernel's page cache: tell [`DirectFile::note_buffered`] of each read.
     pub(crate) fn buffered(&self) -> &fs::File {
-        &self.buffered
+        let buffered = self.buffered.get();
+        buffered.unwrap_or_else(|| self.open_buffered())
+    }
+
+    #[cold]
+    fn open_buffered(&self) -> &fs::File {
+        match reopen(self.any(), self.is_writable, 0) {
+            Ok(file) => self.buffered.get_or_init(|| file),
+            Err(_) => {
+                // It may not be opened any more: the one that is open is used for all then.
+                let _turned = turn_buffered(self.any());
+                self.any()
+            }
+        }
     }
 
     /// Counts a read through the kernel's page cache, and drops the kernel's copy; `offset` is the
@@ -254,7 +357,7 @@ impl DirectFile {
         self.nr_buffered_reads.fetch_add(1, Ordering::Relaxed);
         let len = std::num::NonZeroU64::new(nr_bytes as u64);
         // Best effort: the copy in the kernel is clean and goes under pressure anyway.
-        let _advised = rustix::fs::fadvise(&self.buffered, offset, len, Advice::DontNeed);
+        let _advised = rustix::fs::fadvise(self.buffered(), offset, len, Advice::DontNeed);
     }
 
     fn read_direct(&self, buf: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
@@ -301,7 +404,7 @@ impl DirectFile {
     pub(crate) fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let offset = self.base + offset;
-        Ok(rustix::fs::fallocate(&self.buffered, flags, offset, len)?)
+        Ok(rustix::fs::fallocate(self.any(), flags, offset, len)?)
     }
 
     /// Reads that went through the kernel's page cache.
@@ -310,29 +413,59 @@ impl DirectFile {
     }
 }
 
-impl Direct {
-    /// Opens the same file once more with `O_DIRECT`, by way of its descriptor.
-    fn of(file: &fs::File, is_writable: bool) -> Option<Direct> {
-        use std::os::fd::AsRawFd;
-        let flags = StatxFlags::DIOALIGN;
-        let statx = rustix::fs::statx(file.as_fd(), "", AtFlags::EMPTY_PATH, flags).ok()?;
-        let align = if statx.stx_mask & flags.bits() == 0 {
-            // A kernel before 6.1 does not say: a page satisfies every device there is.
-            crate::PAGE_BYTES
-        } else {
-            let align = statx.stx_dio_mem_align.max(statx.stx_dio_offset_align);
-            usize::try_from(align).ok().filter(|&align| align > 0)?
+impl Found {
+    /// By one system call.
+    fn of(file: &fs::File) -> io::Result<Found> {
+        let flags = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+        let (is_file, found) = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, flags) {
+            Ok(statx) => {
+                let device = rustix::fs::makedev(statx.stx_dev_major, statx.stx_dev_minor);
+                let found = Found {
+                    identity: (device, statx.stx_ino),
+                    len: statx.stx_size,
+                    align: align_of(&statx),
+                };
+                let file_type = FileType::from_raw_mode(statx.stx_mode.into());
+                (file_type == FileType::RegularFile, found)
+            }
+            // Where it is forbidden.
+            Err(_) => {
+                let metadata = file.metadata()?;
+                let found = Found {
+                    identity: (metadata.dev(), metadata.ino()),
+                    len: metadata.len(),
+                    align: None,
+                };
+                (metadata.is_file(), found)
+            }
         };
-        let custom = i32::try_from(OFlags::DIRECT.bits()).ok()?;
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .write(is_writable)
-            .custom_flags(custom)
-            .open(path)
-            .ok()?;
-        Some(Direct { file, align })
+        match is_file {
+            true => Ok(found),
+            false => Err(io::Error::other("not a regular file")),
+        }
     }
+}
+
+fn align_of(statx: &Statx) -> Option<usize> {
+    if statx.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        // A kernel before 6.1 does not say: a page satisfies every device there is.
+        return Some(crate::PAGE_BYTES);
+    }
+    let align = statx.stx_dio_mem_align.max(statx.stx_dio_offset_align);
+    usize::try_from(align).ok().filter(|&align| align > 0)
+}
+
+/// Opens the same file once more, by way of its descriptor.
+fn reopen(file: &fs::File, is_writable: bool, flags: i32) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(is_writable).custom_flags(flags);
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// From here on it goes through the kernel's page cache.
+fn turn_buffered(file: &fs::File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)?)
 }
 
 impl Store for DirectFile {
@@ -341,13 +474,13 @@ impl Store for DirectFile {
         if let Some(done) = self.read_direct(buf, offset) {
             return done;
         }
-        let read = self.buffered.read_at(buf, offset)?;
+        let read = self.buffered().read_at(buf, offset)?;
         self.note_buffered(offset, read);
         Ok(read)
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.buffered.metadata()?.len().saturating_sub(self.base))
+        Ok(self.any().metadata()?.len().saturating_sub(self.base))
     }
 
     fn is_writable(&self) -> bool {
@@ -363,7 +496,7 @@ impl Store for DirectFile {
         if let Some(done) = self.write_direct(bufs, offset) {
             return done;
         }
-        let written = rustix::io::pwritev(&self.buffered, bufs, offset);
+        let written = rustix::io::pwritev(self.buffered(), bufs, offset);
         written.map_err(|error| {
             let error = io::Error::from(error);
             // No room: these bytes were not taken, and no others are lost. Of other errors nobody
@@ -383,11 +516,11 @@ impl Store for DirectFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.buffered)?)
+        Ok(rustix::fs::fdatasync(self.any())?)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.buffered.set_len(self.base + len)
+        self.any().set_len(self.base + len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {

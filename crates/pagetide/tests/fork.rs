@@ -58,7 +58,12 @@ fn is_forked<T>(result: Result<T, Error>) -> bool {
 fn memories() -> Vec<Memory> {
     let builder = || Memory::builder().budget(ByteSize::mib(32));
     let threads = || builder().io_engine(IoEngine::Threads);
-    let builders = [builder(), builder().without_thread(), threads()];
+    let builders = [
+        builder(),
+        builder().without_thread(),
+        builder().registered_buffers(true),
+        threads(),
+    ];
     builders.map(|builder| builder.build().unwrap()).into()
 }
 
@@ -162,6 +167,45 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
         drop((file, group));
         assert_eq!(memory.stats().resident_pages, 0);
     }
+}
+
+/// Bytes that the kernel keeps in place for this process.
+fn pinned_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let kib = line.unwrap().trim().trim_end_matches("kB").trim();
+    kib.parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn a_child_keeps_no_memory_that_was_registered() {
+    let data = data(2048);
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.registered_buffers(true).build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let pages: Vec<u64> = (0..100).map(|page| page * 20).collect();
+    assert_eq!(file.pin_many(&pages).unwrap().len(), 100);
+    if memory.stats().registered_bytes == 0 {
+        return println!("skipped: registered reads: {}", memory.io_engine());
+    }
+    // SAFETY: the child waits for a signal and does nothing else.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        loop {
+            std::thread::park();
+        }
+    }
+    drop((file, memory));
+    let since = Instant::now();
+    while pinned_bytes() > 0 && since.elapsed().as_secs() < 20 {
+        std::thread::yield_now();
+    }
+    let left = pinned_bytes();
+    let child = Pid::from_raw(child).unwrap();
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    waitpid(Some(child), WaitOptions::empty()).unwrap();
+    assert_eq!(left, 0);
 }
 
 #[test]

@@ -41,6 +41,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "not every file system makes holes; that space is asked back is tested over a store",
     ),
     (
+        "huge pages",
+        "not every kernel gives huge pages; that the budget holds with them is tested everywhere",
+    ),
+    (
         "another user",
         "a socket is tried as another user where root may become one that can run something",
     ),
@@ -67,6 +71,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
     (
         "io_uring",
         "a container may not let its processes make rings",
+    ),
+    (
+        "registered reads",
+        "a container may not have rings, or no memory that is locked",
     ),
     (
         "full disk",

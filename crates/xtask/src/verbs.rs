@@ -205,6 +205,7 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
     ));
     steps.push(of("loom", interleavings(workspace, "loom")));
     steps.push(of("shuttle", interleavings(workspace, "shuttle")));
+    steps.push(of("contended pages", contended(workspace)));
     steps.push(Step {
         name: "asan",
         action: asan(workspace, host),
@@ -262,6 +263,17 @@ fn interleavings(workspace: &Workspace, scheduler: &str) -> Command {
     if scheduler == "loom" {
         command.env("LOOM_MAX_PREEMPTIONS", "2");
     }
+    command
+}
+
+/// The runtime's tests with readers that claim all pages that they find.
+fn contended(workspace: &Workspace) -> Command {
+    let mut command = cargo(workspace, "test -p pagetide --lib --test it");
+    command
+        .arg("--target-dir")
+        .arg(workspace.target_dir("contended"));
+    command.args(["--", "--show-output"]);
+    command.env("RUSTFLAGS", "--cfg contended");
     command
 }
 
@@ -351,6 +363,7 @@ mod tests {
             "stress of files",
             "loom",
             "shuttle",
+            "contended pages",
             "asan",
             "mutants of the day",
         ];
@@ -367,6 +380,12 @@ mod tests {
         let shuttle = line(&steps, "shuttle");
         assert!(shuttle.contains("--cfg shuttle"), "{shuttle}");
         assert!(shuttle.contains("/shuttle -- --show-output"), "{shuttle}");
+        let contended = line(&steps, "contended pages");
+        assert!(contended.contains("--cfg contended"), "{contended}");
+        assert!(
+            contended.contains("/contended -- --show-output"),
+            "{contended}"
+        );
         let asan = line(&steps, "asan");
         assert!(
             asan.contains(&format!("--target {LINUX} --target-dir")),

@@ -66,7 +66,7 @@ pub(super) fn run(args: &HitArgs) -> Result<(), Failure> {
     let bar = load::progress("reading", nr_runs as u64);
     let mut rows = Vec::new();
     for &nr_pages in &args.pages {
-        let bed = Bed::new(nr_pages)?;
+        let bed = Bed::new(nr_pages, args.huge_pages)?;
         for &threads in &args.threads {
             let runs = turns::run(args.runs, VARIANTS.len(), |at| {
                 bar.inc(1);
@@ -101,12 +101,13 @@ struct Run {
 }
 
 impl Bed {
-    fn new(nr_pages: u32) -> Result<Bed, Failure> {
+    fn new(nr_pages: u32, has_huge_pages: bool) -> Result<Bed, Failure> {
         let failed = |error: std::io::Error| Failure::of("cannot map the data file", &error);
         let plain = scratch::stamped(None, nr_pages.into(), |_| ())?;
         let len = nr_pages as usize * PAGE_BYTES;
         let memory = Memory::builder()
             .for_resident_pages(nr_pages + 64)
+            .huge_pages(has_huge_pages)
             .build()?;
         let group = memory.root().child("hit")?;
         let group = group.max(ByteSize((u64::from(nr_pages) + 64) * PAGE_BYTES as u64))?;

@@ -106,6 +106,9 @@ struct Run {
 
 impl Target {
     fn new(engine: &str, file: File, args: &WriteArgs) -> Result<Target, Failure> {
+        // What the kernel has cached in its turn would have to go, page by page, in the other's.
+        let dropped = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        dropped.map_err(|error| Failure::of("cannot drop what is cached", &error))?;
         if engine == ENGINES[0] {
             return Ok(Target::Kernel(file));
         }

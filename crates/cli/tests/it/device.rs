@@ -39,7 +39,8 @@ fn check(rows: &[Value], nr_threads: usize) -> Vec<&str> {
     };
     let [one, many] = ["pagetide read_at", "pagetide pin_many"].map(of);
     assert_eq!((one.len(), many.len()), (3 * nr_threads, 3 * nr_threads));
-    for row in one.into_iter().chain(many) {
+    let registered = of("pagetide pin_many, registered");
+    for row in one.into_iter().chain(many).chain(registered) {
         let hit_ratio = number(row, "hit_ratio");
         let expected = match row["pages"].as_str().unwrap() {
             "uniform" => 0.2..0.3,

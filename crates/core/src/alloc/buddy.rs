@@ -453,14 +453,13 @@ fn last_group(frames: &FrameTable, frame: Frame, order: Order) -> u32 {
     if is_one { group } else { 0 }
 }
 
-/// Whether all pageblocks of a free block may go, and one has memory to give.
+/// Whether a pageblock of a free block has had memory to give since then.
 fn is_idle(frames: &FrameTable, frame: Frame, order: Order, before: u64) -> bool {
-    let (mut is_idle, mut may_go) = (false, true);
+    let mut is_idle = false;
     for_pageblocks(frame, order, |block| {
         is_idle |= pageblock::idle_since(frames, block).is_some_and(|since| since <= before);
-        may_go &= !pageblock::is_registered(frames, block);
     });
-    is_idle && may_go
+    is_idle
 }
 
 /// Calls `work` with a frame of each pageblock of a block of at least one, else with its own.

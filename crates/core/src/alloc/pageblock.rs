@@ -72,8 +72,6 @@ impl Mobility {
 const MOBILITY: u64 = 0b11;
 /// Frames of it were handed out since it was last given back to the OS.
 const TOUCHED: u64 = 1 << 2;
-/// Registered for I/O: must keep its memory.
-const REGISTERED: u64 = 1 << 3;
 /// Six bits: the zone that the pageblock lies in.
 const ZONE_SHIFT: u32 = 4;
 const ZONE: u64 = 0b11_1111 << ZONE_SHIFT;
@@ -135,16 +133,4 @@ pub(super) fn released(frames: &FrameTable, frame: Frame) {
 pub(super) fn idle_since(frames: &FrameTable, frame: Frame) -> Option<u64> {
     let word = frames.pageblock(frame).load(Ordering::Relaxed);
     (word & TOUCHED != 0).then_some((word >> STAMP_SHIFT) * MILLISECOND)
-}
-
-/// Whether the pageblock is registered for I/O.
-pub(super) fn is_registered(frames: &FrameTable, frame: Frame) -> bool {
-    frames.pageblock(frame).load(Ordering::Relaxed) & REGISTERED != 0
-}
-
-/// Says whether a pageblock is registered for I/O, under its zone's lock.
-pub(super) fn set_registered(frames: &FrameTable, frame: Frame, is_registered: bool) {
-    change(frames, frame, |word| {
-        word & !REGISTERED | if is_registered { REGISTERED } else { 0 }
-    });
 }

@@ -154,7 +154,7 @@ impl Buddy {
     }
 }
 
-/// A pageblock of a free block that may go, and for which the OS has memory or not.
+/// A pageblock of a free block for which the OS has memory or not.
 fn pageblock_of(
     frames: &FrameTable,
     block: Frame,
@@ -164,7 +164,7 @@ fn pageblock_of(
     let mut found = None;
     for_pageblocks(block, order, |first| {
         let has = pageblock::idle_since(frames, first).is_some();
-        if has == has_memory && !pageblock::is_registered(frames, first) {
+        if has == has_memory {
             found = Some(first);
         }
     });
@@ -214,15 +214,12 @@ impl Zones {
         }
     }
 
-    /// Whether a frame's pageblock lies in one zone as a whole, and may leave the arena.
+    /// Whether a frame's pageblock lies in one zone as a whole.
     #[must_use]
     pub fn may_take(&self, frames: &FrameTable, first: Frame) -> bool {
         let last = first.number() + (PAGEBLOCK_PAGES - 1);
         let zone = || self.zone_of(frames, first);
-        last < frames.len()
-            && zone().holds(first)
-            && zone().holds(Frame::new(last))
-            && !pageblock::is_registered(frames, first)
+        last < frames.len() && zone().holds(first) && zone().holds(Frame::new(last))
     }
 
     /// Takes a block that is in hand as a whole for whoever asked for one: it is a block of its

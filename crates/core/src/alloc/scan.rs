@@ -240,6 +240,23 @@ impl Zones {
         Ok(frame)
     }
 
+    /// Takes blocks that the CPU's cache has of the zone where a plain request looks first, if that
+    /// is on the CPU's node; returns how many, at most as many as `taken` has room for. One
+    /// try-lock.
+    pub fn take_cached(
+        &self,
+        frames: &FrameTable,
+        cpu: Cpu,
+        (order, mobility): (Order, Mobility),
+        taken: &mut [Frame],
+    ) -> usize {
+        let local = self.config().topology.node_of(cpu);
+        let first = self.zone(self.list(local, mobility).head());
+        let near = first.filter(|zone| zone.config().node == local && !self.config().node_reclaim);
+        let ask = Ask::new(order, mobility);
+        near.map_or(0, |zone| zone.take_cached(frames, cpu, ask, taken))
+    }
+
     /// The way through the whole list; whether its first zone has failed already.
     #[cold]
     #[inline(never)]

@@ -320,12 +320,6 @@ impl Zones {
         &self.zones[pageblock::zone(frames, frame)]
     }
 
-    /// Says that the memory of a frame's pageblock must stay where it is: registered for I/O.
-    pub fn set_registered(&self, frames: &FrameTable, frame: Frame, is_registered: bool) {
-        let zone = self.zone_of(frames, frame);
-        zone.set_registered(frames, frame, is_registered);
-    }
-
     /// Frames of all zones.
     #[must_use]
     pub fn managed(&self) -> u32 {

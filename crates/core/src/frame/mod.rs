@@ -124,6 +124,13 @@ impl FrameTable {
         Word::from_bits(self.field(frame, STATE).load(Ordering::Acquire))
     }
 
+    /// The state word, in one order with all other sequentially consistent accesses.
+    #[must_use]
+    #[inline]
+    pub(crate) fn word_in_order(&self, frame: Frame) -> Word {
+        Word::from_bits(self.field(frame, STATE).load(Ordering::SeqCst))
+    }
+
     /// Replaces the state word if it is still exactly `old`. One read-modify-write.
     ///
     /// # Errors
@@ -143,18 +150,22 @@ impl FrameTable {
     ///
     /// # Errors
     /// The word that `change` left.
-    #[inline]
+    #[inline(always)] // For what `change` is: an exchange or two.
     pub fn update(
         &self,
         frame: Frame,
         mut change: impl FnMut(Word) -> Option<Word>,
     ) -> Result<Word, Word> {
-        let mut word = self.word(frame);
+        let field = self.field(frame, STATE);
+        // The orderings of `word` and `replace`.
+        let mut word = Word::from_bits(field.load(Ordering::Acquire));
         loop {
-            let new = change(word).ok_or(word)?;
-            match self.replace(frame, word, new) {
-                Ok(()) => return Ok(word),
-                Err(found) => word = found,
+            let new = change(word).ok_or(word)?.bits();
+            let done =
+                field.compare_exchange(word.bits(), new, Ordering::AcqRel, Ordering::Acquire);
+            match done {
+                Ok(_) => return Ok(word),
+                Err(found) => word = Word::from_bits(found),
             }
         }
     }
@@ -188,11 +199,25 @@ impl FrameTable {
         old
     }
 
+    /// The word of a frame on which the caller holds a pin, to drop that pin by it alone.
+    #[must_use]
+    #[inline]
+    pub fn pinned(&self, frame: Frame) -> PinnedWord<'_> {
+        PinnedWord(self.field(frame, STATE))
+    }
+
     /// The page in the frame; meaningful while a pin, a bucket lock or exclusive use keeps it.
     #[must_use]
     #[inline]
     pub fn key(&self, frame: Frame) -> Option<PageKey> {
         PageKey::from_bits(self.field(frame, KEY).load(Ordering::Relaxed))
+    }
+
+    /// Whether the frame holds this page, as [`FrameTable::key`] says.
+    #[must_use]
+    #[inline]
+    pub fn holds(&self, frame: Frame, key: PageKey) -> bool {
+        self.field(frame, KEY).load(Ordering::Relaxed) == key.bits()
     }
 
     /// Names the page in the frame. Published by the state word's next change.
@@ -371,6 +396,39 @@ impl FrameTable {
     fn set_next(&self, chain: Chain, frame: Frame, next: Option<Frame>) {
         let (prev, _) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);
+    }
+}
+
+/// The state word of a frame on which somebody holds a pin.
+///
+/// Apart from its table, because that pin may be what keeps the table: when it is dropped, all of
+/// it may be gone at once.
+#[derive(Clone, Copy, Debug)]
+pub struct PinnedWord<'a>(&'a crate::sync::AtomicU64);
+
+impl PinnedWord<'_> {
+    /// Drops the pin if nothing is to be done afterwards ([`Word::is_quiet`]); false leaves it. One
+    /// read-modify-write where nobody interferes, and nothing is touched after it.
+    ///
+    /// # Panics
+    /// Where no pin was held.
+    #[must_use]
+    #[inline]
+    pub fn try_unpin(self) -> bool {
+        let mut seen = self.0.load(Ordering::Relaxed);
+        while Word::from_bits(seen).is_quiet() {
+            let without = Word::from_bits(seen).unpinned().bits();
+            // By exchange: what has to be done afterwards is not to be learnt afterwards.
+            // Release: the reads under the pin are over before an Acquire sees it gone.
+            let done = self
+                .0
+                .compare_exchange(seen, without, Ordering::Release, Ordering::Relaxed);
+            match done {
+                Ok(_) => return true,
+                Err(found) => seen = found,
+            }
+        }
+        false
     }
 }
 

@@ -29,14 +29,14 @@ pub enum State {
 /// One 64-bit state word, by value.
 ///
 /// ```text
-/// bits  0..20 pins   20..23 state   23 LATCH  24 INTENT  25 WAIT  26 DIRTY  27 WRITEBACK
-///       28 YOUNG  29 ISOLATED  30 WORKINGSET  31 PROTECTED  32..35 refs  35..41 generation
-///       41..64 version
+/// bits  0..19 pins   19 CONTENDED  20..23 state   23 LATCH  24 INTENT  25 WAIT  26 DIRTY
+///       27 WRITEBACK  28 YOUNG  29 ISOLATED  30 WORKINGSET  31 PROTECTED  32..35 refs
+///       35..41 generation  41..64 version
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(u64);
 
-const PIN_BITS: u32 = 20;
+const PIN_BITS: u32 = 19;
 const STATE_SHIFT: u32 = 20;
 const REFS_SHIFT: u32 = 32;
 const GENERATION_SHIFT: u32 = 35;
@@ -48,13 +48,16 @@ const GENERATION_MASK: u64 = 0b11_1111 << GENERATION_SHIFT;
 
 /// Accesses by copy that a frame counts at most.
 pub const MAX_REFS: u8 = 7;
-/// Pins that one frame holds at most.
-pub const MAX_PINS: u32 = (1 << PIN_BITS) - 1;
+/// Pins that are given of one frame at most. The field has room above, for claims that become pins.
+pub const MAX_PINS: u32 = 1 << (PIN_BITS - 1);
 /// Generation numbers in a word are 1 to this; 0 means on no list.
 pub const MAX_GENERATION: u8 = 63;
 
 /// Flag bits of a [`Word`].
 pub mod flag {
+    /// Readers got in each other's way at this word: they may hold the live page by claims. Goes
+    /// before whoever needs the page for itself looks at the claims.
+    pub const CONTENDED: u64 = 1 << 19;
     /// Exclusive access to the bytes.
     pub const LATCH: u64 = 1 << 23;
     /// A writer waits for the pins to drop.
@@ -100,6 +103,7 @@ impl Word {
 
     /// Pins held.
     #[must_use]
+    #[inline]
     pub const fn pins(self) -> u32 {
         (self.0 & PIN_MASK) as u32
     }
@@ -160,15 +164,35 @@ impl Word {
         closed == LIVE || closed == READING
     }
 
+    /// Whether nothing has to be done after a pin is dropped: the page is in its file, and nobody
+    /// waits for the frame. One comparison.
+    #[must_use]
+    #[inline]
+    pub const fn is_quiet(self) -> bool {
+        const LIVE: u64 = (State::Live as u64) << STATE_SHIFT;
+        self.0 & (STATE_MASK | flag::WAIT) == LIVE
+    }
+
+    /// Whether a claim on the page holds it: it is live, readers use claims, nobody changes its
+    /// bytes or waits to, and reclaim does not have it in hand.
+    #[must_use]
+    #[inline]
+    pub const fn may_be_claimed(self) -> bool {
+        const LIVE: u64 = (State::Live as u64) << STATE_SHIFT;
+        let closed = STATE_MASK | flag::LATCH | flag::INTENT | flag::ISOLATED;
+        self.0 & (closed | flag::CONTENDED) == LIVE | flag::CONTENDED
+    }
+
     /// Whether the latch of the page may be taken by somebody who holds `nr_own` of its pins: it is
-    /// live, nobody else holds it, and it is not being written.
+    /// live, nobody else holds it, by a claim neither, and it is not being written.
     #[must_use]
     pub fn may_be_latched(self, nr_own: u32) -> bool {
-        let is_busy = self.has_any(flag::LATCH | flag::WRITEBACK);
+        let is_busy = self.has_any(flag::LATCH | flag::WRITEBACK | flag::CONTENDED);
         self.state() == State::Live && self.pins() == nr_own && !is_busy
     }
 
-    /// Live, unpinned, clean, and nobody waits for it.
+    /// Live, unpinned, clean, and nobody waits for it. Whoever takes a contended page looks at the
+    /// claims as well.
     #[must_use]
     pub fn is_evictable(self) -> bool {
         self.state() == State::Live && self.0 & BUSY == 0
@@ -196,8 +220,24 @@ impl Word {
 
     /// With one pin more, or `None` where [`MAX_PINS`] are held.
     #[must_use]
+    #[inline]
     pub fn pinned(self) -> Option<Word> {
         (self.pins() < MAX_PINS).then_some(Word(self.0 + 1))
+    }
+
+    /// With one pin more for a claim, of which there are fewer than the field has room above
+    /// [`MAX_PINS`].
+    #[must_use]
+    pub(crate) const fn with_claim_as_pin(self) -> Word {
+        Word(self.0 + 1)
+    }
+
+    /// Of a live page that readers may claim: with a pin of whoever makes pins of the claims, and
+    /// not contended any more. `None` of any other.
+    #[must_use]
+    pub(crate) fn ending_claims(self) -> Option<Word> {
+        let is_meant = self.state() == State::Live && self.has(flag::CONTENDED);
+        is_meant.then(|| self.without(flag::CONTENDED).with_claim_as_pin())
     }
 
     /// With one pin less.
@@ -205,6 +245,7 @@ impl Word {
     /// # Panics
     /// Where no pin is held.
     #[must_use]
+    #[inline]
     pub fn unpinned(self) -> Word {
         assert!(self.pins() > 0, "unpin of a frame without pins");
         Word(self.0 - 1)
@@ -233,6 +274,16 @@ impl Word {
     pub fn with_refs(self, refs: u8) -> Word {
         let refs = u64::from(refs.min(MAX_REFS));
         Word(self.0 & !REFS_MASK | refs << REFS_SHIFT)
+    }
+
+    /// With one access by copy more counted, at most [`MAX_REFS`].
+    #[must_use]
+    #[inline]
+    pub const fn referenced(self) -> Word {
+        match self.0 & REFS_MASK {
+            REFS_MASK => self,
+            _ => Word(self.0 + (1 << REFS_SHIFT)),
+        }
     }
 
     /// Listed by a generation (its number plus one), or by none (0).
@@ -295,6 +346,16 @@ mod tests {
     }
 
     #[test]
+    fn accesses_are_counted_up_to_the_most() {
+        let mut word = Word::FREE.with_state(State::Live).with_generation(63);
+        for refs in 0..MAX_REFS {
+            assert_eq!(word, word.with_refs(refs));
+            word = word.referenced();
+        }
+        assert_eq!(word.referenced(), word.with_refs(MAX_REFS));
+    }
+
+    #[test]
     fn the_version_wraps_into_nothing_else() {
         let mut word = Word::FREE.with_state(State::Live);
         for _ in 0..1 << 23 {
@@ -331,6 +392,34 @@ mod tests {
         for state in [State::Free, State::Evicting, State::Failed, State::Detached] {
             assert!(!live.with_state(state).may_be_pinned());
         }
+    }
+
+    #[test]
+    fn after_an_unpin_of_a_page_in_its_file_nothing_is_to_be_done_but_to_wake() {
+        let live = Word::FREE.with_state(State::Live).pinned().unwrap();
+        let others = flag::LATCH | flag::INTENT | flag::DIRTY | flag::YOUNG | flag::ISOLATED;
+        assert!(live.is_quiet() && live.pinned().unwrap().with(others).is_quiet());
+        assert!(!live.with(flag::WAIT).is_quiet());
+        for state in [State::Reading, State::Failed, State::Detached, State::Buf] {
+            assert!(!live.with_state(state).is_quiet());
+        }
+    }
+
+    #[test]
+    fn a_claim_holds_a_contended_page_that_nobody_wants_for_himself() {
+        let live = Word::FREE.with_state(State::Live).with(flag::CONTENDED);
+        let marks = flag::DIRTY | flag::WRITEBACK | flag::YOUNG | flag::WAIT;
+        assert!(live.may_be_claimed() && live.with(marks).may_be_claimed());
+        assert!(live.pinned().unwrap().may_be_claimed());
+        assert!(!live.without(flag::CONTENDED).may_be_claimed());
+        for flag in [flag::LATCH, flag::INTENT, flag::ISOLATED] {
+            assert!(!live.with(flag).may_be_claimed());
+        }
+        for state in [State::Reading, State::Evicting, State::Detached] {
+            assert!(!live.with_state(state).may_be_claimed());
+        }
+        assert!(!live.may_be_latched(0) && live.is_evictable());
+        assert!(!live.bare().has(flag::CONTENDED));
     }
 
     #[test]

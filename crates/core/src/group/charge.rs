@@ -1,7 +1,7 @@
 //! Charging: every level or none, by way of the CPU's stock.
 
 use super::record::{Count, Event, Group, Limit};
-use super::stock::{Counts, Stocks};
+use super::stock::{AllLines, Counts, Stocks};
 use super::{MAX_DEPTH, Out, OverLimit, Surplus, Tree};
 use crate::sync::Ordering;
 use crate::units::{Cpu, PAGE_BYTES};
@@ -24,11 +24,22 @@ impl Tree {
     ///
     /// # Errors
     /// [`OverLimit`] with the level that refused; every counter is as it was.
-    #[inline]
+    #[inline(always)]
     pub fn charge(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
         match self.miss(cpu, id, nr_pages) {
             None => Ok(Charged::Within),
-            Some(batch) => self.charge_past_stock(cpu, id, nr_pages, batch),
+            Some(batch) => self.charge_past_stock(cpu, id, (nr_pages, true), batch),
+        }
+    }
+
+    /// [`Tree::charge`] for what many blocks have together: none is charged ahead for large ones.
+    ///
+    /// # Errors
+    /// As [`Tree::charge`].
+    pub fn charge_many(&self, cpu: Cpu, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
+        match self.miss(cpu, id, nr_pages) {
+            None => Ok(Charged::Within),
+            Some(batch) => self.charge_past_stock(cpu, id, (nr_pages, false), batch),
         }
     }
 
@@ -46,10 +57,10 @@ impl Tree {
         &self,
         cpu: Cpu,
         id: u32,
-        nr_pages: u32,
+        of: (u32, bool),
         batch: u32,
     ) -> Result<Charged, OverLimit> {
-        let charged = self.charge_draining(cpu, id, nr_pages, batch);
+        let charged = self.charge_draining(cpu, id, of, batch);
         charged.inspect_err(|over| self.count_event(over.group, Event::Max))
     }
 
@@ -62,15 +73,16 @@ impl Tree {
     ) -> Result<Charged, OverLimit> {
         match self.miss(cpu, id, nr_pages) {
             None => Ok(Charged::Within),
-            Some(batch) => self.charge_draining(cpu, id, nr_pages, batch),
+            Some(batch) => self.charge_draining(cpu, id, (nr_pages, false), batch),
         }
     }
 
+    /// `is_block`: it is for one block.
     fn charge_draining(
         &self,
         cpu: Cpu,
         id: u32,
-        nr_pages: u32,
+        (nr_pages, is_block): (u32, bool),
         batch: u32,
     ) -> Result<Charged, OverLimit> {
         self.run_scheduled(cpu);
@@ -89,6 +101,8 @@ impl Tree {
                 self.drain_if_exact(cpu, self.live(id), id);
                 return Ok(charged);
             }
+        } else if let Some(charged) = self.charge_large(cpu, id, nr_pages, is_block) {
+            return Ok(charged);
         }
         // Each level that refuses is drained once: an outer one may refuse for its own stocks.
         let mut drained = None;
@@ -108,7 +122,7 @@ impl Tree {
 
     /// Pages to charge for a stock: a batch, or half of what is left below the nearest limit. Near
     /// a limit each charge would else try a batch in vain first.
-    fn ahead(&self, id: u32, batch: u32) -> u32 {
+    pub(super) fn ahead(&self, id: u32, batch: u32) -> u32 {
         let room = |(_, group): (u32, &Group)| group.max().saturating_sub(group.usage());
         let margin = self.path(id).map(room).min().unwrap_or(0);
         match u32::try_from(margin) {
@@ -123,7 +137,7 @@ impl Tree {
         self.stocks.refill(cpu, id, nr_pages, batch, out);
     }
 
-    fn trim(&self, cpu: Cpu, out: Out) {
+    pub(super) fn trim(&self, cpu: Cpu, out: Out) {
         Counts::count(&self.counts.of(cpu).trims);
         self.book(out);
     }
@@ -131,7 +145,7 @@ impl Tree {
     /// Charges `nr_pages` at every level whatever the limits say, for what cannot fail. Counted in
     /// [`Count::Pgforced`] where a limit was in the way.
     pub fn charge_forced(&self, cpu: Cpu, id: u32, nr_pages: u32) {
-        if self.charge(cpu, id, nr_pages).is_ok() {
+        if self.charge_many(cpu, id, nr_pages).is_ok() {
             return;
         }
         for (_, group) in self.path(id) {
@@ -150,43 +164,93 @@ impl Tree {
     #[inline]
     pub fn uncharge(&self, cpu: Cpu, id: u32, nr_pages: u32) {
         match &self.stocks {
-            Stocks::Atomic(_) => self.give_back(cpu, id, nr_pages),
-            _ => {
-                self.run_scheduled(cpu);
-                self.uncharge_counters(id, nr_pages);
-            }
+            Stocks::Atomic(lines) => self.put_back(lines, cpu, id, nr_pages),
+            _ => self.uncharge_past_stock(cpu, id, nr_pages),
         }
+    }
+
+    /// [`Tree::uncharge`] of what many blocks had. None of it is kept for large ones: those who
+    /// charge small ones next would not find it.
+    pub fn uncharge_many(&self, cpu: Cpu, id: u32, nr_pages: u32) {
+        let group = self.live(id);
+        let batch = group.batch.load(Ordering::Relaxed);
+        match &self.stocks {
+            Stocks::Atomic(lines) if nr_pages <= batch => {
+                self.put_small(lines, cpu, (id, group), (nr_pages, batch));
+            }
+            _ => self.uncharge_past_stock(cpu, id, nr_pages),
+        }
+    }
+
+    #[inline(never)]
+    fn uncharge_past_stock(&self, cpu: Cpu, id: u32, nr_pages: u32) {
+        self.run_scheduled(cpu);
+        self.uncharge_counters(id, nr_pages);
     }
 
     /// Gives charged pages back into the CPU's stock as far as that keeps them.
     #[inline]
     pub(super) fn give_back(&self, cpu: Cpu, id: u32, nr_pages: u32) {
+        match &self.stocks {
+            Stocks::Atomic(lines) => self.put_back(lines, cpu, id, nr_pages),
+            _ => self.put_single(cpu, id, nr_pages),
+        }
+    }
+
+    /// Puts charged pages into the CPU's lines as far as those keep them.
+    #[inline(always)] // One of it is on the path of every block that is freed.
+    fn put_back(&self, lines: &AllLines, cpu: Cpu, id: u32, nr_pages: u32) {
         let group = self.live(id);
         let batch = group.batch.load(Ordering::Relaxed);
+        match nr_pages < batch {
+            true => self.put_small(lines, cpu, (id, group), (nr_pages, batch)),
+            false => self.give_back_large(lines, cpu, id, nr_pages),
+        }
+    }
+
+    /// Puts charged pages into a slot of the CPU's lines, which keeps `batch` at most.
+    #[inline(always)]
+    pub(super) fn put_small(
+        &self,
+        lines: &AllLines,
+        cpu: Cpu,
+        (id, group): (u32, &Group),
+        (nr_pages, batch): (u32, u32),
+    ) {
         // What a group over its limit gives back must not serve a new charge from the stock.
-        let is_over = || self.is_over(group);
-        if nr_pages > batch || is_over() {
+        if self.is_over(group) {
             return self.uncharge_counters(id, nr_pages);
         }
-        match &self.stocks {
-            Stocks::Atomic(lines) => {
-                match lines.pages(cpu, id).refill(id, nr_pages, batch) {
-                    None => {}
-                    // The line is full of others'.
-                    Some(all)
-                        if all
-                            == Surplus {
-                                group: id,
-                                nr_pages,
-                            } =>
-                    {
-                        return self.uncharge_counters(id, nr_pages);
-                    }
-                    Some(surplus) => self.trim(cpu, Out::Pages(surplus)),
-                }
-            }
-            _ => self.refill(cpu, id, nr_pages, batch),
+        if let Some(surplus) = lines.pages(cpu, id).refill(id, nr_pages, batch) {
+            self.put_surplus(cpu, (id, nr_pages), surplus);
         }
+        self.drain_if_exact(cpu, group, id);
+    }
+
+    /// Uncharges what a line did not keep of pages of group `id`, or had to give up for them.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn put_surplus(&self, cpu: Cpu, (id, nr_pages): (u32, u32), surplus: Surplus) {
+        match surplus
+            == (Surplus {
+                group: id,
+                nr_pages,
+            }) {
+            // The line is full of others'.
+            true => self.uncharge_counters(id, nr_pages),
+            false => self.trim(cpu, Out::Pages(surplus)),
+        }
+    }
+
+    /// [`Tree::give_back`] in the variants of one group a CPU.
+    #[inline(never)]
+    fn put_single(&self, cpu: Cpu, id: u32, nr_pages: u32) {
+        let group = self.live(id);
+        let batch = group.batch.load(Ordering::Relaxed);
+        if nr_pages > batch || self.is_over(group) {
+            return self.uncharge_counters(id, nr_pages);
+        }
+        self.refill(cpu, id, nr_pages, batch);
         self.drain_if_exact(cpu, group, id);
     }
 
@@ -227,7 +291,7 @@ impl Tree {
     pub fn charge_records(&self, cpu: Cpu, bytes: usize) -> Result<(), OverLimit> {
         let pages = bytes.div_ceil(PAGE_BYTES);
         let nr_pages = u32::try_from(pages).map_err(|_| OverLimit { group: self.root })?;
-        self.charge(cpu, self.root, nr_pages)?;
+        self.charge_many(cpu, self.root, nr_pages)?;
         self.nr_record_pages.fetch_add(nr_pages, Ordering::Relaxed);
         Ok(())
     }
@@ -238,7 +302,7 @@ impl Tree {
         self.nr_record_pages.load(Ordering::Relaxed)
     }
 
-    fn charge_counters(&self, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
+    pub(super) fn charge_counters(&self, id: u32, nr_pages: u32) -> Result<Charged, OverLimit> {
         let mut charged = Charged::Within;
         for (level, group) in self.path(id) {
             let Some(usage) = group.try_add(u64::from(nr_pages)) else {

@@ -2,6 +2,7 @@
 
 use super::protect::{Share, effective};
 use super::record::{Event, Group, Limit};
+use super::stock::Shares;
 use super::{BATCH, MAX_DEPTH, Tree};
 use crate::sync::Ordering;
 use crate::units::index;
@@ -29,7 +30,7 @@ impl Tree {
     /// `max` stays: the caller reclaims. The root's `max` may be lowered below its `min`, which
     /// protects from nobody.
     ///
-    /// Cost: for `max`, a walk over all groups and a drain of the subtree's stocks.
+    /// Cost: for `max` and `high`, a walk over all groups and a drain of the subtree's stocks.
     ///
     /// # Errors
     /// [`MinOverMax`]; nothing is changed.
@@ -54,8 +55,10 @@ impl Tree {
                 self.is_protected.fetch_max(1, Ordering::Relaxed);
                 self.tell_claims(group);
             }
-            Limit::High => self.has_high.store(1, Ordering::Relaxed),
-            Limit::Max => {
+            Limit::High | Limit::Max => {
+                if limit == Limit::High {
+                    self.has_high.store(1, Ordering::Relaxed);
+                }
                 self.set_batches();
                 drop(shape);
                 self.stocks.publish();
@@ -90,26 +93,21 @@ impl Tree {
     /// A group under a limit of fewer than two batches a CPU is exact, and all stocks together
     /// hold at most 1/64 of the root's `max`, a page for each that holds bytes.
     pub(super) fn set_batch(&self, id: u32) {
-        let (nr_slots, nr_words) = self.stocks.nr_slots();
-        let all = |nr: u32| u64::from(self.nr_cpus) * u64::from(nr);
         let root_max = self.live(self.root).max();
-        let least = self
-            .path(id)
-            .map(|(_, group)| group.max())
-            .min()
-            .unwrap_or(0);
-        let exact = least < u64::from(2 * self.nr_cpus * BATCH);
-        let for_pages = (root_max / 64).saturating_sub(all(nr_words));
-        let batch = (for_pages / all(nr_slots.max(1))).min(u64::from(BATCH));
-        let batch = if exact || nr_slots == 0 {
-            0
-        } else {
-            u32::try_from(batch).expect("at most BATCH")
+        let least = |of: fn(&Group) -> u64| self.path(id).map(|(_, group)| of(group)).min();
+        let is_exact = least(Group::max).unwrap_or(0) < u64::from(2 * self.nr_cpus * BATCH);
+        let nearest = least(|group| group.max().min(group.limit(Limit::High)));
+        let shares = match is_exact {
+            true => Shares::default(),
+            false => self
+                .stocks
+                .shares(root_max, self.nr_cpus)
+                .under(nearest.unwrap_or(0), self.nr_cpus),
         };
         if let Some(group) = self.get(id)
             && !group.is_dead()
         {
-            group.batch.store(batch, Ordering::Relaxed);
+            group.set_shares(shares);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod charge;
+mod large;
 mod limits;
 mod placement;
 mod pressure;
@@ -19,14 +20,14 @@ pub use pressure::{PressureLine, PressureStats, Window};
 pub use reclaim_counts::ReclaimCount;
 pub use record::{Count, Event, Events, Gauge, Group, Limit, NO_LIMIT};
 pub use stock::{
-    ByteLine, Item, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock, StockKind,
-    StockLine, StockStats, Surplus,
+    ByteLine, Item, Line, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock,
+    StockKind, StockLine, StockStats, Surplus,
 };
 
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
 use crate::units::{Cpu, index};
 use reclaim_counts::ReclaimCounts;
-use stock::{Counts, Stocks};
+use stock::{Counts, Shares, Stocks};
 
 /// Pages that a stock slot is filled with, where the root's `max` allows.
 ///
@@ -217,7 +218,7 @@ impl Tree {
         let group = self.live(id);
         let shape = self.shape.lock();
         // Exact from here on: nothing may stay in a stock.
-        group.batch.store(0, Ordering::Relaxed);
+        group.set_shares(Shares::default());
         group.dead.store(1, Ordering::Release);
         // Its pages are the parent's now, which may protect them as its own.
         group.store_limit(Limit::Min, 0);

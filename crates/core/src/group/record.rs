@@ -4,7 +4,7 @@
 use super::Item;
 use super::placement::Placement;
 use super::pressure::Pressure;
-use super::stock::NR_ITEMS;
+use super::stock::{NR_ITEMS, Shares};
 use super::walk::Links;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::PageType;
@@ -134,6 +134,8 @@ pub struct Group {
     claims: Claims,
     /// Pages a stock slot keeps for this group; 0: charges are exact.
     pub(super) batch: AtomicU32,
+    /// Pages that a CPU keeps for this group's large blocks; 0: none.
+    large: AtomicU32,
     /// 1 once the last handle is gone: freed as soon as nothing is charged.
     pub(super) dead: AtomicU32,
     pub(super) nr_children: AtomicU32,
@@ -166,7 +168,7 @@ impl Group {
     pub(super) fn reset(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.parked, &self.peak, &self.reclaim_counts];
+        let more = [&self.large, &self.parked, &self.peak, &self.reclaim_counts];
         let more = more.into_iter().chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
@@ -260,6 +262,18 @@ impl Group {
     #[inline]
     pub fn max(&self) -> u64 {
         self.limit(Limit::Max)
+    }
+
+    /// Pages that a CPU keeps of charges of a batch or more.
+    #[must_use]
+    pub fn large(&self) -> u32 {
+        self.large.load(Ordering::Relaxed)
+    }
+
+    /// Says what stocks may hold of the group.
+    pub(super) fn set_shares(&self, shares: Shares) {
+        self.batch.store(shares.batch, Ordering::Relaxed);
+        self.large.store(shares.large, Ordering::Relaxed);
     }
 
     pub(super) fn store_limit(&self, limit: Limit, pages: u64) {

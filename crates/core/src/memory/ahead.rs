@@ -1,6 +1,8 @@
 //! Pages that are charged ahead of the requests which take them: reclaim once, for all of them.
 
+use super::alloc::Amount;
 use super::{Here, Memory};
+use crate::group::Charged;
 use crate::units::{Cpu, Node, PageType};
 use core::cell::Cell;
 
@@ -87,7 +89,8 @@ impl Drop for Ahead<'_> {
         }
         let nr_pages = self.nr_pages.get();
         if nr_pages > 0 {
-            self.memory.groups.uncharge(self.cpu, self.group, nr_pages);
+            let groups = &self.memory.groups;
+            groups.uncharge_many(self.cpu, self.group, nr_pages);
         }
     }
 }
@@ -99,7 +102,10 @@ impl Memory {
     ///
     /// Cost: that of one charge, and a batch of reclaim for each 64 pages that have no room.
     pub fn charge_ahead(&self, here: Here<'_>, group: u32, nr_pages: u32) -> Ahead<'_> {
-        let charged = self.charge_pages(here, group, nr_pages);
+        let charged = match self.groups.charge_many(here.cpu, group, nr_pages) {
+            Ok(Charged::Within) => Ok(()),
+            charged => self.charge(here, group, Amount::Pages(nr_pages), charged),
+        };
         let nr_pages = Cell::new(charged.map_or(0, |()| nr_pages));
         let (memory, cpu) = (self, here.cpu);
         Ahead {

@@ -65,6 +65,10 @@ struct Counted {
     nr_used: u64,
     nr_offline: u64,
     nr_reserve: u64,
+    /// Pins on pages without a file.
+    nr_left_pins: u64,
+    /// The same, where the page may be one that moves.
+    nr_moving_pins: u64,
 }
 
 impl Counted {
@@ -160,6 +164,8 @@ impl Memory {
             nr_used: 0,
             nr_offline: 0,
             nr_reserve: 0,
+            nr_left_pins: 0,
+            nr_moving_pins: 0,
         };
         let mut number = 0;
         while number < self.frames.len() {
@@ -199,6 +205,9 @@ impl Memory {
             State::Buf => {}
             State::Live | State::Reading => self.count_page(counted, frame, word)?,
             _ => {
+                if word.state() == State::Detached {
+                    self.count_left_pins(counted, frame, word);
+                }
                 let is_held = word.pins() > 0 || word.has(flag::WRITEBACK);
                 require("the holder of a page without a file", frame, is_held)?;
                 require(
@@ -233,6 +242,18 @@ impl Memory {
             }
         }
         Ok(())
+    }
+
+    /// Counts the pins on a page that is not in its file: those of a move are in no other count.
+    fn count_left_pins(&self, counted: &mut Counted, frame: Frame, word: Word) {
+        let key = self.frames.key(frame);
+        let new = key.and_then(|key| self.index.find(&self.frames, key));
+        let is_read = |frame| self.frames.word(frame).state() == State::Reading;
+        let pins = match new.is_some_and(is_read) {
+            true => &mut counted.nr_moving_pins,
+            false => &mut counted.nr_left_pins,
+        };
+        *pins += u64::from(word.pins());
     }
 
     /// Counts a page that can be found.
@@ -287,7 +308,10 @@ impl Memory {
         compare("frames of the arena", self.zones.managed().into(), frames)?;
         let reserve = u64::from(self.write_reserve.left()) + counted.nr_reserve;
         let kept = u64::from(self.config.write_reserve_pages);
-        compare("pages of the reserve of writes", kept, reserve)
+        compare("pages of the reserve of writes", kept, reserve)?;
+        let (booked, least) = (self.left_pins.get(), counted.nr_left_pins);
+        let left = booked.clamp(least, least + counted.nr_moving_pins);
+        compare("pins on pages without a file", booked, left)
     }
 
     /// The pages charged for tables that grew are those of their chunks.

@@ -176,6 +176,7 @@ impl Memory {
     /// Whether fewer pages are out of use than should be because nothing more was found: what is
     /// freed now belongs to the OS. A hint that [`Memory::next_offline`] keeps. One load.
     #[must_use]
+    #[inline]
     pub fn is_balloon_short(&self) -> bool {
         self.balloon.is_short.load(Ordering::Relaxed) != 0
     }

@@ -111,7 +111,7 @@ impl Memory {
             self.drop_pin(cpu, io.frame);
             wake(io.frame);
             if let Some(source) = io.source
-                && self.drop_pin(cpu, source)
+                && self.drop_own_pin(cpu, source)
             {
                 wake(source);
             }

@@ -56,6 +56,9 @@ pub enum Effect {
     Copy(Io),
     /// Wake all who wait for this frame.
     Wake(Frame),
+    /// Nobody needs the memory any more: it was abandoned ([`super::Memory::abandon`]), and its
+    /// last pin was dropped.
+    LastPin,
 }
 
 /// Effects that one call of core may leave.

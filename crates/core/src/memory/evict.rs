@@ -3,7 +3,7 @@
 use super::Memory;
 use super::reclaim::Reclaimer;
 use crate::alloc::Pieces;
-use crate::frame::State;
+use crate::frame::{State, flag};
 use crate::group::ReclaimCount;
 use crate::page_cache;
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
@@ -20,28 +20,36 @@ impl Memory {
         batch: &Batch,
         mut in_hand: Option<&mut Pieces>,
     ) -> u32 {
-        let mut refused: u64 = 0;
+        // Their lines come from memory side by side: each exchange below would wait for its own.
+        for key in batch.iter().filter_map(|one| self.frames.key(one.frame)) {
+            self.index.touch(key);
+            self.shadows.touch(key);
+        }
+        let mut refused = self.claimed(batch);
         for (at, victim) in batch.iter().enumerate() {
-            if !self.detach(victim) {
+            if refused >> at & 1 != 0 || !self.detach(victim) {
                 refused |= 1 << at;
             }
         }
         self.unlist(batch, refused);
         let mut left_their_file: u64 = 0;
+        let mut of_type = [0; 2];
         let mut lists = lruvec.lock();
         for (at, victim) in batch.iter().enumerate() {
-            let is_refused = refused >> at & 1 != 0;
-            let outcome = if is_refused {
-                Outcome::Refused
-            } else {
-                Outcome::Evicted
+            let outcome = match refused >> at & 1 {
+                0 => {
+                    let nr_pages = self.frames.block(victim.frame).0.nr_pages();
+                    of_type[self.frames.page_type(victim.frame).index()] += nr_pages;
+                    Outcome::Evicted
+                }
+                _ => Outcome::Refused,
             };
             if lists.settle(&self.frames, victim, outcome) {
                 left_their_file |= 1 << at;
             }
         }
         drop(lists);
-        let freed = self.count_evicted(by, batch, refused);
+        let freed = self.count_evicted(by, lruvec.group(), of_type);
         let (mut to_free, mut nr_to_free) = ([Frame::FIRST; MAX_BATCH as usize], 0);
         for (at, victim) in batch.iter().enumerate() {
             let frame = victim.frame;
@@ -65,32 +73,38 @@ impl Memory {
         freed
     }
 
-    /// Counts a batch of one group's pages but those that were refused; returns the pages. Before
-    /// they are uncharged: the group may go with them.
-    fn count_evicted(&self, by: Reclaimer, batch: &Batch, refused: u64) -> u32 {
-        let victims = (0..).zip(batch.iter());
-        let evicted = victims.filter(|(at, _)| refused >> at & 1 == 0);
-        let mut of_type = [0; 2];
-        for (_, victim) in evicted {
-            let nr_pages = self.frames.block(victim.frame).0.nr_pages();
-            of_type[self.frames.page_type(victim.frame).index()] += nr_pages;
-        }
+    /// Counts a group's pages that went, by type; returns all. Before they are uncharged: the group
+    /// may go with them.
+    fn count_evicted(&self, by: Reclaimer, group: u32, of_type: [u32; 2]) -> u32 {
         let freed = of_type.iter().sum();
-        let first = batch.iter().next();
-        if let Some(group) = first.map(|victim| self.frames.group(victim.frame)) {
-            let nr_anon = of_type[PageType::Anon.index()].into();
-            for (count, more) in [
-                (by.steals(), u64::from(freed)),
-                (ReclaimCount::PgstealAnon, nr_anon),
-            ] {
-                self.groups.add_reclaim_count(group, count, more);
-            }
+        let nr_anon = of_type[PageType::Anon.index()].into();
+        for (count, more) in [
+            (by.steals(), u64::from(freed)),
+            (ReclaimCount::PgstealAnon, nr_anon),
+        ] {
+            self.groups.add_reclaim_count(group, count, more);
         }
         self.stats
             .evicted
             .fetch_add(u64::from(freed), Ordering::Relaxed);
         self.background.count_evicted(by, freed);
         freed
+    }
+
+    /// The victims that readers claim, a bit for each. They were isolated before, so that no new
+    /// claim holds them. Looks at the claims where a victim is contended.
+    fn claimed(&self, batch: &Batch) -> u64 {
+        let contended = batch.iter().enumerate();
+        let contended = contended.filter(|(_, victim)| victim.word.has(flag::CONTENDED));
+        if contended.clone().next().is_none() {
+            return 0;
+        }
+        self.claims.frames().fold(0, |claimed, frame| {
+            let on_frame = contended
+                .clone()
+                .filter(|(_, victim)| victim.frame == frame);
+            on_frame.fold(claimed, |claimed, (at, _)| claimed | 1 << at)
+        })
     }
 
     /// Takes a victim out of the page cache, if nobody used it since it was isolated; its shadow

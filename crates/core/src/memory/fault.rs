@@ -73,6 +73,14 @@ impl PageIn {
         }
     }
 
+    /// The page that is being read into `frame`, with one of its pins.
+    pub(super) fn reading(key: PageKey, (group, access): (u32, Access), frame: Frame) -> PageIn {
+        PageIn {
+            waits_for: Some(frame),
+            ..PageIn::new(key, group, access)
+        }
+    }
+
     /// As [`PageIn::new`] for a pin that is held for long: the page is brought into an unmovable
     /// pageblock first, or moved there, so that large blocks can be had of the others. Where it is
     /// stays as it is if somebody else has it pinned just now, or no frame can be had there.
@@ -82,6 +90,12 @@ impl PageIn {
             may_move: true,
             ..PageIn::new(key, group, Access::Pin)
         }
+    }
+
+    /// Which page it brings in.
+    #[must_use]
+    pub fn key(&self) -> PageKey {
+        self.key
     }
 
     /// Goes as far as it can without waiting.
@@ -173,31 +187,12 @@ impl PageIn {
             .map_err(PageError::Alloc)?;
         memory.look_ahead(here);
         block.keep();
-        memory.frames.set_key(frame, Some(self.key));
         memory.frames.set_page_type(frame, mapping.page_type());
-        let bucket = memory.index.lock(self.key);
-        if bucket.find(&memory.frames).is_some() {
-            drop(bucket);
-            // Lost the race: give ours back. It was never `Reading`, so no reader with a stale
-            // entry can have pinned it.
+        let Ok(refault) = memory.enter(self.key, (self.group, self.access), frame) else {
+            // Lost the race: give ours back.
             memory.put_foreign(here.cpu, frame);
             return Ok(None);
-        }
-        // A pin for the read and one for this operation.
-        let accesses = u8::from(self.access == Access::Copy);
-        memory.frames.change_owned(frame, |word| {
-            let word = word.bare().with_state(State::Reading).next_version();
-            let word = word.pinned().and_then(Word::pinned);
-            let word = word.expect("a bare word takes two pins");
-            match self.access {
-                Access::Pin => word.with(flag::YOUNG),
-                _ => word.with_refs(accesses),
-            }
-        });
-        let refault = memory.shadows.take(self.key, self.group);
-        memory.frames.set_note(frame, note_of(refault));
-        bucket.insert(frame);
-        drop(bucket);
+        };
         if let Some(token) = refault {
             memory.mark_workingset(frame, token);
         }
@@ -253,7 +248,7 @@ impl PageIn {
 }
 
 /// A refault in the note of a frame being read: 0 for none.
-fn note_of(refault: Option<Token>) -> u64 {
+pub(super) fn note_of(refault: Option<Token>) -> u64 {
     refault.map_or(0, |token| u64::from(token.bits()) + 1)
 }
 
@@ -275,9 +270,15 @@ impl Memory {
     /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
     #[must_use]
     pub fn pin(&self, cpu: Cpu, key: PageKey, access: Access, effects: &mut Effects) -> Found {
-        page_cache::pin(&self.index, &self.frames, key, access, |frame| {
-            self.unpin(cpu, frame, effects);
-        })
+        self.pin_or(key, access, |frame| self.unpin(cpu, frame, effects))
+    }
+
+    /// [`Memory::pin`] by a caller that has no effects at hand: `unpin` drops the pin of a frame
+    /// that turned out to hold another page, which is rare.
+    #[must_use]
+    #[inline]
+    pub fn pin_or(&self, key: PageKey, access: Access, unpin: impl FnMut(Frame)) -> Found {
+        page_cache::pin(&self.index, &self.frames, key, access, unpin)
     }
 
     /// Pins a page once more for the holder of a pin on it, also while others wait to change it;
@@ -288,7 +289,11 @@ impl Memory {
             assert!(word.pins() > 0, "{frame:?} is not pinned");
             word.pinned()
         };
-        self.frames.update(frame, again).is_ok()
+        let pinned = self.frames.update(frame, again);
+        if pinned.is_ok_and(|before| before.state() == State::Detached) {
+            self.left_pins.add(1);
+        }
+        pinned.is_ok()
     }
 
     /// Whether a page is resident or being read. A look without pin or lock: it may go at once.
@@ -298,17 +303,51 @@ impl Memory {
     }
 
     /// Drops a pin. One read-modify-write; the last one frees a frame that lost its page.
+    ///
+    /// Whoever's pin alone keeps the memory has a share of it meanwhile, or drops the pin by
+    /// [`crate::frame::PinnedWord::try_unpin`].
     #[inline]
     pub fn unpin(&self, cpu: Cpu, frame: Frame, effects: &mut Effects) {
-        if self.drop_pin(cpu, frame) {
+        let before = self.frames.unpin(frame);
+        if !before.is_quiet() {
+            self.unpinned(cpu, frame, before, effects);
+        }
+    }
+
+    /// The rest of [`Memory::unpin`] after [`FrameTable::unpin`](crate::frame::FrameTable::unpin)
+    /// found a word that is not [`Word::is_quiet`].
+    #[cold]
+    #[inline(never)]
+    pub fn unpinned(&self, cpu: Cpu, frame: Frame, before: Word, effects: &mut Effects) {
+        if before.state() == State::Detached && self.left_pins.drop_one() {
+            effects.push(Effect::LastPin);
+        }
+        if self.end_pin(cpu, frame, before) {
             effects.push(Effect::Wake(frame));
         }
     }
 
-    /// [`Memory::unpin`] by a caller that wakes those who wait for the frame where this says so.
+    /// [`Memory::unpin`] by a caller whom the file's last handle waits for, and who wakes those who
+    /// wait for the frame where this says so.
     #[inline]
     pub(super) fn drop_pin(&self, cpu: Cpu, frame: Frame) -> bool {
         let before = self.frames.unpin(frame);
+        if before.state() == State::Detached {
+            self.left_pins.drop_one();
+        }
+        self.end_pin(cpu, frame, before)
+    }
+
+    /// Drops the pin by which the caller took a page out of its frame: it is in no count. As
+    /// [`Memory::drop_pin`].
+    pub(super) fn drop_own_pin(&self, cpu: Cpu, frame: Frame) -> bool {
+        let before = self.frames.unpin(frame);
+        self.end_pin(cpu, frame, before)
+    }
+
+    /// After a pin was dropped from a word: whether those who wait for the frame are to be woken.
+    #[inline]
+    fn end_pin(&self, cpu: Cpu, frame: Frame, before: Word) -> bool {
         if before.pins() > 1 {
             return false;
         }

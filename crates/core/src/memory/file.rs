@@ -1,6 +1,6 @@
 //! Mappings: opened, and closed with all their pages.
 
-use super::{Effects, Here, Memory};
+use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
 use crate::page_cache;
@@ -143,9 +143,14 @@ impl Memory {
         let pinned = seen.pinned().filter(|_| seen.state() == State::Live);
         let Some(pinned) = pinned else { return false };
         let detached = pinned.with_state(State::Detached).next_version();
-        let detached = detached.without(flag::DIRTY);
+        let detached = detached.without(flag::DIRTY | flag::CONTENDED);
+        self.left_pins.add(seen.pins());
         if self.frames.replace(frame, seen, detached).is_err() {
+            self.left_pins.take_back(seen.pins());
             return false;
+        }
+        if seen.has(flag::CONTENDED) {
+            self.make_pins(frame);
         }
         self.forget(key, frame);
         self.mapping_of(key)
@@ -156,7 +161,9 @@ impl Memory {
         let lruvec = self.lruvec_at(frame);
         let lruvec = lruvec.expect("a live page's group has a lruvec");
         lruvec.lock().remove(&self.frames, frame);
-        self.unpin(cpu, frame, effects);
+        if self.drop_own_pin(cpu, frame) {
+            effects.push(Effect::Wake(frame));
+        }
         true
     }
 }

@@ -30,6 +30,9 @@ pub trait Platform: Debug {
     /// Wakes all who wait for a frame. By default nobody does.
     fn wake(&self, _frame: Frame) {}
 
+    /// What [`Effect::LastPin`] says. By default no memory is abandoned.
+    fn last_pin(&self) {}
+
     /// Runs `work`, which takes memory from others or waits for it, as a stall of the calling
     /// thread on memory of `group`.
     fn stall(&self, group: u32, work: &mut dyn FnMut());
@@ -121,6 +124,7 @@ impl Here<'_> {
         while let Some(effect) = effects.pop() {
             match effect {
                 Effect::Wake(frame) => self.platform.wake(frame),
+                Effect::LastPin => self.platform.last_pin(),
                 Effect::Read(_) | Effect::Copy(_) => {
                     unreachable!("only an operation's step asks for these")
                 }

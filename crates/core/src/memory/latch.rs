@@ -3,7 +3,7 @@
 use super::{Effect, Effects, Io, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
-use crate::page_cache::{self, Latched};
+use crate::page_cache::{self, Latched, Unwanted};
 use crate::units::{Cpu, Frame, PageKey};
 
 impl Memory {
@@ -14,20 +14,27 @@ impl Memory {
     /// [`Memory::withdraw`]. The holder of a pin on this page waits for ever.
     #[must_use]
     pub fn latch(&self, cpu: Cpu, key: PageKey, effects: &mut Effects) -> Latched {
-        page_cache::latch(&self.index, &self.frames, key, |frame, is_held| {
-            // Rare: at most the effect of one frame is left, so run none twice.
-            if is_held {
-                self.unlatch(cpu, frame, false, effects);
-            } else {
-                self.withdraw(frame, effects);
-            }
-        })
+        // Rare: at most the effects of two frames are left, so run none twice.
+        page_cache::latch(
+            &self.index,
+            &self.frames,
+            key,
+            |frame, unwanted| match unwanted {
+                Unwanted::Latch => self.unlatch(cpu, frame, false, effects),
+                Unwanted::Wish => self.withdraw(frame, effects),
+                Unwanted::Claims => {
+                    self.make_pins(frame);
+                    self.unpin(cpu, frame, effects);
+                }
+            },
+        )
     }
 
     /// Makes the caller's pin on a page the latch; false where it is not the only pin or the page
     /// is being written: the pin stays one.
     #[must_use]
     pub fn upgrade(&self, frame: Frame) -> bool {
+        self.end_claims(frame);
         page_cache::upgrade(&self.frames, frame)
     }
 
@@ -40,6 +47,9 @@ impl Memory {
             effects.push(Effect::Wake(frame));
         }
         if before.state() == State::Detached {
+            if self.left_pins.drop_one() {
+                effects.push(Effect::LastPin);
+            }
             self.reap(cpu, frame);
         }
     }

@@ -40,6 +40,7 @@ impl Memory {
         let key = self.frames.key(old).expect("a pinned frame holds a page");
         self.frames.set_key(new, Some(key));
         self.frames.set_page_type(new, self.frames.page_type(old));
+        self.end_claims(old);
         let bucket = self.index.lock(key);
         let was = page_cache::detach_pinned(&self.frames, old)?;
         self.frames.set_note(new, 0);
@@ -126,7 +127,8 @@ impl Memory {
             self.zones.free(&self.frames, here.cpu, new, order);
             return Moved::InUse;
         };
-        assert!(self.pin_again(old), "the copy's is the only pin");
+        let pinned = self.frames.update(old, Word::pinned);
+        assert!(pinned.is_ok(), "the copy's is the only pin");
         here.platform.copy(&mut io);
         let mut effects = Effects::new();
         self.complete(here.cpu, io, Ok(()), &mut effects);

@@ -5,6 +5,8 @@ mod alloc;
 mod audit;
 mod balance;
 mod balloon;
+mod begin;
+mod claims;
 mod complete;
 mod effects;
 mod evacuate;
@@ -14,6 +16,7 @@ mod file;
 mod held;
 mod here;
 mod latch;
+mod left_pins;
 mod longterm;
 mod lru_gen;
 mod migrate;
@@ -33,6 +36,7 @@ pub use ahead::Ahead;
 pub use alloc::Idle;
 pub use audit::AuditError;
 pub use balance::Balance;
+pub use begin::MAX_TOGETHER;
 pub use complete::Ended;
 pub use effects::{Effect, Effects, Io};
 pub use fault::{PageError, PageIn, Step};
@@ -48,13 +52,14 @@ use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zone
 use crate::frame::FrameTable;
 use crate::group::{BATCH, ChildError, MinOverMax, StockKind, Tree};
 
-use crate::page_cache::{Index, Mapping, Mappings};
+use crate::page_cache::{Claims, Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
 use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
 use balance::Background;
 use balloon::Balloon;
 use evacuate::Evacuation;
+use left_pins::LeftPins;
 use room::Room;
 use write_reserve::WriteReserve;
 
@@ -168,6 +173,7 @@ impl Config {
         let nr_cpus = self.alloc.topology.nr_cpus();
         FrameTable::bytes(self.nr_frames())
             + Index::bytes(self.nr_frames())
+            + Claims::bytes(nr_cpus)
             + Shadows::bytes(self.shadow_frames)
             + Evacuation::bytes(self.nr_frames())
             + Zones::bytes(&self.alloc, self.nr_frames())
@@ -307,6 +313,7 @@ pub struct Memory {
     groups: Tree,
     lruvecs: Table<LruvecRecord>,
     index: Index,
+    claims: Claims,
     shadows: Shadows,
     mappings: Mappings,
     /// Choices of who is reclaimed from.
@@ -318,6 +325,7 @@ pub struct Memory {
     room: Room,
     balloon: Balloon,
     write_reserve: WriteReserve,
+    left_pins: LeftPins,
     /// Of core's own tables.
     metadata_pages: u32,
     stats: Counters,
@@ -352,6 +360,7 @@ impl Memory {
                 groups: Tree::try_new(nr_cpus, config.budget_pages.into(), config.stocks)?,
                 lruvecs: Table::new(),
                 index: Index::try_new(nr_frames)?,
+                claims: Claims::try_new(nr_cpus)?,
                 shadows: Shadows::try_new(config.shadow_frames)?,
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),
@@ -361,6 +370,7 @@ impl Memory {
                 room: Room::default(),
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
+                left_pins: LeftPins::default(),
                 metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
@@ -371,7 +381,7 @@ impl Memory {
         let top = memory.groups.get(root).expect("the root stays");
         top.set_policy(memory.config.policy.number());
         top.set_swappiness(memory.config.swappiness);
-        let charged = memory.groups.charge(Cpu::new(0), root, own_pages);
+        let charged = memory.groups.charge_many(Cpu::new(0), root, own_pages);
         assert!(
             charged.is_ok(),
             "the budget has room for the tables (checked above)"

@@ -1,7 +1,7 @@
 //! What is pinned, found by looking at every frame: for error messages and views.
 
 use super::Memory;
-use crate::frame::State;
+use crate::frame::{State, flag};
 use crate::units::{Frame, PageKey};
 
 /// A page that is pinned.
@@ -13,7 +13,7 @@ pub struct Pinned {
     pub key: Option<PageKey>,
     /// The group that it is charged to.
     pub group: u32,
-    /// Pins held on it.
+    /// Pins and claims held on it.
     pub pins: u32,
     /// Frames that they keep.
     pub nr_pages: u32,
@@ -29,7 +29,12 @@ impl Memory {
                 word.state(),
                 State::Reading | State::Live | State::Detached | State::Failed
             );
-            if word.pins() == 0 || !is_page {
+            let nr_claims = match word.has(flag::CONTENDED) {
+                true if is_page => self.claims.nr_on(frame),
+                _ => 0,
+            };
+            let pins = word.pins() + nr_claims;
+            if pins == 0 || !is_page {
                 return None;
             }
             let group = self.frames.group(frame);
@@ -37,7 +42,7 @@ impl Memory {
                 frame,
                 key: self.frames.key(frame),
                 group,
-                pins: word.pins(),
+                pins,
                 nr_pages: self.frames.block(frame).0.nr_pages(),
             })
         })

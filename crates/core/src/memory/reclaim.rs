@@ -527,7 +527,7 @@ impl Memory {
 
     /// The lruvec on a node, of those of a group whose first one has this id.
     #[inline]
-    fn lruvec_from(&self, first: u32, node: Node) -> Option<&LruvecRecord> {
+    pub(super) fn lruvec_from(&self, first: u32, node: Node) -> Option<&LruvecRecord> {
         let mut lruvec = self.lruvecs.get(first)?;
         while lruvec.node() != node {
             lruvec = self.lruvecs.get(lruvec.next())?;

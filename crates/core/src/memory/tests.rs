@@ -4,10 +4,13 @@ extern crate std;
 
 mod ahead;
 mod audit;
+mod begin;
 mod bytes;
+mod claims;
 mod evacuate;
 mod gated_2q;
 mod latch;
+mod left_pins;
 mod limits;
 mod longterm;
 mod min_ttl;

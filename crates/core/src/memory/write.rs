@@ -355,12 +355,17 @@ impl Memory {
 
     /// A round of [`Memory::reclaim`] for a caller that may wait for writes: where dirty pages are
     /// in the way, the platform is offered to write them, and they are evicted.
-    pub(super) fn reclaim_writing(
-        &self,
-        here: Here<'_>,
-        mut reach: Reach,
-        nr_pages: u32,
-    ) -> Reclaimed {
+    pub(super) fn reclaim_writing(&self, here: Here<'_>, reach: Reach, nr_pages: u32) -> Reclaimed {
+        let round = self.reclaim_unclaimed(here, reach, nr_pages);
+        // Policies see pins, and may choose what is claimed again and again.
+        if round.nr_freed == 0 && self.pin_claimed(here) {
+            return self.reclaim_unclaimed(here, reach, nr_pages);
+        }
+        round
+    }
+
+    /// [`Memory::reclaim_writing`], which may find nothing but what readers claim.
+    fn reclaim_unclaimed(&self, here: Here<'_>, mut reach: Reach, nr_pages: u32) -> Reclaimed {
         let mut noted = Some(Unwritten::default());
         let mut nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
         let unwritten = noted.unwrap_or_default();

@@ -21,6 +21,7 @@ pub struct Index {
     locks: Stripes<{ rank::INDEX }>,
 }
 
+#[inline]
 fn tag(key: PageKey) -> u64 {
     key.hash() & 0xFFFF_FFFF
 }
@@ -29,6 +30,7 @@ fn pack(key: PageKey, frame: Frame) -> u64 {
     tag(key) << 32 | u64::from(Frame::pack(Some(frame)))
 }
 
+#[inline]
 fn frame_of(entry: u64) -> Option<Frame> {
     Frame::unpack((entry & 0xFFFF_FFFF) as u32)
 }
@@ -59,6 +61,7 @@ impl Index {
         })
     }
 
+    #[inline]
     fn home(&self, key: PageKey) -> usize {
         let wide = u128::from(key.hash()) * self.nr_buckets as u128;
         usize::try_from(wide >> 64).expect("below the number of buckets")
@@ -77,10 +80,12 @@ impl Index {
         }
     }
 
+    #[inline]
     fn passed(&self, bucket: usize) -> &AtomicU64 {
         &self.words[bucket * WORDS_PER_BUCKET]
     }
 
+    #[inline]
     fn entries(&self, bucket: usize) -> impl Iterator<Item = &AtomicU64> {
         self.words
             .run(bucket * WORDS_PER_BUCKET + 1, ENTRIES)
@@ -90,17 +95,32 @@ impl Index {
     /// The frame that holds the page, perhaps: the caller pins it, then compares the key. No lock;
     /// usually one line of the index and one of the frame table.
     #[must_use]
-    #[inline]
+    #[inline(always)] // Small: what is rare is in `find_from`.
     pub fn find(&self, frames: &FrameTable, key: PageKey) -> Option<Frame> {
         let (wanted, home) = (tag(key), self.home(key));
+        // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
+        let mut entries = self
+            .entries(home)
+            .map(|entry| entry.load(Ordering::Acquire));
+        let first = entries.find(|entry| entry >> 32 == wanted);
+        match first.and_then(frame_of) {
+            Some(frame) if frames.holds(frame, key) => Some(frame),
+            _ => self.find_from(home, frames, key),
+        }
+    }
+
+    /// Looks at all entries of the home bucket, and of those behind as far as entries went past.
+    #[cold]
+    #[inline(never)]
+    fn find_from(&self, home: usize, frames: &FrameTable, key: PageKey) -> Option<Frame> {
+        let wanted = tag(key);
         let mut bucket = home;
         loop {
             for entry in self.entries(bucket) {
-                // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
                 let entry = entry.load(Ordering::Acquire);
                 if entry >> 32 == wanted
                     && let Some(frame) = frame_of(entry)
-                    && frames.key(frame) == Some(key)
+                    && frames.holds(frame, key)
                 {
                     return Some(frame);
                 }
@@ -130,21 +150,32 @@ impl Index {
     pub fn remove(&self, key: PageKey, frame: Frame) -> bool {
         let wanted = pack(key, frame);
         let home = self.home(key);
-        let at = self.buckets(home).position(|bucket| {
+        let take = |bucket| {
             let mut entries = self.entries(bucket);
-            match entries.find(|entry| entry.load(Ordering::Relaxed) == wanted) {
-                Some(entry) => {
-                    entry.store(0, Ordering::Release);
-                    true
-                }
-                None => false,
+            let entry = entries.find(|entry| entry.load(Ordering::Relaxed) == wanted);
+            if let Some(entry) = entry {
+                entry.store(0, Ordering::Release);
             }
-        });
-        let Some(at) = at else { return false };
+            entry.is_some()
+        };
+        // Most are at home.
+        if take(home) {
+            return true;
+        }
+        let Some(at) = self.buckets(home).position(take) else {
+            return false;
+        };
         for bucket in self.buckets(home).take(at) {
             self.passed(bucket).fetch_sub(1, Ordering::Release);
         }
         true
+    }
+
+    /// Has the line of a page's home bucket fetched, for a caller that comes to it soon.
+    #[inline]
+    pub fn touch(&self, key: PageKey) {
+        // A load whose value nobody waits for.
+        _ = self.passed(self.home(key)).load(Ordering::Relaxed);
     }
 
     /// Entries there are. O(buckets), for checks at rest.

@@ -31,20 +31,37 @@ fn latched(word: Word) -> Word {
     word.with(flag::LATCH).without(flag::INTENT).next_version()
 }
 
-/// Takes the latch of a page that nobody has pinned. One read-modify-write where it is free; waits
-/// for nobody.
+/// What [`latch`] holds of a frame and has no use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwanted {
+    /// The latch of another page.
+    Latch,
+    /// The wish for the latch of another page.
+    Wish,
+    /// A pin on a page that is not contended any more. Claims become pins first
+    /// ([`super::Claims::make_pins`]).
+    Claims,
+}
+
+/// Takes the latch of a page that nobody has pinned or claimed. One read-modify-write where it is
+/// free; waits for nobody. Claims become pins once: where the page is contended again by then, the
+/// caller has to ask again.
 ///
-/// `withdraw` gets a frame that turned out to hold another page.
+/// `give_back` gets what is held of a frame that turned out to hold another page, or has claims.
 pub fn latch(
     index: &Index,
     frames: &FrameTable,
     key: PageKey,
-    mut other: impl FnMut(Frame, bool),
+    mut give_back: impl FnMut(Frame, Unwanted),
 ) -> Latched {
+    let mut may_end_claims = true;
     while let Some(frame) = index.find(frames, key) {
         let asked = frames.update(frame, |word| {
             if word.may_be_latched(0) {
                 return word.pinned().map(latched);
+            }
+            if may_end_claims && let Some(ended) = word.ending_claims() {
+                return Some(ended);
             }
             // Readers go on while it is written, and a latch ends soon: neither has to keep new
             // pins out.
@@ -55,10 +72,20 @@ pub fn latch(
         let Ok(before) = asked else {
             return Latched::Miss;
         };
+        if may_end_claims && before.ending_claims().is_some() {
+            give_back(frame, Unwanted::Claims);
+            may_end_claims = false;
+            continue;
+        }
         let is_held = before.may_be_latched(0);
         // The frame may hold another page by now: the record decides, not the index.
         if frames.key(frame) != Some(key) {
-            other(frame, is_held);
+            let unwanted = if is_held {
+                Unwanted::Latch
+            } else {
+                Unwanted::Wish
+            };
+            give_back(frame, unwanted);
         } else if is_held {
             return Latched::Held(frame);
         } else {
@@ -69,7 +96,8 @@ pub fn latch(
     Latched::Miss
 }
 
-/// Makes the caller's pin the latch, if it is the only pin and the page is not being written.
+/// Makes the caller's pin the latch, if it is the only pin and the page is not being written. After
+/// [`super::Claims::end`].
 #[must_use]
 pub fn upgrade(frames: &FrameTable, frame: Frame) -> bool {
     let upgrade = |word: Word| word.may_be_latched(1).then(|| latched(word));

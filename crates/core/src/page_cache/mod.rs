@@ -1,18 +1,21 @@
 #![doc = include_str!("README.md")]
 
+mod claims;
 mod index;
 mod latch;
 pub mod readahead;
 pub mod streams;
 mod write;
 
+pub use claims::{Claim, Claims};
 pub use index::{Index, Locked};
-pub use latch::{Latched, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
+pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, State, Word, flag};
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
-use crate::units::{Frame, Order, PageKey, PageType};
+use crate::units::{Cpu, Frame, Order, PageKey, PageType};
+use claims::Claimed;
 
 /// How a page is used by whoever asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +146,12 @@ impl Mapping {
     /// Lists a frame that came in.
     pub fn list(&self, frames: &FrameTable, frame: Frame) {
         self.resident.lock().push_head(frames, frame);
+    }
+
+    /// Lists frames that came in, under one hold of the lock.
+    pub fn list_all(&self, frames: &FrameTable, came: impl Iterator<Item = Frame>) {
+        let mut resident = self.resident.lock();
+        came.for_each(|frame| resident.push_head(frames, frame));
     }
 
     /// Takes listed frames off, under one hold of the lock.
@@ -276,17 +285,20 @@ impl Mappings {
     }
 }
 
-/// The word of a frame that is pinned once more by `access`.
-fn used(word: Word, access: Access) -> Option<Word> {
-    let pinned = word.pinned()?;
-    Some(match access {
-        Access::Copy => pinned.with_refs(word.refs().saturating_add(1)),
-        Access::Pin => pinned.with(flag::YOUNG),
-        Access::Prefetch => pinned,
-    })
+impl Access {
+    /// A word that tells of this access.
+    #[inline]
+    fn mark(self, word: Word) -> Word {
+        match self {
+            Access::Copy => word.referenced(),
+            Access::Pin => word.with(flag::YOUNG),
+            Access::Prefetch => word,
+        }
+    }
 }
 
 /// Looks a page up and pins it. One read-modify-write on a hit, none on a miss; waits for nobody.
+/// Where other readers get in its way, the page is contended from then on.
 ///
 /// `unpin` gets a frame that turned out to hold another page: its pin may be the last one.
 #[must_use]
@@ -296,20 +308,37 @@ pub fn pin(
     frames: &FrameTable,
     key: PageKey,
     access: Access,
-    mut unpin: impl FnMut(Frame),
+    unpin: impl FnMut(Frame),
 ) -> Found {
+    let no_cpu = || Cpu::new(0);
+    hold(index, frames, (None, no_cpu), (key, access), unpin).0
+}
+
+/// [`pin`], but a contended page is claimed by a reader on a CPU, if it can be and there are
+/// `claims`: where there is a claim, that is what holds the page that was found, and no pin.
+#[must_use]
+#[inline(always)] // Large, and a hit is little else.
+pub fn hold(
+    index: &Index,
+    frames: &FrameTable,
+    (claims, cpu): (Option<&Claims>, impl Fn() -> Cpu),
+    (key, access): (PageKey, Access),
+    mut unpin: impl FnMut(Frame),
+) -> (Found, Option<Claim>) {
     while let Some(frame) = index.find(frames, key) {
-        let pinned = frames.update(frame, |word| {
-            let may_be_pinned = word.may_be_pinned();
-            if may_be_pinned {
-                used(word, access)
-            } else {
-                None
+        let word = frames.word(frame);
+        if word.has(flag::CONTENDED)
+            && let Some(claims) = claims
+        {
+            match claims.claim(frames, cpu(), (frame, key), access) {
+                Claimed::Held(claim) => return (Found::Pinned(frame), Some(claim)),
+                Claimed::Pin => unpin(frame),
+                Claimed::No => {}
             }
-        });
-        let word = match pinned {
+        }
+        let word = match pin_frame(frames, frame, word, access) {
             Ok(word) => word,
-            Err(word) => return refused(word, frame),
+            Err(word) => return (refused(word, frame), None),
         };
         if access == Access::Pin && !word.has(flag::YOUNG) {
             frames.mark_touched(frame);
@@ -317,15 +346,42 @@ pub fn pin(
         // The frame may hold another page by now: the record decides, not the index.
         if frames.key(frame) == Some(key) {
             let is_reading = word.state() == State::Reading;
-            return if is_reading {
+            let found = if is_reading {
                 Found::Reading(frame)
             } else {
                 Found::Pinned(frame)
             };
+            return (found, None);
         }
         unpin(frame);
     }
-    Found::Miss
+    (Found::Miss, None)
+}
+
+/// Pins a frame whose word was `seen`; the word before, or the one for which it may not be.
+#[inline]
+fn pin_frame(frames: &FrameTable, frame: Frame, seen: Word, access: Access) -> Result<Word, Word> {
+    let (mut word, mut is_contended) = (seen, false);
+    loop {
+        let pinned = word.may_be_pinned().then(|| word.pinned()).flatten();
+        let mut pinned = access.mark(pinned.ok_or(word)?);
+        if is_contended && word.state() == State::Live {
+            pinned = pinned.with(flag::CONTENDED);
+        }
+        match frames.replace(frame, word, pinned) {
+            Ok(()) => return Ok(word),
+            Err(found) => (word, is_contended) = (found, true),
+        }
+    }
+}
+
+/// Has readers claim a page from here on, as if they had got in each other's way.
+pub fn contend(frames: &FrameTable, frame: Frame) {
+    let contended = |word: Word| {
+        let is_live = word.may_be_pinned() && word.state() == State::Live;
+        (is_live && !word.has(flag::CONTENDED)).then(|| word.with(flag::CONTENDED))
+    };
+    let _may_be_none = frames.update(frame, contended);
 }
 
 /// Why a frame with this word was not pinned.
@@ -342,19 +398,23 @@ fn refused(word: Word, frame: Frame) -> Found {
 
 /// Evicts a victim if its word is still exactly what it was at isolation. One read-modify-write.
 ///
-/// The caller then removes its entry and owns the frame.
+/// Of a contended page the caller has seen since then that nobody claims it: while it is isolated,
+/// nobody does anew. The caller then removes its entry and owns the frame.
 pub fn detach(frames: &FrameTable, frame: Frame, seen: Word) -> bool {
     let evicting = seen.bare().with_state(State::Evicting).next_version();
-    seen.is_evictable() && frames.replace(frame, seen, evicting).is_ok()
+    let is_closed = !seen.has(flag::CONTENDED) || seen.has(flag::ISOLATED);
+    is_closed && seen.is_evictable() && frames.replace(frame, seen, evicting).is_ok()
 }
 
 /// Detaches a page that is to be moved, if the caller's pin is the only one and nothing else keeps
-/// it busy. The pin stays, so that its bytes can be copied. Returns the word that it had.
+/// it busy. The pin stays, so that its bytes can be copied. Returns the word that it had. After
+/// [`Claims::end`].
 ///
 /// Under the lock of the page's bucket, so that the entry goes with the page.
 pub fn detach_pinned(frames: &FrameTable, frame: Frame) -> Option<Word> {
     let detached = frames.update(frame, |word| {
         let is_mine_alone = word.pins() == 1 && word.unpinned().is_evictable();
+        let is_mine_alone = is_mine_alone && !word.has(flag::CONTENDED);
         is_mine_alone.then(|| word.with_state(State::Detached).next_version())
     });
     detached.ok()

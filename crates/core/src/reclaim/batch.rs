@@ -172,7 +172,7 @@ impl Batch {
     }
 
     /// The victims in the order in which they were taken.
-    pub fn iter(&self) -> impl Iterator<Item = &Victim> {
+    pub fn iter(&self) -> impl Iterator<Item = &Victim> + Clone {
         self.victims.iter().flatten()
     }
 }

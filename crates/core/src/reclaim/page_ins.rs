@@ -18,8 +18,10 @@ pub(super) struct PageIns {
     seq: u64,
     /// The rest of its division by [`NR_STAMPS`].
     stamp: u8,
-    /// Frames that came in, by generation: the present one and those before it.
-    nr_frames: [u32; NR_KEPT],
+    /// Frames that came in in the present generation.
+    nr_frames: u32,
+    /// Frames that had come in when they began, by generation: the present one and those before it.
+    before: [u64; NR_KEPT],
     /// When they began, by the clocks that all lruvecs share.
     began: [(u64, u64); NR_KEPT],
     /// Frames that were evicted, by generation, and did not come back.
@@ -35,7 +37,8 @@ impl PageIns {
         PageIns {
             seq: NR_STAMPS as u64,
             stamp: 0,
-            nr_frames: [0; NR_KEPT],
+            nr_frames: 0,
+            before: [0; NR_KEPT],
             began: [(0, 0); NR_KEPT],
             gone: [0; NR_KEPT],
         }
@@ -55,10 +58,10 @@ impl PageIns {
         moment: Moment,
     ) {
         let (began, _) = self.began[slot(self.seq)];
-        let present = &mut self.nr_frames[slot(self.seq)];
-        *present = present.saturating_add(nr_frames);
-        let of_others = moment.page_ins.saturating_sub(began + u64::from(*present));
-        let is_due = *present >= (nr_resident / PER_SIZE).max(1)
+        self.nr_frames = self.nr_frames.saturating_add(nr_frames);
+        let present = self.nr_frames;
+        let of_others = moment.page_ins.saturating_sub(began + u64::from(present));
+        let is_due = present >= (nr_resident / PER_SIZE).max(1)
             // One of a lruvec that rests is due when all others have brought in what they may have.
             // Not sooner: a busy one beside others that scan would forget its own page-ins.
             || of_others >= u64::from(moment.capacity).max(1);
@@ -68,7 +71,8 @@ impl PageIns {
                 NR_STAMPS => 0,
                 next => next,
             };
-            self.nr_frames[slot(self.seq)] = 0;
+            self.before[slot(self.seq)] = self.before[slot(self.seq - 1)] + u64::from(present);
+            self.nr_frames = 0;
             self.gone[slot(self.seq)] = 0;
             self.began[slot(self.seq)] = (moment.page_ins, moment.ns);
         }
@@ -88,8 +92,7 @@ impl PageIns {
     /// Frames that came in since the generation `age` before this one began, without those of this
     /// one; of older ones than [`REACH`], since that one.
     pub(super) fn since(&self, age: u64) -> u64 {
-        let past = self.seq - age.min(REACH)..self.seq;
-        past.map(|seq| u64::from(self.nr_frames[slot(seq)])).sum()
+        self.before[slot(self.seq)] - self.before[slot(self.seq - age.min(REACH))]
     }
 
     /// Counts frames that were evicted in the generation `age` before this one.

@@ -70,6 +70,13 @@ impl Shadows {
         &self.words[bucket * WORDS_PER_BUCKET + usize::try_from(place).expect("below 8")]
     }
 
+    /// Has the line of a page's entries fetched, for a caller that comes to it soon.
+    #[inline]
+    pub fn touch(&self, key: PageKey) {
+        // A load whose value nobody waits for.
+        _ = self.word(self.bucket(key), 0).load(Ordering::Relaxed);
+    }
+
     /// Leaves an entry for an evicted page. One read-modify-write.
     pub fn put(&self, key: PageKey, group: u32, token: Token) {
         let bucket = self.bucket(key);

@@ -313,10 +313,13 @@ fn check(tree: &Tree, twin: &Twin, peaks: &mut BTreeMap<u32, u64>) {
         let pages = twin.sum(id, |node| node.own) + bytes / PAGE;
         assert_eq!(usage, pages + u64::from(tree.stocked(id)), "group {id}");
         assert!(usage >= live);
-        // A leaf's pages are in its own slots, each trimmed to a batch.
+        // A leaf's pages are in its own slots, each trimmed to a batch, and of its large blocks at
+        // most 1/64 of its nearest limit.
         if twin.nodes.values().all(|node| node.parent != id) {
+            let limits = twin.path(id).into_iter().map(|id| twin.nodes[&id].max);
+            let large = limits.min().expect("at least the root") / 64;
             assert!(
-                tree.stocked(id) <= NR_CPUS * BATCH,
+                u64::from(tree.stocked(id)) <= u64::from(NR_CPUS * BATCH) + large,
                 "the stock of group {id}"
             );
         }

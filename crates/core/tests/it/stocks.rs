@@ -1,6 +1,6 @@
 //! What the stocks cost, counted in read-modify-writes, and what they say of themselves.
 
-use pagetide_core::group::{BATCH, Item, NR_BYTE_WORDS, NR_SLOTS, StockKind, Tree};
+use pagetide_core::group::{BATCH, Item, Limit, NR_BYTE_WORDS, NR_SLOTS, StockKind, Tree};
 use pagetide_core::sync::nr_rmws;
 use pagetide_core::units::{Cpu, PAGE_BYTES};
 
@@ -114,23 +114,94 @@ fn all_stocks_together_hold_at_most_a_64th_of_the_budget() {
         (4, 1 << 14),
         (16, 1 << 16),
         (2, 600),
+        (2, 1 << 18),
+        (4, 1 << 20),
     ] {
         let tree = Tree::try_new(nr_cpus, max, StockKind::Atomic).expect("memory");
         let groups: Vec<u32> = (0..12)
             .filter_map(|_| tree.child(A, tree.root()).ok())
             .collect();
+        let parked = groups.len() as u64 * 4095;
         for &group in &groups {
             for cpu in (0..nr_cpus).map(Cpu::new) {
                 tree.charge(cpu, group, 1).expect("room");
                 tree.charge_bytes(cpu, group, 1).expect("room");
+                for nr_pages in [512, 100, BATCH] {
+                    if tree.charge(cpu, group, nr_pages).is_ok() {
+                        tree.uncharge(cpu, group, nr_pages);
+                    }
+                }
             }
+            let held = u64::from(tree.stocked(tree.root())) * 4096 + tree.held_bytes(tree.root());
+            assert!(
+                held <= max / 64 * 4096 + parked,
+                "{held} bytes of {max} pages"
+            );
         }
-        let parked = groups.len() as u64 * 4095;
-        let held = u64::from(tree.stocked(tree.root())) * 4096 + tree.held_bytes(tree.root());
-        assert!(
-            held <= max / 64 * 4096 + parked,
-            "{held} bytes of {max} pages"
-        );
+    }
+}
+
+#[test]
+fn a_freed_large_block_pays_for_the_next_with_one_read_modify_write() {
+    for depth in [0, 3, 6] {
+        let (tree, id) = chain(2, depth, StockKind::Atomic);
+        tree.charge_many(A, id, 512).expect("room");
+        assert_eq!(tree.stocked(id), 0);
+        tree.charge(A, id, 512).expect("room");
+        assert_eq!(tree.stocked(id), 3 * 512);
+        tree.uncharge_many(A, id, 512);
+        assert_eq!(rmws(|| tree.uncharge(A, id, 512)), 1);
+        assert_eq!(rmws(|| _ = tree.charge(A, id, 512)), 1);
+        tree.uncharge(A, id, 512);
+        // Smaller ones, and a batch, find their pages in it; pages do not.
+        assert_eq!(rmws(|| _ = tree.charge(A, id, BATCH)), 1);
+        assert!(rmws(|| _ = tree.charge(A, id, 1)) > 1);
+        tree.drain(tree.root());
+        assert_eq!(tree.stocked(id), 0);
+        // What many blocks had is nobody's block.
+        tree.uncharge_many(A, id, BATCH + 1);
+        assert_eq!(tree.stocked(id), 0);
+    }
+}
+
+#[test]
+fn at_a_limit_a_large_block_of_another_cpu_is_taken_by_one_move() {
+    let (tree, id) = chain(2, 1, StockKind::Atomic);
+    assert_eq!(tree.set_max(id, 1 << 15), Ok(()));
+    tree.charge(A, id, 1 << 15).expect("room");
+    tree.uncharge(B, id, 256);
+    assert_eq!(tree.stocked(id), 256);
+    assert_eq!(rmws(|| _ = tree.charge(A, id, 256)), 1);
+    assert!(tree.charge(A, id, 1).is_err());
+    // And by small charges after a drain.
+    tree.uncharge(B, id, 256);
+    assert!(tree.charge(A, id, 1).is_ok());
+}
+
+#[test]
+fn what_is_over_a_limit_is_not_kept_for_large_blocks() {
+    let (tree, id) = chain(2, 1, StockKind::Atomic);
+    assert_eq!(tree.set_max(id, 1 << 15), Ok(()));
+    tree.charge(A, id, 1 << 15).expect("room");
+    tree.charge_forced(A, id, 200);
+    tree.uncharge(A, id, 200);
+    assert_eq!(tree.stocked(id), 0);
+    tree.uncharge(A, id, 200);
+    assert_eq!(tree.stocked(id), 200);
+}
+
+#[test]
+fn a_lower_limit_or_high_leaves_no_large_block_in_a_stock() {
+    for limit in [Limit::High, Limit::Max] {
+        let (tree, id) = chain(2, 1, StockKind::Atomic);
+        tree.charge(A, id, 512).expect("room");
+        tree.uncharge(A, id, 512);
+        assert!(tree.stocked(id) > 0);
+        assert_eq!(tree.set_limit(id, limit, 1 << 13), Ok(()));
+        assert_eq!(tree.stocked(id), 0);
+        tree.charge(A, id, 512).expect("room");
+        tree.uncharge(A, id, 512);
+        assert_eq!(tree.stocked(id), 0, "{limit:?}");
     }
 }
 

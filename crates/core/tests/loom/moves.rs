@@ -62,3 +62,30 @@ fn a_page_moves_only_from_under_its_one_pin() {
         assert_eq!(pins, 1 + u32::from(found == Found::Pinned(FRAME)));
     });
 }
+
+#[test]
+fn a_page_comes_in_again_while_its_old_entry_goes() {
+    loom::model(|| {
+        let frames = FrameTable::try_new(2).expect("memory");
+        let index = Index::try_new(2).expect("memory");
+        let new = Frame::new(1);
+        for frame in [FRAME, new] {
+            frames.set_key(frame, Some(key(1)));
+            set_frame(&frames, frame, State::Live);
+        }
+        index.lock(key(1)).insert(FRAME);
+        assert!(page_cache::detach(&frames, FRAME, frames.word(FRAME)));
+        let shared = Arc::new((index, frames));
+        let evictor = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || assert!(shared.0.remove(key(1), FRAME)))
+        };
+        let (index, frames) = &*shared;
+        let bucket = index.lock(key(1));
+        assert_eq!(bucket.find(frames), None);
+        bucket.insert(new);
+        drop(bucket);
+        evictor.join().expect("the evictor does not panic");
+        assert_eq!((index.find(frames, key(1)), index.len()), (Some(new), 1));
+    });
+}

@@ -61,7 +61,7 @@ impl World {
                 Some(Effect::Read(io) | Effect::Copy(io)) => {
                     self.memory.complete(cpu, io, Ok(()), &mut effects);
                 }
-                Some(Effect::Wake(_)) => {}
+                Some(Effect::Wake(_) | Effect::LastPin) => {}
                 // Another thread reads it.
                 None => thread::yield_now(),
             }

@@ -185,10 +185,10 @@ impl File {
     }
 
     /// The first of these pages, which somebody asks for, is missing: reads a window from there on,
-    /// unless nothing speaks for it.
-    pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access) {
+    /// unless nothing speaks for it. Whether that was tried: the page may be there.
+    pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access) -> bool {
         let Some(bounds) = self.bounds(group) else {
-            return;
+            return false;
         };
         let page = asked.start;
         let is_cached = |page: u64| {
@@ -202,9 +202,11 @@ impl File {
         };
         let ask = |streams: &mut Streams| Some(streams.missed(asked, bounds, cached));
         let Some(ahead) = self.open.readers.ask(ask) else {
-            return;
+            return false;
         };
-        self.read_ahead(group, ahead);
+        if !self.read_ahead(group, ahead) {
+            return false;
+        }
         // It comes in with the others, which are nobody's fault; it is the caller's.
         let groups = self.open.shared.core.groups();
         if access != Access::Prefetch
@@ -213,10 +215,11 @@ impl File {
         {
             record.add_count(Count::Pgmajfault, 1);
         }
+        true
     }
 
-    /// Brings a window in.
-    fn read_ahead(&self, group: &Group, ahead: Ahead) {
+    /// Brings a window in, if it is more than a page.
+    fn read_ahead(&self, group: &Group, ahead: Ahead) -> bool {
         let shared = self.open.shared.shared();
         // One page is read by whoever asked for it.
         let is_more = ahead.read.end > ahead.read.start + 1;
@@ -225,6 +228,7 @@ impl File {
             false => 0,
         };
         shared.readahead.count(&ahead, nr_begun);
+        is_more
     }
 
     /// How far to read ahead for a group; `None` for not at all.

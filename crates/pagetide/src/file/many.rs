@@ -1,6 +1,7 @@
 //! Many pages of a file at once: pinned together, or brought in for later.
 
-use super::{Fault, File, Fill, Open, PATIENCE};
+use super::patience::Patience;
+use super::{Fault, File, Fill, Open};
 use crate::group::Group;
 use crate::io::{Flight, Reader, Run};
 use crate::memory_wait::Limits;
@@ -8,15 +9,15 @@ use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
 use crate::{Error, cpu};
-use pagetide_core::memory::{AllocError, Effect, Effects, Here, Io, PageError, PageIn, Platform};
-use pagetide_core::memory::{Step, Writes};
+use pagetide_core::memory::{Ahead, Effect, Effects, Here, Io, PageError, PageIn, Platform};
+use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, Node, PageKey};
+use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::IoSliceMut;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Pages whose reads are begun before they are handed over.
 const MAX_BEGUN: usize = 256;
@@ -161,6 +162,7 @@ impl<'a> Begun<'a> {
             match effect {
                 Effect::Wake(frame) => shared.waiters.wake(frame),
                 Effect::Read(io) | Effect::Copy(io) => self.push(io),
+                Effect::LastPin => unreachable!("the file is a handle"),
             }
         }
         step
@@ -297,23 +299,22 @@ impl File {
         pages: &[u64],
         mut counted: Option<Counted<'_>>,
     ) -> Result<Vec<Page>, Error> {
-        let shared = &self.open.shared;
         let slots = self.pin_all(group, pages)?;
-        let (shard, nr_pages) = (shared.shard(), self.open.order.nr_pages());
+        let nr_pages = self.open.order.nr_pages();
         let mut pinned = Vec::with_capacity(slots.len());
         // In no closure: each page knows the line of the caller.
         for Slot { pin, len } in slots {
             let account = counted.as_mut().map(|all| all.split(nr_pages));
             let pin = pin.expect("all of them are pinned");
-            pinned.push(pin.into_page_of(Arc::clone(&shard), len, account));
+            pinned.push(pin.into_page(len, account));
         }
         Ok(pinned)
     }
 
-    /// Pins pages, and again while other readers fill the group.
+    /// Pins pages, and again while other readers' pins leave no room.
     fn pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
         let shared = &self.open.shared;
-        let mut deadline = None;
+        let mut patience = Patience::until(None);
         loop {
             // No pin of this call's: who is above `high` is slowed down here.
             shared.pay_debt();
@@ -324,15 +325,9 @@ impl File {
                 Err(Stop::PastEnd(page)) => return Err(self.past_end(page)),
                 // Nothing is held here: whoever changes the page may have waited for that.
                 Err(Stop::Latched { frame, version }) => shared.wait(frame, version),
-                Err(Stop::Page(_, PageError::Alloc(AllocError::OverLimit { .. })))
-                    if self.may_fit(group, pages)
-                        && Instant::now()
-                            < *deadline.get_or_insert_with(|| Instant::now() + PATIENCE) =>
-                {
-                    // Other readers' pins fill the group: theirs are short, and none of these
-                    // pages is held meanwhile.
-                    std::thread::yield_now();
-                }
+                // None of these pages is held meanwhile.
+                Err(Stop::Page(_, error))
+                    if self.may_fit(group, pages) && patience.goes_on(&error) => {}
                 Err(Stop::Page(page, error)) => return Err(self.error(group, error, page)),
             }
         }
@@ -432,41 +427,76 @@ impl File {
     fn begin_missing(&self, group: &Group, missing: &[Missing]) -> Result<Vec<Begin<'_>>, Stop> {
         let begun = Begun::for_pages(&self.open, missing.len());
         let mut begins = Vec::with_capacity(missing.len());
-        let mut last = None;
-        for missing in missing.chunks(MAX_BEGUN) {
-            let here = begun.here();
-            let same = missing.windows(2).filter(|two| two[0].key == two[1].key);
-            let nr_missing = u32::try_from(missing.len() - same.count());
-            let nr_pages = nr_missing.expect("a chunk is short") * self.open.order.nr_pages();
-            let ahead = self
-                .open
-                .shared
-                .core
-                .charge_ahead(here, group.id(), nr_pages);
-            let here = here.with_ahead(&ahead);
-            for &Missing { key, is_absent, .. } in missing {
-                if last.replace(key) == Some(key) {
-                    continue;
-                }
-                let op = match is_absent {
-                    true => PageIn::missing(key, group.id(), Access::Pin),
-                    false => PageIn::new(key, group.id(), Access::Pin),
-                };
-                let begin = begun.begin(here, op);
-                let stop = match begin.map_err(|error| Stop::Page(key.page(), error)) {
-                    Ok(Begin::Latched { frame, version }) => Stop::Latched { frame, version },
-                    Ok(begin) => {
-                        begins.push(begin);
-                        continue;
-                    }
-                    Err(stop) => stop,
-                };
+        let mut distinct = Vec::with_capacity(missing.len());
+        distinct.extend_from_slice(missing);
+        distinct.dedup_by_key(|missing| missing.key);
+        for missing in distinct.chunks(MAX_BEGUN) {
+            let core = &self.open.shared.core;
+            let nr_missing = u32::try_from(missing.len()).expect("a chunk is short");
+            let nr_pages = nr_missing * self.open.order.nr_pages();
+            let ahead = core.charge_ahead(begun.here(), group.id(), nr_pages);
+            let begin = self.begin_chunk((&begun, &ahead), group, missing, &mut begins);
+            if let Err(stop) = begin {
                 begun.hand_over();
                 return Err(stop);
             }
         }
         begun.hand_over();
         Ok(begins)
+    }
+
+    /// Begins the reads of pages that are charged ahead: together as far as that goes, else by
+    /// operations of their own.
+    fn begin_chunk<'a>(
+        &'a self,
+        (begun, ahead): (&Begun<'a>, &Ahead<'_>),
+        group: &Group,
+        mut left: &[Missing],
+        begins: &mut Vec<Begin<'a>>,
+    ) -> Result<(), Stop> {
+        let here = begun.here().with_ahead(ahead);
+        let begin_alone = |op: PageIn| {
+            let key = op.key();
+            match begun.begin(here, op) {
+                Ok(Begin::Latched { frame, version }) => Err(Stop::Latched { frame, version }),
+                Ok(begin) => Ok(begin),
+                Err(error) => Err(Stop::Page(key.page(), error)),
+            }
+        };
+        while let Some(first) = left.first() {
+            let absent = left.iter().take_while(|missing| missing.is_absent);
+            let keys = absent.take(MAX_TOGETHER).map(|missing| missing.key);
+            let keys: SmallVec<[PageKey; MAX_TOGETHER]> = keys.collect();
+            let shared = &self.open.shared;
+            let nr_before = begins.len();
+            let mut lost = SmallVec::<[usize; 4]>::new();
+            let began = &mut |op, io| {
+                match io {
+                    Some(io) => begun.push(io),
+                    None => lost.push(begins.len()),
+                }
+                let op = Some(op);
+                begins.push(Begin::Reading(Fault { shared, op }));
+            };
+            let for_group = (group.id(), Access::Pin);
+            let nr_begun = shared.core.begin_reads(here, for_group, &keys, began);
+            // Somebody else was faster, and may change them by now.
+            for at in lost {
+                let op = PageIn::new(left[at - nr_before].key, group.id(), Access::Pin);
+                begins[at] = begin_alone(op)?;
+            }
+            if nr_begun > 0 {
+                left = &left[nr_begun..];
+                continue;
+            }
+            let op = match first.is_absent {
+                true => PageIn::missing(first.key, group.id(), Access::Pin),
+                false => PageIn::new(first.key, group.id(), Access::Pin),
+            };
+            begins.push(begin_alone(op)?);
+            left = &left[1..];
+        }
+        Ok(())
     }
 
     /// Brings pages in that are not resident, and does not wait for their reads, but where neither

@@ -105,14 +105,15 @@ impl Open {
         source: Source,
         name: String,
         order: Order,
-        key: Option<FileKey>,
+        (key, len_found): (Option<FileKey>, Option<u64>),
     ) -> Result<Open, Error> {
         shared.check_process()?;
         let failed = |source| Error::Open {
             path: name.clone().into(),
             source,
         };
-        let len = source.store().len().map_err(failed)?;
+        let len = len_found.map_or_else(|| source.store().len(), Ok);
+        let len = len.map_err(failed)?;
         let order = order.to_core();
         let mapping = shared.core.open_mapping(shared.here(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
@@ -153,6 +154,10 @@ impl File {
     pub(super) fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
         if may_write && open.backing.source.region().is_none() {
             open.shared.shared().start_flusher();
+            if let Some(file) = open.backing.source.written_file() {
+                // The ring is made now: reclaim may be the first who writes, and makes none.
+                let _has_many = open.shared.io.has_many_writes(file);
+            }
         }
         let errors = open.shared.core.write_errors(open.mapping);
         let wish = Wish::new(open.shared.readahead.max_bytes);
@@ -180,16 +185,17 @@ impl File {
         }
     }
 
-    /// Opens a file of the system, or shares the pages of those who have it open.
+    /// Opens a file of the system, or shares the pages of those who have it open. `nr_closed` is
+    /// how many files were closed before it was looked at.
     pub(crate) fn open_direct(
         shared: &Arc<Home>,
-        file: DirectFile,
+        (file, nr_closed): (DirectFile, u64),
         name: String,
         (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
         shared.check_process()?;
-        let (device, inode) = file.identity;
+        let (device, inode) = file.identity();
         let may_write = file.is_writable();
         let pages = (order.to_core().get(), file.base());
         let key = (device, inode, pages);
@@ -226,11 +232,20 @@ impl File {
                 None => break,
             }
         }
+        // A file that was closed meanwhile may be this one, longer now.
+        let is_fresh = shared.nr_closed() == nr_closed;
+        let len_found = is_fresh.then(|| file.len_found());
         let source = Source::File {
             reader: file,
             writer: OnceLock::new(),
         };
-        let open = Arc::new(Open::new(shared, source, name, order, Some(key))?);
+        let open = Arc::new(Open::new(
+            shared,
+            source,
+            name,
+            order,
+            (Some(key), len_found),
+        )?);
         open.set_hooks(hooked);
         files.insert(key, Arc::downgrade(&open));
         Ok(File::of(open, group, may_write))
@@ -245,8 +260,36 @@ impl File {
     ) -> Result<File, Error> {
         let may_write = store.is_writable();
         let hooked = Hooked::of(hooks, group, order)?;
-        let open = Arc::new(Open::new(shared, Source::Store(store), name, order, None)?);
+        let source = Source::Store(store);
+        let open = Arc::new(Open::new(shared, source, name, order, (None, None))?);
         open.set_hooks(hooked);
         Ok(File::of(open, group, may_write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+    use std::fs;
+
+    #[test]
+    fn a_file_that_was_closed_since_it_was_found_is_as_long_as_it_is_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        fs::write(&path, [1; 100]).unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let (home, root) = (memory.home(), memory.root());
+        let nr_closed = home.nr_closed();
+        let found = DirectFile::open(&path).unwrap();
+        let longer = memory.open_rw(&path, &root).unwrap();
+        longer.write_at(&[2; 5000], 0).unwrap();
+        drop(longer);
+        let with = (Order::new(0), None);
+        let file = File::open_direct(home, (found, nr_closed), "late".to_owned(), with, &root);
+        let file = file.unwrap();
+        assert_eq!(file.len(), 5000);
+        assert_eq!(file.read_at(&mut [0; 8192], 0).unwrap(), 5000);
     }
 }

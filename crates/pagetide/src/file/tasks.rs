@@ -1,7 +1,7 @@
 //! Pages of a file for tasks: futures of any executor.
 
-use super::File;
 use super::many::Begun;
+use super::{File, patience};
 use crate::cpu;
 use crate::group::Group;
 use crate::io::Flight;
@@ -77,13 +77,10 @@ impl<'a> BringIn<'a> {
     /// The page, if it is resident.
     fn look(&self) -> Option<page::Pin<'a>> {
         let open = &self.file.open;
-        let mut effects = Effects::new();
-        let core = &open.shared.core;
-        let found = core.pin(cpu::current(), self.key, self.access, &mut effects);
-        open.shared.wake_all(&mut effects);
+        let (found, claim) = open.shared.hold(self.key, self.access);
         match found {
             Found::Pinned(frame) => {
-                let pin = page::Pin::new(&open.shared, frame, open.order);
+                let pin = page::Pin::held(&open.shared, frame, open.order, claim);
                 self.file.look_ahead(self.group, self.key.page());
                 return Some(pin);
             }
@@ -92,11 +89,10 @@ impl<'a> BringIn<'a> {
                 open.shared.unpin(frame);
                 self.file.look_ahead(self.group, self.key.page());
             }
-            Found::Miss => self.file.missed(
-                self.group,
-                self.key.page()..self.key.page() + 1,
-                self.access,
-            ),
+            Found::Miss => {
+                let page = self.key.page();
+                self.file.missed(self.group, page..page + 1, self.access);
+            }
             _ => {}
         }
         None
@@ -119,12 +115,12 @@ impl<'a> BringIn<'a> {
         step
     }
 
-    /// [`BringIn::step`], waiting for memory where others' pins fill the group.
+    /// [`BringIn::step`], waiting for memory where others' pins leave no room.
     fn try_step(&mut self, waker: &Waker) -> Poll<Result<Step, Error>> {
         let mut wait = match self.wait.take() {
             Some(wait) => wait,
             None => match self.step() {
-                Err(PageError::Alloc(AllocError::OverLimit { .. })) => {
+                Err(error) if patience::is_passing(&error) => {
                     let nr_pages = self.file.open.order.nr_pages();
                     let deadline = Instant::now() + PATIENCE;
                     MemoryWait::new(self.group, nr_pages.into(), 0, deadline).driven()
@@ -132,7 +128,12 @@ impl<'a> BringIn<'a> {
                 done => return Poll::Ready(done.map_err(|error| self.error(error))),
             },
         };
+        let root = self.file.open.shared.core.groups().root();
         let mut attempt = || match self.step() {
+            // Whoever drops a pin may make a block, wherever that is charged.
+            Err(PageError::Alloc(AllocError::NoBlock { .. })) => {
+                Err(AllocError::OverLimit { group: root })
+            }
             Err(PageError::Alloc(error)) => Err(error),
             done => Ok(done),
         };
@@ -197,7 +198,8 @@ impl File {
     /// program ends reads as [`Memory::event_fd`](crate::Memory::event_fd) says.
     ///
     /// # Errors
-    /// As [`File::pin`], but for [`Error::TimedOut`] where others' pins fill the group for 2 s.
+    /// As [`File::pin`], but for [`Error::TimedOut`] where others' pins fill the group, or lie in
+    /// every block, for 2 s.
     pub fn pin_async(
         &self,
         page: u64,

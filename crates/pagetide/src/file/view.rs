@@ -150,12 +150,7 @@ impl File {
         let Ok(room) = backing.try_expect_dirty(shared, page) else {
             return Ok(None);
         };
-        let mut effects = Effects::new();
-        let found = shared
-            .core
-            .pin(cpu::current(), key, Access::Pin, &mut effects);
-        shared.wake_all(&mut effects);
-        let frame = match found {
+        let frame = match shared.pin(key, Access::Pin) {
             Found::Pinned(frame) => frame,
             Found::Reading(frame) => {
                 shared.unpin(frame);
@@ -177,7 +172,7 @@ impl File {
     /// [`UpgradeError`], with the page: [`Error::ReadOnly`], [`Error::PageBusy`], also where the
     /// page is not one of this file any more; [`Error::WritebackFailed`] where the file takes no
     /// more writes; [`Error::OverLimit`] where the root has no room for a note that it is dirty.
-    pub fn upgrade(&self, page: Page) -> Result<PageMut, UpgradeError> {
+    pub fn upgrade(&self, mut page: Page) -> Result<PageMut, UpgradeError> {
         let backing = &*self.open.backing;
         let refused = |page, source| UpgradeError {
             page,
@@ -205,7 +200,7 @@ impl File {
             Ok(room) => room,
             Err(source) => return Err(refused(page, source)),
         };
-        if backing.is_obstructed() || !core.upgrade(frame) {
+        if backing.is_obstructed() || !page.keep_by_pin() || !core.upgrade(frame) {
             return Err(refused(page, busy()));
         }
         backing.note_dirty(key.page(), shared.second(), room);
@@ -259,7 +254,7 @@ impl File {
                     self.bring_in_changed(group, Part::zeros(page))?;
                 }
                 Latch::Miss => {
-                    let pin = self.pinned(group, page..page, Access::Pin)?;
+                    let pin = self.pinned_until(group, page..page, Access::Pin, None)?;
                     if let Some(frame) = pin.into_latch() {
                         return Ok((frame, room));
                     }

@@ -1,18 +1,22 @@
-//! How many reads get under way together: by io_uring, or by threads.
+//! How many reads get under way together: by io_uring, or by threads. How many writes do: by
+//! io_uring only.
 //!
 //! Whoever reads a batch borrows a ring for himself alone: one system call hands all reads over and
 //! waits for some of them, and nobody else is asked meanwhile. Reads in the background share one
 //! ring, which a thread of its own reaps; without threads, whoever waits for a page does, and
-//! `Memory::tick`.
+//! `Memory::tick`. What rings keep registered is in `registered.rs`.
 
 mod background;
 mod pool;
+mod registered;
 mod run;
 mod uring;
 
+pub use registered::Registered;
+pub(crate) use registered::{FileSlot, Registry};
 pub(crate) use run::{Flight, Next, Reader, Run};
+pub(crate) use uring::Piece;
 
-use crate::arena::Alive;
 use crate::shared::locked;
 use crate::trace;
 use background::Background;
@@ -25,13 +29,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use uring::{DEPTH, Ring};
 
-/// What carries out reads of many pages of a file.
+/// What carries out reads of many pages of a file, and writes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IoEngine {
-    /// Linux's io_uring: reads of many pages by few system calls.
+    /// Linux's io_uring: reads and writes of many pages by few system calls.
     IoUring,
-    /// A few threads, each of which reads.
+    /// A few threads, each of which reads; who writes back does so one write after the other.
     Threads,
 }
 
@@ -43,15 +47,33 @@ pub struct IoChoice {
     pub engine: IoEngine,
     /// Why it does not use io_uring, where it does not.
     pub reason: Option<String>,
+    /// Whether files have numbers in rings: open files that are read in batches, 256 at a time.
+    pub registered_files: Registered,
+    /// Whether rings have the memory of pages registered ([`Builder::registered_buffers`]).
+    ///
+    /// [`Builder::registered_buffers`]: crate::Builder::registered_buffers
+    pub registered_buffers: Registered,
 }
 
 impl fmt::Display for IoChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.engine, &self.reason) {
-            (IoEngine::IoUring, _) => f.write_str("io_uring"),
-            (IoEngine::Threads, None) => f.write_str("threads"),
-            (IoEngine::Threads, Some(reason)) => write!(f, "threads ({reason})"),
+            (IoEngine::IoUring, _) => f.write_str("io_uring")?,
+            (IoEngine::Threads, None) => f.write_str("threads")?,
+            (IoEngine::Threads, Some(reason)) => write!(f, "threads ({reason})")?,
         }
+        let registrations = [
+            ("files", &self.registered_files),
+            ("buffers", &self.registered_buffers),
+        ];
+        for (what, registration) in registrations {
+            match registration {
+                Registered::Off => {}
+                Registered::On => write!(f, ", registered {what}")?,
+                Registered::Refused(reason) => write!(f, ", no more {what} ({reason})")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -64,6 +86,8 @@ pub(crate) struct Counts {
     nr_reads: AtomicU64,
     /// Their pages.
     nr_pages: AtomicU64,
+    /// Reads into registered memory.
+    nr_fixed: AtomicU64,
 }
 
 impl Counts {
@@ -75,13 +99,21 @@ impl Counts {
     }
 
     fn add_enters(&self, ring: &mut Ring) {
-        let nr_enters = ring.take_enters();
+        let [nr_enters, nr_fixed] = ring.take_counts();
         self.nr_enters.fetch_add(nr_enters, Ordering::Relaxed);
+        if nr_fixed > 0 {
+            self.nr_fixed.fetch_add(nr_fixed, Ordering::Relaxed);
+        }
     }
 
-    /// System calls, reads and pages.
-    pub(crate) fn get(&self) -> [u64; 3] {
-        let counts = [&self.nr_enters, &self.nr_reads, &self.nr_pages];
+    /// System calls, reads, pages, and reads into registered memory.
+    pub(crate) fn get(&self) -> [u64; 4] {
+        let counts = [
+            &self.nr_enters,
+            &self.nr_reads,
+            &self.nr_pages,
+            &self.nr_fixed,
+        ];
         counts.map(|count| count.load(Ordering::Relaxed))
     }
 }
@@ -97,7 +129,7 @@ struct Rings {
 /// All of it for one memory.
 pub(crate) struct Engine {
     is_asked: Option<IoEngine>,
-    alive: Arc<Alive>,
+    pub(crate) registry: Arc<Registry>,
     has_threads: bool,
     isolated: Vec<u32>,
     /// Rings are made up to this number.
@@ -125,7 +157,7 @@ impl fmt::Debug for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.alive.is_forked() {
+        if self.registry.alive.is_forked() {
             // The threads are the parent's.
             return;
         }
@@ -139,14 +171,14 @@ impl Drop for Engine {
 impl Engine {
     pub(crate) fn new(
         is_asked: Option<IoEngine>,
-        alive: Arc<Alive>,
+        registry: Registry,
         has_threads: bool,
         isolated: Vec<u32>,
         max_rings: usize,
     ) -> Engine {
         Engine {
             is_asked,
-            alive,
+            registry: Arc::new(registry),
             has_threads,
             pool: Pool::new(has_threads, isolated.clone()),
             isolated,
@@ -164,7 +196,7 @@ impl Engine {
     pub(crate) fn choice(&self) -> IoChoice {
         let refused = self.refused.get_or_init(|| match self.is_asked {
             Some(IoEngine::Threads) => Some("as asked".to_owned()),
-            _ => match Ring::new(Arc::clone(&self.alive)) {
+            _ => match Ring::new(&self.registry) {
                 Ok(ring) => {
                     let mut rings = locked(&self.rings);
                     rings.nr_rings += 1;
@@ -185,7 +217,14 @@ impl Engine {
             None => IoEngine::IoUring,
             Some(_) => IoEngine::Threads,
         };
-        IoChoice { engine, reason }
+        let has_rings = engine == IoEngine::IoUring;
+        let [registered_files, registered_buffers] = self.registry.shown(has_rings);
+        IoChoice {
+            engine,
+            reason,
+            registered_files,
+            registered_buffers,
+        }
     }
 
     fn has_rings(&self) -> bool {
@@ -212,7 +251,7 @@ impl Engine {
         let mut lease = Lease { engine: self, ring };
         if is_new {
             // Where none can be made now, the lease gives its number back.
-            lease.ring = Some(Ring::new(Arc::clone(&self.alive)).ok()?);
+            lease.ring = Some(Ring::new(&self.registry).ok()?);
         }
         Some(lease)
     }
@@ -267,7 +306,7 @@ impl Engine {
             return None;
         }
         let background = self.background.get_or_init(|| {
-            let ring = Ring::new(Arc::clone(&self.alive)).ok()?;
+            let ring = Ring::new(&self.registry).ok()?;
             let counts = Arc::clone(&self.counts);
             let thread = self.has_threads.then_some(self.isolated.as_slice());
             Background::start(ring, counts, thread).ok()

@@ -1,5 +1,6 @@
 //! Reads of pages that follow each other in one file: one read of the file into all their frames.
 
+use super::registered::FileSlot;
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::page;
 use crate::park;
@@ -77,11 +78,15 @@ pub(crate) struct Run {
     results: Few<Result<(), u32>>,
     /// Bytes that came so far.
     nr_bytes: usize,
+    /// Bytes that pages were filled with.
+    nr_filled: u64,
     /// `O_DIRECT` was refused.
     is_refused: bool,
     /// What was asked for last goes past the kernel's page cache.
     is_direct: bool,
     flight: Option<Flight>,
+    /// Its memory is not to be asked for by a number.
+    is_fixed_refused: bool,
 }
 
 /// What is left to read of a run: into `bufs`, from `offset` on.
@@ -109,9 +114,11 @@ impl Run {
             ios: smallvec![io],
             results: Few::new(),
             nr_bytes: 0,
+            nr_filled: 0,
             is_refused: false,
             is_direct: false,
             flight,
+            is_fixed_refused: false,
         }
     }
 
@@ -157,16 +164,14 @@ impl Run {
 
     /// Bytes of it up to the last one that the store has now.
     fn wanted(&self) -> usize {
-        let page_bytes = self.reader.backing.order.bytes();
-        let stored = self.ios.iter().enumerate().map(|(at, io)| {
-            let stored = self.reader.backing.stored_of(io.key().page());
-            if stored == 0 {
-                0
-            } else {
-                at * page_bytes + stored
-            }
+        let backing = &self.reader.backing;
+        // Behind the last page of which it has some are none that count.
+        let mut pages = self.ios.iter().enumerate().rev();
+        let last = pages.find_map(|(at, io)| match backing.stored_of(io.key().page()) {
+            0 => None,
+            stored => Some(at * backing.order.bytes() + stored),
         });
-        stored.max().unwrap_or(0)
+        last.unwrap_or(0)
     }
 
     /// Whether all bytes of its pages came.
@@ -203,10 +208,27 @@ impl Run {
         let direct = direct.filter(|_| !self.is_refused);
         self.is_direct = direct.is_some();
         Some(Rest {
-            file: direct.unwrap_or(file.buffered()),
+            file: direct.unwrap_or_else(|| file.buffered()),
             bufs,
             offset,
         })
+    }
+
+    /// The place of its file in the tables of rings, where what was asked for last goes past the
+    /// kernel's page cache.
+    pub(crate) fn file_slot(&self) -> Option<&FileSlot> {
+        let file = self.file().filter(|_| self.is_direct)?;
+        Some(file.slot())
+    }
+
+    /// Its memory was registered, and is no longer.
+    pub(crate) fn refuse_fixed(&mut self) {
+        self.is_fixed_refused = true;
+    }
+
+    /// Whether its memory is not to be asked for by a number.
+    pub(crate) fn is_fixed_refused(&self) -> bool {
+        self.is_fixed_refused
     }
 
     /// As if a read past the kernel's page cache had been refused.
@@ -254,7 +276,7 @@ impl Run {
     /// It is over where nothing is left to read: [`Run::rest`] has none.
     pub(crate) fn fill_up(&mut self) {
         let Reader { shared, backing } = &*self.reader;
-        let (mut left, mut nr_filled) = (self.nr_bytes, 0);
+        let mut left = self.nr_bytes;
         for io in &mut self.ios {
             let page = io.key().page();
             let stored = backing.stored_of(page);
@@ -262,11 +284,10 @@ impl Run {
             let filled = left.min(stored);
             bytes[filled..].fill(0);
             left = left.saturating_sub(bytes.len());
-            nr_filled += filled as u64;
+            self.nr_filled += filled as u64;
             self.results
                 .push(backing.after_read(page, &mut bytes[..filled]));
         }
-        shared.count_read(nr_filled);
     }
 
     /// A read of one page failed: it fails. Of several, each is asked for by itself.
@@ -284,7 +305,7 @@ impl Run {
         for io in &mut self.ios {
             let filled = backing.fill(shared, io);
             self.results
-                .push(filled.map(|nr_bytes| shared.count_read(nr_bytes as u64)));
+                .push(filled.map(|nr_bytes| self.nr_filled += nr_bytes as u64));
         }
     }
 
@@ -320,11 +341,17 @@ impl Run {
 pub(crate) fn end(runs: &mut [Run]) {
     let Some(first) = runs.first() else { return };
     let reader = Arc::clone(&first.reader);
+    let nr_filled = runs.iter().map(|run| run.nr_filled).sum();
+    reader.shared.count_read(nr_filled);
     for run in &mut *runs {
-        run.results.resize(run.ios.len(), Err(NO_NUMBER));
-        // The first page is taken first.
-        run.ios.reverse();
-        run.results.reverse();
+        if run.results.len() != run.ios.len() {
+            run.results.resize(run.ios.len(), Err(NO_NUMBER));
+        }
+        if run.ios.len() > 1 {
+            // The first page is taken first.
+            run.ios.reverse();
+            run.results.reverse();
+        }
     }
     let mut woken = SmallVec::<[Frame; 32]>::new();
     let mut at = 0;

@@ -1,12 +1,16 @@
 //! A ring of io_uring, and the reads that the kernel has in its hands.
 #![allow(unsafe_code)]
 
+mod writes;
+
+pub(crate) use writes::Piece;
+
+use super::registered::{Registry, RingTables};
 use super::run::{Few, Next, Run};
-use crate::arena::Alive;
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// Reads that one ring has under way at most.
@@ -17,6 +21,8 @@ struct Slot {
     run: Run,
     /// Read by the kernel until the run has landed.
     bufs: Few<libc::iovec>,
+    /// Into registered memory.
+    is_fixed: bool,
 }
 
 /// One ring. Whoever drops it waits until the kernel has let go of all pages.
@@ -31,7 +37,8 @@ pub(crate) struct Ring {
     /// A system call failed for good: no more are made.
     is_broken: bool,
     nr_enters: u64,
-    alive: Arc<Alive>,
+    nr_fixed: u64,
+    registered: RingTables,
 }
 
 // SAFETY: what is not `Send` by itself are the pointers in buffer lists: they lie on the heap with
@@ -43,7 +50,7 @@ const fn is_send<T: Send>() {}
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if self.alive.is_forked() {
+        if self.registered.registry.alive.is_forked() {
             // The parent's: neither its reads nor its mapping are this process's.
             self.slots.drain(..).for_each(std::mem::forget);
             return;
@@ -59,6 +66,7 @@ impl Drop for Ring {
                 }
             });
         }
+        self.registered.delist(&self.ring);
         // SAFETY: it is not used again; no read is under way (the loop above).
         unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
@@ -69,9 +77,10 @@ impl Ring {
     ///
     /// # Errors
     /// What the kernel says: containers often forbid it.
-    pub(crate) fn new(alive: Arc<Alive>) -> io::Result<Ring> {
+    pub(crate) fn new(registry: &Arc<Registry>) -> io::Result<Ring> {
         let depth = u32::try_from(DEPTH).expect("a small number");
         let ring = IoUring::builder().dontfork().build(depth)?;
+        let registered = registry.list(&ring);
         Ok(Ring {
             ring: ManuallyDrop::new(ring),
             slots: (0..DEPTH).map(|_| None).collect(),
@@ -79,7 +88,8 @@ impl Ring {
             queued: Vec::with_capacity(DEPTH),
             is_broken: false,
             nr_enters: 0,
-            alive,
+            nr_fixed: 0,
+            registered,
         })
     }
 
@@ -106,9 +116,9 @@ impl Ring {
         DEPTH - self.free.len()
     }
 
-    /// System calls since it was asked last.
-    pub(crate) fn take_enters(&mut self) -> u64 {
-        std::mem::take(&mut self.nr_enters)
+    /// System calls, and reads into registered memory, since it was asked last.
+    pub(crate) fn take_counts(&mut self) -> [u64; 2] {
+        [&mut self.nr_enters, &mut self.nr_fixed].map(std::mem::take)
     }
 
     /// Queues a read of what is left of a run. The caller looked whether there is room.
@@ -127,13 +137,18 @@ impl Ring {
         for buf in &mut rest.bufs {
             bufs.push(of(buf));
         }
-        let (fd, offset) = (types::Fd(rest.file.as_raw_fd()), rest.offset);
+        let (fd, offset) = (rest.file.as_raw_fd(), rest.offset);
         drop(rest);
         let at = self.free.pop().expect("the caller looked for room");
-        let slot = self.slots[at].insert(Slot { run, bufs });
-        let nr_bufs = u32::try_from(slot.bufs.len()).expect("a run is short");
-        let read = opcode::Readv::new(fd, slot.bufs.as_ptr(), nr_bufs).offset(offset);
-        let read = read.build().user_data(at as u64);
+        let is_fixed = false;
+        let slot = Slot {
+            run,
+            bufs,
+            is_fixed,
+        };
+        let slot = self.slots[at].insert(slot);
+        let read = read_of(slot, &self.registered, fd, offset).user_data(at as u64);
+        self.nr_fixed += u64::from(slot.is_fixed);
         // SAFETY:
         // 1. The slot keeps the list of buffers, and the run, until the read has landed, and stays
         //    where it is: `slots` neither grows nor shrinks. `reap` alone empties a slot, by what
@@ -142,7 +157,10 @@ impl Ring {
         // 2. The run keeps the arena, whose mapping the buffers lie in, and the open file. Core
         //    lets nobody at the bytes of its frames before the run completes them, and the run is
         //    not touched while it is in its slot.
-        // 3. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
+        // 3. A number names what it did when it was asked for, or nothing: a file keeps its own
+        //    while a run keeps the file, and of memory the kernel compares the addresses. A read
+        //    into memory that was unregistered meanwhile fails.
+        // 4. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
         let pushed = unsafe { self.ring.submission().push(&read) };
         pushed.expect("as many entries as slots");
         self.queued.push(at);
@@ -189,14 +207,14 @@ impl Ring {
             return Vec::new();
         }
         let queued = std::mem::take(&mut self.queued);
-        let runs = queued.into_iter().filter_map(|at| self.take(at));
-        runs.collect()
+        let slots = queued.into_iter().filter_map(|at| self.take(at));
+        slots.map(|slot| slot.run).collect()
     }
 
-    fn take(&mut self, at: usize) -> Option<Run> {
+    fn take(&mut self, at: usize) -> Option<Slot> {
         let slot = self.slots.get_mut(at)?.take()?;
         self.free.push(at);
-        Some(slot.run)
+        Some(slot)
     }
 
     /// Gives `landed` each run whose read has ended, and what the kernel said.
@@ -208,8 +226,109 @@ impl Ring {
             let at = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
-            let run = self.take(at).expect("each read lands once");
-            landed(run, result);
+            let mut slot = self.take(at).expect("each read lands once");
+            let result = slot.again_without(result);
+            landed(slot.run, result);
         }
+    }
+}
+
+impl Slot {
+    /// Memory that is no longer registered is no error: what is left is asked for without.
+    fn again_without(&mut self, result: io::Result<usize>) -> io::Result<usize> {
+        let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::EFAULT);
+        if self.is_fixed && result.as_ref().is_err_and(is_gone) {
+            self.run.refuse_fixed();
+            return Err(io::Error::from_raw_os_error(libc::EINTR));
+        }
+        result
+    }
+}
+
+/// The read of a slot from `fd`, by numbers where the ring has them.
+fn read_of(slot: &mut Slot, registered: &RingTables, fd: RawFd, offset: u64) -> squeue::Entry {
+    let file = slot.run.file_slot();
+    let number = file.and_then(|file| registered.file(file, fd));
+    let number = number.and_then(|number| i32::try_from(number).ok());
+    let at = types::Fd(number.unwrap_or(fd));
+    let read = match &slot.bufs[..] {
+        [buf] => {
+            let to = buf.iov_base.cast::<u8>();
+            let len = u32::try_from(buf.iov_len).expect("a page is short");
+            let is_allowed = !slot.run.is_fixed_refused();
+            match is_allowed.then(|| registered.block(buf)).flatten() {
+                Some(block) => {
+                    slot.is_fixed = true;
+                    let read = opcode::ReadFixed::new(at, to, len, block);
+                    read.offset(offset).build()
+                }
+                None => opcode::Read::new(at, to, len).offset(offset).build(),
+            }
+        }
+        bufs => {
+            let nr_bufs = u32::try_from(bufs.len()).expect("a run is short");
+            let read = opcode::Readv::new(at, bufs.as_ptr(), nr_bufs);
+            read.offset(offset).build()
+        }
+    };
+    match number {
+        Some(_) => read.flags(squeue::Flags::FIXED_FILE),
+        None => read,
+    }
+}
+
+/// What stands at a number of a ring's tables.
+pub(super) enum Entry {
+    /// A descriptor; -1: none.
+    File(RawFd),
+    /// Memory that is mapped; of length 0: none.
+    Memory(libc::iovec),
+}
+
+/// Changes what stands at a number of a ring's tables: one system call. Memory becomes resident,
+/// and stays with the kernel until it is replaced and reads into it are over.
+///
+/// # Errors
+/// What the kernel says: of memory, that there is none, or more than `RLIMIT_MEMLOCK`.
+pub(super) fn update(ring: RawFd, number: u32, entry: Entry) -> io::Result<()> {
+    /// `struct io_uring_rsrc_update2` of `linux/io_uring.h`.
+    #[repr(C)]
+    struct Update {
+        offset: u32,
+        reserved: u32,
+        data: *const libc::c_void,
+        tags: u64,
+        nr_entries: u32,
+        more_reserved: u32,
+    }
+    const FILES_UPDATE: libc::c_uint = 14;
+    const BUFFERS_UPDATE: libc::c_uint = 16;
+    let (what, data) = match &entry {
+        Entry::File(file) => (FILES_UPDATE, std::ptr::from_ref(file).cast()),
+        Entry::Memory(memory) => (BUFFERS_UPDATE, std::ptr::from_ref(memory).cast()),
+    };
+    let update = Update {
+        offset: number,
+        reserved: 0,
+        data,
+        tags: 0,
+        nr_entries: 1,
+        more_reserved: 0,
+    };
+    // SAFETY:
+    // 1. `update` and the one entry that it names are what this call reads, and live across it.
+    // 2. It writes no byte of the memory: a read that names it does, as `Ring::push` says.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring,
+            what,
+            &raw const update,
+            size_of::<Update>(),
+        )
+    };
+    match done {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }

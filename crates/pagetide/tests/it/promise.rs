@@ -9,7 +9,8 @@
 use crate::memcg::{self, TestGroup};
 use crate::{child, data};
 use pagetide::{
-    Buf, ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page, Reservation, resident_bytes,
+    Buf, Builder, ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page, Reservation,
+    resident_bytes,
 };
 use std::collections::VecDeque;
 use std::fs;
@@ -44,14 +45,26 @@ fn shown(said: &str) {
 #[test]
 fn the_budget_holds_while_everything_changes() {
     if let Some(role) = child::role() {
-        return World::new(Path::new(&role), None).run();
+        return World::new(Memory::builder(), Path::new(&role), None).run();
     }
+    run_alone("promise::the_budget_holds_while_everything_changes");
+}
+
+#[test]
+fn the_budget_holds_with_huge_pages() {
+    if let Some(role) = child::role() {
+        let builder = Memory::builder().huge_pages(true);
+        return World::new(builder, Path::new(&role), None).run();
+    }
+    run_alone("promise::the_budget_holds_with_huge_pages");
+}
+
+fn run_alone(test: &str) {
     if child::is_sanitized() {
         return println!("skipped: promise of the budget: the sanitizer keeps what is freed");
     }
     let file = data::numbered_file(FILE_PAGES);
     file.as_file().sync_data().unwrap();
-    let test = "promise::the_budget_holds_while_everything_changes";
     let role = file.path().to_str().unwrap();
     shown(&child::run_after(GLIBC, test, role));
 }
@@ -60,7 +73,8 @@ fn the_budget_holds_while_everything_changes() {
 fn a_memory_cgroup_of_that_size_is_never_full() {
     if let Some(role) = child::role() {
         let (file, limit) = role.split_once('\n').unwrap();
-        return World::new(Path::new(file), Some(PathBuf::from(limit))).run();
+        let limit = Some(PathBuf::from(limit));
+        return World::new(Memory::builder(), Path::new(file), limit).run();
     }
     if child::is_sanitized() {
         return println!("skipped: promise of the budget: the sanitizer keeps what is freed");
@@ -152,11 +166,11 @@ struct Seen {
 }
 
 impl World {
-    fn new(path: &Path, limit_file: Option<PathBuf>) -> World {
+    fn new(builder: Builder, path: &Path, limit_file: Option<PathBuf>) -> World {
         let base = resident_bytes().unwrap();
         let cgroup_base = limit_file.as_deref().map_or(0, memcg::usage);
-        let builder = Memory::builder().budget(ByteSize(MOST));
-        let memory = builder.arena_max(ByteSize(MOST)).build().unwrap();
+        let builder = builder.budget(ByteSize(MOST)).arena_max(ByteSize(MOST));
+        let memory = builder.build().unwrap();
         let names = ["web", "batch", "work", "query"];
         let world = World {
             groups: names.map(|name| memory.root().child(name).unwrap()),

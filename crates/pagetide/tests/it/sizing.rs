@@ -37,7 +37,7 @@ fn a_loop_needs_all_of_itself() {
     let set = web.working_set().unwrap();
     let near = |size: ByteSize, expected: f64| {
         let at = at(&set, size);
-        assert!((at - expected).abs() < 0.2, "{at} at {size}");
+        assert!((at - expected).abs() < 0.25, "{at} at {size}");
     };
     // A third of it is missing; what is not resident misses, and a quarter less misses two thirds
     // of that more.

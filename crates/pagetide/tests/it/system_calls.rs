@@ -12,7 +12,7 @@ use std::process::Command;
 const PAGE: usize = 4096;
 
 /// Says so in a system call of its own.
-fn say(what: &str) {
+pub(crate) fn say(what: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("{what}\n").as_bytes()).unwrap();
     out.flush().unwrap();
@@ -69,7 +69,7 @@ impl<'a> Call<'a> {
 }
 
 /// Runs the child under strace; what it did, or why it cannot be seen.
-fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, String> {
+pub(crate) fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, String> {
     let child = child::command(test, folder.to_str().unwrap());
     let out = &folder.join("trace");
     let mut command = Command::new("strace");
@@ -139,7 +139,8 @@ fn a_sync_makes_bytes_and_name_durable() {
 /// Reads four times what fits, a page at a time at random, and what is resident.
 fn read_at_random(folder: &Path) {
     let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
-    let memory = builder.build().unwrap();
+    // Two pages that are resident by chance would be the beginning of a stream.
+    let memory = builder.readahead(ByteSize(0)).build().unwrap();
     let group = memory.root().child("small").unwrap();
     let group = group.max(ByteSize::kib(4 * NR_READ / 4)).unwrap();
     let file = memory.open(folder.join("data"), &group).unwrap();
@@ -189,4 +190,69 @@ fn a_page_that_comes_in_is_one_read_and_nothing_else() {
         others.len()
     );
     assert_eq!(nr_reads, nr_read);
+}
+
+/// Opens a file, reads a page that no other is read ahead of, closes it; then for writing, too.
+fn open_and_close(folder: &Path) {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let (root, path) = (memory.root(), folder.join("data"));
+    let visit = |is_writable: bool| {
+        let options = OpenOptions::new().write(is_writable);
+        let file = options.open(&memory, &path, &root).unwrap();
+        assert_eq!(file.read_at(&mut [0; PAGE], 5 * PAGE as u64).unwrap(), PAGE);
+    };
+    // Tables and rings are made with the first file.
+    visit(false);
+    visit(true);
+    say("begins");
+    visit(false);
+    say("between");
+    visit(true);
+    say("ends");
+}
+
+#[test]
+fn a_file_is_looked_at_once_when_it_is_opened() {
+    if let Some(role) = child::role() {
+        return open_and_close(Path::new(&role));
+    }
+    if child::is_sanitized() {
+        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("data"), vec![7; 16 * PAGE]).unwrap();
+    let test = "system_calls::a_file_is_looked_at_once_when_it_is_opened";
+    let trace = match traced(test, "trace=all", folder.path()) {
+        Ok(trace) => trace,
+        Err(reason) => return println!("skipped: strace: {reason}"),
+    };
+    let names = |from: &str, to: &str| -> Vec<String> {
+        let (_, after) = trace.split_once(&format!("\"{from}")).unwrap();
+        let (between, _) = after.split_once(&format!("\"{to}")).unwrap();
+        let calls = between.lines().filter_map(|line| line.split_once('('));
+        let names = calls.filter_map(|(head, _)| head.split_whitespace().nth(1));
+        // With debug assertions, `std` looks whether what it closes is open.
+        names
+            .filter(|&name| name != "fcntl")
+            .map(str::to_owned)
+            .collect()
+    };
+    // The last one is the write that says so.
+    let (to_read, to_write) = (names("begins", "between"), names("between", "ends"));
+    if !is_direct(&trace) {
+        let nr_looks = |names: &[String]| names.iter().filter(|&name| name == "statx").count();
+        return assert_eq!((nr_looks(&to_read), nr_looks(&to_write)), (1, 1));
+    }
+    assert_eq!(to_read, ["openat", "statx", "pread64", "close", "write"]);
+    let expected = [
+        "openat", "statx", "openat", "pread64", "close", "close", "write",
+    ];
+    assert_eq!(to_write, expected);
+}
+
+/// Whether no file system refused `O_DIRECT`.
+pub(crate) fn is_direct(trace: &str) -> bool {
+    let is_refused = |line: &str| line.contains("O_DIRECT") && line.contains(" = -1 ");
+    !trace.lines().any(is_refused)
 }

@@ -1,7 +1,7 @@
 //! Waits for working memory: threads and futures.
 
 use crate::data::numbered_file;
-use pagetide::{Buf, ByteSize, Error, Group, Memory, Order, Page};
+use pagetide::{Buf, ByteSize, Error, File, Group, Memory, Order, Page};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -272,8 +272,8 @@ fn threads_and_futures_share_a_full_group() {
     assert_eq!(web.usage(), ByteSize(0));
 }
 
-#[test]
-fn a_large_page_waits_for_short_pins_that_lie_in_every_block() {
+/// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later.
+fn large_page_beside_short_pins(read: impl FnOnce(&Memory, &File) -> Result<u8, Error> + Send) {
     let memory = &memory();
     let data = numbered_file(2048);
     let small = memory.open(data.path(), &memory.root()).unwrap();
@@ -294,9 +294,34 @@ fn a_large_page_waits_for_short_pins_that_lie_in_every_block() {
     };
     assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| large.pin(7).map(|page| page[0]));
+        let reader = scope.spawn(|| read(memory, large));
         std::thread::sleep(Duration::from_millis(50));
         drop(pins);
         assert_eq!(reader.join().unwrap().unwrap(), 28);
+    });
+}
+
+#[test]
+fn large_pages_wait_for_short_pins_that_lie_in_every_block() {
+    large_page_beside_short_pins(|_, large| large.pin(7).map(|page| page[0]));
+    large_page_beside_short_pins(|_, large| large.pin_many(&[7]).map(|pages| pages[0][0]));
+    large_page_beside_short_pins(|_, large| {
+        let mut first = [0];
+        large.read_at(&mut first, 7 << 14).map(|_| first[0])
+    });
+}
+
+#[test]
+fn large_pages_of_tasks_wait_for_short_pins_that_lie_in_every_block() {
+    large_page_beside_short_pins(|memory, large| {
+        let mut page = Box::pin(large.pin_async(7));
+        let waker = Waker::from(Arc::<Flag>::default());
+        loop {
+            if let Poll::Ready(page) = page.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return page.map(|page| page[0]);
+            }
+            memory.tick();
+            std::thread::yield_now();
+        }
     });
 }

@@ -9,6 +9,7 @@ use pagetide_core::alloc::Mempolicy;
 use pagetide_core::frame::State as FrameState;
 use pagetide_core::group::Limit;
 use pagetide_core::memory::{AllocError, Effects};
+use pagetide_core::page_cache::{Access, Claim, Found};
 use pagetide_core::units::{Cpu, Frame, Node, NodeMask, Order, PageKey};
 
 /// Tasks at a time.
@@ -43,7 +44,7 @@ impl World<'_> {
             Op::GiveUp(number) => self.give_up_one(cpu, number),
             Op::EndIo(number) => _ = self.end_one(cpu, number, |_| true),
             Op::Unpin(number) => self.unpin_one(cpu, number),
-            Op::Upgrade(number) => self.upgrade(number),
+            Op::Upgrade(number) => self.upgrade(cpu, number),
             Op::Unlatch(number) => _ = self.unlatch(cpu, number),
             Op::Write(number) => self.write_one(cpu, number),
             Op::Alloc { group, order } => self.alloc(cpu, group, order),
@@ -113,7 +114,61 @@ impl World<'_> {
         let is_full = self.state.borrow().held.len() >= MAX_HELD && goal == Goal::Hold;
         if self.has_room() && !is_full {
             self.look_ahead(cpu, at);
+            if !is_longterm && self.hit(cpu, (at.1, at.2), goal) {
+                return;
+            }
             self.begin(cpu, Task::fetch(goal, is_longterm, at));
+        }
+    }
+
+    /// Has a page that is there as the runtime's hits do, every other one as if readers got in each
+    /// other's way at it; false where that is left to an operation.
+    fn hit(&self, cpu: Cpu, (file, key): (usize, PageKey), goal: Goal) -> bool {
+        let access = match goal {
+            Goal::Hold => Access::Pin,
+            Goal::Read => Access::Copy,
+            Goal::Change => return false,
+        };
+        if key.page().is_multiple_of(2) {
+            self.memory.contend(key);
+        }
+        let unpin = |frame| self.unpin(cpu, frame);
+        let (found, claim) = self.memory.hold(|| cpu, key, access, unpin);
+        match found {
+            Found::Pinned(frame) => {
+                self.check_bytes(frame, file, key);
+                if goal == Goal::Hold {
+                    self.held((file, key), (frame, claim));
+                } else {
+                    self.release(cpu, (frame, claim));
+                }
+                true
+            }
+            Found::Reading(frame) => {
+                self.unpin(cpu, frame);
+                false
+            }
+            Found::Latched(_) | Found::Miss | Found::TooManyPins => false,
+        }
+    }
+
+    /// Keeps a pin, or the claim that it is.
+    pub(super) fn held(
+        &self,
+        (file, key): (usize, PageKey),
+        (frame, claim): (Frame, Option<Claim>),
+    ) {
+        let stamp = self.stamp(frame);
+        let held = Held {
+            frame,
+            file,
+            key,
+            stamp,
+            claim,
+        };
+        self.state.borrow_mut().held.push(held);
+        if self.is_planted(Plant::StrayWrite) {
+            self.fill(frame, TORN);
         }
     }
 
@@ -147,15 +202,21 @@ impl World<'_> {
                 self.fail(format!("{:?} changed under a pin", held.key));
             }
             if !self.is_planted(Plant::ForgetUnpin) {
-                self.unpin(cpu, held.frame);
+                self.release(cpu, (held.frame, held.claim));
             }
         }
     }
 
-    fn upgrade(&self, number: u32) {
-        let Some(held) = self.take_held(number) else {
+    fn upgrade(&self, cpu: Cpu, number: u32) {
+        let Some(mut held) = self.take_held(number) else {
             return;
         };
+        if let Some(claim) = held.claim.take() {
+            let mut effects = Effects::new();
+            let is_kept = self.memory.keep(cpu, (held.frame, claim), &mut effects);
+            assert!(is_kept, "a simulation holds few pins");
+            self.run(&mut effects);
+        }
         if self.memory.upgrade(held.frame) {
             self.latched(held.frame, held.file, held.key);
         } else {
@@ -174,6 +235,7 @@ impl World<'_> {
             file,
             key,
             stamp,
+            ..
         }) = held
         else {
             return false;

@@ -46,11 +46,13 @@ impl World<'_> {
         }
         for frame in (0..table.len()).map(Frame::new) {
             let (word, expected) = (table.word(frame), pins[frame.index()]);
-            if word.pins() != expected {
-                return Err(format!(
-                    "{frame:?} has {} pins, {expected} known",
-                    word.pins()
-                ));
+            let nr_claims = match word.has(flag::CONTENDED) {
+                true => self.memory.claims().nr_on(frame),
+                false => 0,
+            };
+            let found = word.pins() + nr_claims;
+            if found != expected {
+                return Err(format!("{frame:?} has {found} pins, {expected} known"));
             }
         }
         for held in &state.held {

@@ -2,7 +2,6 @@
 //! writing a file back.
 //! A task that waits is asleep until core says that it is to be woken.
 
-use super::Plant;
 use super::device::{FAILED, TORN};
 use super::world::{Held, World, pick};
 use pagetide_core::frame::State as FrameState;
@@ -266,17 +265,7 @@ impl World<'_> {
                 self.note(u64::from(frame.number()) | 2 << 40);
                 self.check_bytes(frame, task.file, task.key);
                 if goal == Goal::Hold {
-                    let (file, key, stamp) = (task.file, task.key, self.stamp(frame));
-                    let held = Held {
-                        frame,
-                        file,
-                        key,
-                        stamp,
-                    };
-                    self.state.borrow_mut().held.push(held);
-                    if self.is_planted(Plant::StrayWrite) {
-                        self.fill(frame, TORN);
-                    }
+                    self.held((task.file, task.key), (frame, None));
                     return Stepped::Over;
                 }
                 self.unpin(cpu, frame);
@@ -342,6 +331,7 @@ impl World<'_> {
                 Effect::Read(io) => self.begin_read(io),
                 Effect::Copy(io) => self.begin_copy(io),
                 Effect::Wake(frame) => self.wake(frame),
+                Effect::LastPin => unreachable!("the memory is never abandoned"),
             }
         }
         is_changed
@@ -381,6 +371,7 @@ impl World<'_> {
             file,
             key,
             stamp: self.stamp(frame),
+            claim: None,
         };
         self.fill(frame, TORN);
         self.state.borrow_mut().latched.push(held);
@@ -405,6 +396,7 @@ impl World<'_> {
         let mut all = (0..table.len()).map(Frame::new);
         let can_go = all.find(|&frame| {
             table.word(frame).is_evictable()
+                && self.memory.claims().nr_on(frame) == 0
                 && groups.is_in(table.group(frame), over)
                 && may_go(table.page_type(frame))
         });

@@ -9,7 +9,7 @@ use super::spill::Spill;
 use super::task::{Sleep, Task};
 use pagetide_core::frame::State as FrameState;
 use pagetide_core::memory::{Effect, Effects, Here, Idle, Memory};
-use pagetide_core::page_cache::Mappings;
+use pagetide_core::page_cache::{Claim, Mappings};
 use pagetide_core::units::{Cpu, Frame, Order, PageKey};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -51,6 +51,8 @@ pub(super) struct Held {
     pub(super) file: usize,
     pub(super) key: PageKey,
     pub(super) stamp: u64,
+    /// Of a pin: what it is in its place.
+    pub(super) claim: Option<Claim>,
 }
 
 #[derive(Debug)]
@@ -295,6 +297,7 @@ impl<'a> World<'a> {
                 Effect::Wake(frame) => self.wake(frame),
                 Effect::Read(io) => self.begin_read(io),
                 Effect::Copy(io) => self.begin_copy(io),
+                Effect::LastPin => unreachable!("the memory is never abandoned"),
             }
         }
     }
@@ -326,6 +329,16 @@ impl<'a> World<'a> {
     pub(super) fn unpin(&self, cpu: Cpu, frame: Frame) {
         let mut effects = Effects::new();
         self.memory.unpin(cpu, frame, &mut effects);
+        self.run(&mut effects);
+    }
+
+    /// Gives back a pin, or the claim that it is.
+    pub(super) fn release(&self, cpu: Cpu, (frame, claim): (Frame, Option<Claim>)) {
+        let Some(claim) = claim else {
+            return self.unpin(cpu, frame);
+        };
+        let mut effects = Effects::new();
+        self.memory.give_up(cpu, (frame, claim), &mut effects);
         self.run(&mut effects);
     }
 

@@ -266,7 +266,8 @@ mod tests {
     fn the_first_failure_catches_and_may_end_the_rest() {
         let tests = "echo 'running 2 tests'; echo 'test a ... FAILED'; echo 'test b ... FAILED'";
         let began = Instant::now();
-        let script = format!("{tests}; sleep 600; exit 101");
+        // It sleeps before it says so: what is started later would not be ended.
+        let script = format!("sleep 600 & {tests}; wait; exit 101");
         let mut command = Command::new("sh");
         command.args(["-c", &script]);
         let verdict = outcome(&mut command, true, Duration::from_secs(600));

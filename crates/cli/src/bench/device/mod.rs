@@ -115,6 +115,10 @@ impl Data {
 /// Who can read here; the others are noted.
 fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engine> {
     let mut engines = vec![Engine::ReadAt, Engine::PinMany];
+    match readers::try_registered() {
+        Ok(()) => engines.push(Engine::RegisteredPinMany),
+        Err(reason) => skipped.push(Skipped::new("registered memory", &reason)),
+    }
     match &holder.loan.cgroup {
         Ok(_) => engines.extend([Engine::Pread, Engine::Mmap]),
         Err(reason) => skipped.push(Skipped::new("the kernel's page cache", reason)),

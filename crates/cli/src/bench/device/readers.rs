@@ -5,7 +5,7 @@ use super::sys::{Aligned, Mapping, Ring};
 use crate::failure::Failure;
 use crate::{load, scratch};
 use hdrhistogram::Histogram;
-use pagetide::{ByteSize, Group, Memory, PAGE_BYTES};
+use pagetide::{ByteSize, Group, Memory, PAGE_BYTES, Registered};
 use rustix::fs::{Advice, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -65,10 +65,11 @@ impl Source {
         let failed =
             |error: io::Error| Failure::of(&format!("cannot open {}", path.display()), &error);
         let kind = match spec.engine {
-            Engine::ReadAt | Engine::PinMany => {
+            Engine::ReadAt | Engine::PinMany | Engine::RegisteredPinMany => {
                 let builder = Memory::builder()
                     .for_resident_pages(spec.frames)
-                    .readahead(ByteSize::b(0));
+                    .readahead(ByteSize::b(0))
+                    .registered_buffers(spec.engine == Engine::RegisteredPinMany);
                 let memory = builder.build()?;
                 let max = ByteSize(u64::from(spec.frames) * PAGE_BYTES as u64);
                 let group = memory.root().child("random-read")?.max(max)?;
@@ -210,6 +211,18 @@ fn many(
 pub(super) fn try_direct(path: &Path) -> io::Result<()> {
     let mut buf = Aligned::zeroed();
     direct(path)?.read_exact_at(&mut buf.0, 0)
+}
+
+/// # Errors
+/// Why memory cannot be registered.
+pub(super) fn try_registered() -> Result<(), String> {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.registered_buffers(true).without_thread().build();
+    let choice = memory.map_err(|error| error.to_string())?.io_engine();
+    match choice.registered_buffers {
+        Registered::On => Ok(()),
+        _ => Err(choice.to_string()),
+    }
 }
 
 /// # Errors

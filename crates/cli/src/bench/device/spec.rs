@@ -17,6 +17,8 @@ pub(super) enum Engine {
     ReadAt,
     /// `File::pin_many`, as many pages at a time as the depth says.
     PinMany,
+    /// The same with the memory of pages registered.
+    RegisteredPinMany,
     /// `pread` through the kernel's page cache.
     Pread,
     /// Copies out of a mapping, through the kernel's page cache.
@@ -34,6 +36,7 @@ impl Engine {
         match self {
             Engine::ReadAt => "pagetide read_at",
             Engine::PinMany => "pagetide pin_many",
+            Engine::RegisteredPinMany => "pagetide pin_many, registered",
             Engine::Pread => "kernel pread",
             Engine::Mmap => "kernel mmap",
             Engine::Direct => "direct pread",

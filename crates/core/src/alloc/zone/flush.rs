@@ -208,12 +208,4 @@ impl Zone {
             order.nr_pages()
         });
     }
-
-    /// Says that the memory of a frame's pageblock must stay where it is: registered for I/O.
-    pub fn set_registered(&self, frames: &FrameTable, frame: Frame, is_registered: bool) {
-        self.hold(|_, _| {
-            pageblock::set_registered(frames, frame, is_registered);
-            0
-        });
-    }
 }

@@ -1,10 +1,10 @@
 //! A zone: a range of frames of one node under one lock, and the per-CPU page caches before it.
 
+mod cached;
 mod flush;
 mod stats;
 
-pub use flush::Drained;
-pub use stats::ZoneStats;
+pub use {flush::Drained, stats::ZoneStats};
 
 use crate::alloc::buddy::{Buddy, Found};
 use crate::alloc::pageblock::{self, Mobility, PAGEBLOCK_PAGES};
@@ -343,11 +343,7 @@ impl Zone {
     /// refills as many as the tuner wants. A CPU whose cache is locked goes to the zone directly.
     #[inline]
     pub fn alloc(&self, frames: &FrameTable, here: Here, ask: Ask) -> Option<Frame> {
-        let kind = if self.has_mobility {
-            ask.mobility
-        } else {
-            Mobility::Movable
-        };
+        let kind = self.kind_of(ask);
         if self.caches(ask.order)
             && let Some((_, mut pcp)) = self.lock_cache(here.cpu)
         {

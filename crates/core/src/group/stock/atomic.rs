@@ -1,4 +1,4 @@
-//! The stock line of one CPU: seven words of (group, pages) and a word of counts.
+//! The stock line of one CPU: words of (group, pages), seven or one, and a word of counts.
 //!
 //! Every move is one compare-and-swap or one exchange, by any thread: a thread that moved to
 //! another CPU, or a drain from elsewhere, makes a move fail or find less, never wrong.
@@ -9,15 +9,18 @@ use crate::sync::{AtomicU64, Ordering};
 /// Groups whose pages one CPU's line can hold. Loom explores every word there is: it gets few.
 pub const NR_SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
 
-/// Pre-charged pages on one CPU. 64 bytes.
+/// Pre-charged pages of up to `N` groups on one CPU.
 #[derive(Debug)]
-pub struct StockLine {
+pub struct Line<const N: usize> {
     /// Group id in the high half, pages in the low one; no pages: the word is free to take.
-    slots: [AtomicU64; NR_SLOTS],
-    /// Charges served in the upper bits, turns of [`StockLine::turn`] in the lower ones. Loaded and
+    slots: [AtomicU64; N],
+    /// Charges served in the upper bits, turns of [`Line::turn`] in the lower ones. Loaded and
     /// stored: a count that two threads race for is off by one.
     counts: AtomicU64,
 }
+
+/// The line that most charges find their pages in. 64 bytes.
+pub type StockLine = Line<NR_SLOTS>;
 
 /// Bits of `counts` for the turns.
 const TURN_BITS: u32 = 16;
@@ -39,16 +42,16 @@ fn unpack(word: u64) -> Surplus {
     }
 }
 
-impl Default for StockLine {
+impl<const N: usize> Default for Line<N> {
     fn default() -> Self {
-        StockLine {
+        Line {
             slots: core::array::from_fn(|_| AtomicU64::new(0)),
             counts: AtomicU64::new(0),
         }
     }
 }
 
-impl StockLine {
+impl<const N: usize> Line<N> {
     /// Takes `nr_pages` of `group` out of the line. One read-modify-write where it succeeds.
     #[inline]
     pub fn consume(&self, group: u32, nr_pages: u32) -> bool {
@@ -85,7 +88,7 @@ impl StockLine {
         let (turn, mask) = (counts & ((1 << TURN_BITS) - 1), (1 << TURN_BITS) - 1);
         let next = counts & !mask | (turn + 1) & mask;
         self.counts.store(next, Ordering::Relaxed);
-        let victim = usize::try_from(turn / TRIES % NR_SLOTS as u64).expect("below NR_SLOTS");
+        let victim = usize::try_from(turn / TRIES % N as u64).expect("below N");
         turn.is_multiple_of(TRIES).then(|| &self.slots[victim])
     }
 
@@ -110,7 +113,7 @@ impl StockLine {
     /// would be more. Returns what must be uncharged instead: the excess, what a victim held, or
     /// all of it where the line is full and keeps its groups.
     ///
-    /// AcqRel where it puts pages in pairs with itself in [`StockLine::publish`].
+    /// AcqRel where it puts pages in pairs with itself in [`Line::publish`].
     #[inline]
     pub fn refill(&self, group: u32, nr_pages: u32, batch: u32) -> Option<Surplus> {
         let mut empty = None;

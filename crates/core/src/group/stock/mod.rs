@@ -3,13 +3,15 @@
 mod atomic;
 mod atomic_bytes;
 mod scheduled;
+mod shares;
 mod single;
 mod spinlock;
 mod stats;
 
-pub use atomic::{NR_SLOTS, StockLine};
+pub use atomic::{Line, NR_SLOTS, StockLine};
 pub use atomic_bytes::{ByteLine, NR_BYTE_WORDS};
 pub use scheduled::OwnerStock;
+pub(super) use shares::Shares;
 pub use spinlock::SpinStock;
 pub(super) use stats::Counts;
 pub use stats::StockStats;
@@ -114,14 +116,18 @@ pub(super) struct Lines {
     /// Each group has its place in one of them.
     pages: [StockLine; NR_LINES],
     bytes: ByteLine,
+    /// Pages of charges too large for the others, of one group: a few blocks of them.
+    large: Line<1>,
 }
 
 /// The lines of all CPUs.
 #[derive(Debug)]
-pub(super) struct AllLines {
+pub(in crate::group) struct AllLines {
     cpus: PerCpu<Lines>,
     /// Ones where both lines of pages are used, zero where the first is.
     mask: u32,
+    /// Whether there is room for large blocks, under the first budget.
+    has_large: bool,
 }
 
 impl AllLines {
@@ -135,9 +141,31 @@ impl AllLines {
         if self.mask == 0 { 1 } else { NR_LINES }
     }
 
+    /// Groups whose pages, and groups whose bytes, one CPU can hold.
+    fn nr_slots(&self) -> (u32, u32) {
+        (count(self.nr_lines() * NR_SLOTS), count(NR_BYTE_WORDS))
+    }
+
     #[inline]
     fn bytes(&self, cpu: Cpu) -> &ByteLine {
         &self.cpus.of(cpu).bytes
+    }
+
+    /// What a CPU has for large blocks.
+    pub(super) fn large(&self, cpu: Cpu) -> &Line<1> {
+        &self.cpus.of(cpu).large
+    }
+
+    /// Takes pages for a large block out of any CPU's stock.
+    pub(super) fn consume_large(&self, group: u32, nr_pages: u32) -> bool {
+        let mut cpus = self.cpus.iter();
+        cpus.any(|cpu| cpu.large.consume(group, nr_pages))
+    }
+
+    /// Lines of large blocks, none where there is no room for any.
+    fn all_large(&self) -> impl Iterator<Item = &Line<1>> {
+        let cpus = self.cpus.iter().take_while(|_| self.has_large);
+        cpus.map(|cpu| &cpu.large)
     }
 
     /// Numbers in a row are spread evenly. Source: Fibonacci hashing, one bit of it.
@@ -172,10 +200,13 @@ impl Stocks {
             StockKind::Atomic => {
                 let all_slots = u64::from(nr_cpus.max(1)) * u64::from(count(NR_SLOTS));
                 let has_second = max / 64 / all_slots >= 2 * u64::from(BATCH + 1);
-                Stocks::Atomic(AllLines {
+                let mut lines = AllLines {
                     cpus: PerCpu::try_new(nr_cpus, Lines::default)?,
                     mask: if has_second { u32::MAX } else { 0 },
-                })
+                    has_large: true,
+                };
+                lines.has_large = Shares::of(max, lines.nr_slots(), nr_cpus).large > 0;
+                Stocks::Atomic(lines)
             }
             StockKind::Spinlock => Stocks::Spinlock(PerCpu::try_new(nr_cpus, SpinStock::default)?),
             StockKind::Scheduled => {
@@ -185,13 +216,23 @@ impl Stocks {
         })
     }
 
-    /// Groups whose pages, and groups whose bytes, one CPU can hold.
-    pub(super) fn nr_slots(&self) -> (u32, u32) {
-        match self {
-            Stocks::Atomic(lines) => (count(lines.nr_lines() * NR_SLOTS), count(NR_BYTE_WORDS)),
-            Stocks::Spinlock(_) | Stocks::Scheduled(_) => (1, 1),
-            Stocks::None => (0, 0),
+    /// What stocks may hold under a root of `max` pages.
+    pub(super) fn shares(&self, max: u64, nr_cpus: u32) -> Shares {
+        let mut shares = match self {
+            Stocks::Atomic(lines) => Shares::of(max, lines.nr_slots(), nr_cpus),
+            Stocks::Spinlock(_) | Stocks::Scheduled(_) => Shares::of(max, (1, 1), nr_cpus),
+            Stocks::None => Shares::default(),
+        };
+        if !matches!(
+            self,
+            Stocks::Atomic(AllLines {
+                has_large: true,
+                ..
+            })
+        ) {
+            shares.large = 0;
         }
+        shares
     }
 
     /// Takes pages of a group out of the CPU's stock.
@@ -199,9 +240,17 @@ impl Stocks {
     pub(super) fn consume(&self, cpu: Cpu, group: u32, nr_pages: u32) -> bool {
         match self {
             Stocks::Atomic(lines) => lines.pages(cpu, group).consume(group, nr_pages),
+            _ => self.consume_single(cpu, group, nr_pages),
+        }
+    }
+
+    /// [`Stocks::consume`] in the variants to compare with, off the default's path.
+    #[inline(never)]
+    fn consume_single(&self, cpu: Cpu, group: u32, nr_pages: u32) -> bool {
+        match self {
             Stocks::Spinlock(stocks) => stocks.of(cpu).consume(group, nr_pages),
             Stocks::Scheduled(stocks) => stocks.of(cpu).consume(group, nr_pages),
-            Stocks::None => false,
+            Stocks::Atomic(_) | Stocks::None => false,
         }
     }
 
@@ -299,11 +348,14 @@ impl Stocks {
     /// Where only owners may look, each is asked to empty its stock.
     pub(super) fn publish(&self) {
         match self {
-            Stocks::Atomic(all) => all.cpus.iter().for_each(|lines| {
-                let used = lines.pages.iter().take(all.nr_lines());
-                used.for_each(StockLine::publish);
-                lines.bytes.publish();
-            }),
+            Stocks::Atomic(all) => {
+                all.cpus.iter().for_each(|lines| {
+                    let used = lines.pages.iter().take(all.nr_lines());
+                    used.for_each(StockLine::publish);
+                    lines.bytes.publish();
+                });
+                all.all_large().for_each(Line::publish);
+            }
             Stocks::Spinlock(stocks) => stocks.iter().for_each(SpinStock::publish),
             Stocks::Scheduled(stocks) => stocks.iter().for_each(OwnerStock::schedule),
             Stocks::None => {}
@@ -320,6 +372,9 @@ impl Stocks {
                         line.drain(&wanted, |surplus| out(Out::Pages(surplus)));
                     }
                     cpu.bytes.drain(&wanted, out);
+                }
+                for line in lines.all_large() {
+                    line.drain(&wanted, |surplus| out(Out::Pages(surplus)));
                 }
             }
             Stocks::Spinlock(stocks) => stocks.iter().for_each(|stock| stock.drain(&wanted, out)),
@@ -353,8 +408,8 @@ impl Stocks {
         match self {
             Stocks::Atomic(lines) => {
                 let of = |cpu: &Lines| {
-                    let pages = cpu.pages.iter().map(|line| line.held(&wanted)).sum();
-                    (pages, cpu.bytes.held(&wanted))
+                    let pages: u32 = cpu.pages.iter().map(|line| line.held(&wanted)).sum();
+                    (pages + cpu.large.held(&wanted), cpu.bytes.held(&wanted))
                 };
                 lines.cpus.iter().map(of).fold((0, 0), add)
             }
@@ -376,6 +431,7 @@ impl Stocks {
             Stocks::Atomic(lines) => {
                 for cpu in lines.cpus.iter() {
                     stats.hits += cpu.pages.iter().map(StockLine::hits).sum::<u64>();
+                    stats.hits += cpu.large.hits();
                     stats.byte_hits += cpu.bytes.hits();
                 }
             }

@@ -29,7 +29,7 @@ fn pin_longterm(
                     ran[1] = true;
                     memory.complete(CPU, io, result, &mut effects);
                 }
-                Effect::Wake(_) => {}
+                Effect::Wake(_) | Effect::LastPin => {}
             }
         }
     }

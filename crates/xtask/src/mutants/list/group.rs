@@ -27,9 +27,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an uncharge over the limit goes into the stock",
         file: "group/charge.rs",
-        find: "if nr_pages > batch || is_over() {",
-        replace: "if nr_pages > batch || (false && is_over()) {",
+        find: "if self.is_over(group) {\n            return self.uncharge_counters(id, nr_pages);",
+        replace: "if false {\n            return self.uncharge_counters(id, nr_pages);",
         tests: Tests::Model("group"),
+    },
+    Mutant {
+        name: "a large block over the limit goes into the stock",
+        file: "group/large.rs",
+        find: "if nr_pages <= large && !self.is_over(group) {",
+        replace: "if nr_pages <= large {",
+        tests: Tests::Model("stocks"),
+    },
+    Mutant {
+        name: "a large block stays in a stock whose bound has fallen",
+        file: "group/large.rs",
+        find: "if group.large() < large {",
+        replace: "if false {",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "large blocks of all CPUs have the share of one each",
+        file: "group/stock/shares.rs",
+        find: "match nr_pages / u64::from(nr_cpus.max(1)) {",
+        replace: "match nr_pages {",
+        tests: Tests::Model("stocks"),
     },
     Mutant {
         name: "a drain of bytes reads and then zeroes",

@@ -25,6 +25,38 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("write"),
     },
     Mutant {
+        name: "pins on a page are counted after it left its file",
+        file: "memory/file.rs",
+        find: "self.left_pins.add(seen.pins());\n        \
+               if self.frames.replace(frame, seen, detached).is_err() {\n            \
+               self.left_pins.take_back(seen.pins());\n            \
+               return false;\n        }",
+        replace: "if self.frames.replace(frame, seen, detached).is_err() {\n            \
+                  return false;\n        }\n        self.left_pins.add(seen.pins());",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "pins stay counted of a page that stays in its file",
+        file: "memory/file.rs",
+        find: "self.left_pins.take_back(seen.pins());",
+        replace: "",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "the latch of a page that left its file stays counted",
+        file: "memory/latch.rs",
+        find: "if self.left_pins.drop_one() {",
+        replace: "if false {",
+        tests: Tests::Unit("left_pins"),
+    },
+    Mutant {
+        name: "the last pin of an abandoned memory says nothing",
+        file: "memory/left_pins.rs",
+        find: "before == ABANDONED | 1",
+        replace: "before == ABANDONED",
+        tests: Tests::Unit("left_pins"),
+    },
+    Mutant {
         name: "a page that leaves its file stays counted as dirty",
         file: "memory/file.rs",
         find: "if seen.has(flag::DIRTY) {",
@@ -47,8 +79,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a miss publishes its page without a second look",
-        file: "memory/fault.rs",
-        find: "if bucket.find(&memory.frames).is_some() {",
+        file: "memory/begin.rs",
+        find: "if bucket.find(&self.frames).is_some() {",
         replace: "if false {",
         tests: Tests::Loom,
     },
@@ -139,7 +171,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the frame that a page moved from stays pinned",
         file: "memory/complete.rs",
-        find: "&& self.drop_pin(cpu, source)",
+        find: "&& self.drop_own_pin(cpu, source)",
         replace: "&& false",
         tests: Tests::Unit("longterm"),
     },
@@ -244,7 +276,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who loses the race for a page leaves another group's bytes in the group's name",
         file: "memory/fault.rs",
-        find: "// entry can have pinned it.\n            memory.put_foreign(here.cpu, frame);",
+        find: "// Lost the race: give ours back.\n            memory.put_foreign(here.cpu, frame);",
         replace: "memory.put_block(here.cpu, frame);",
         tests: Tests::Unit("bytes"),
     },
@@ -281,7 +313,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what was charged ahead and not taken stays charged",
         file: "memory/ahead.rs",
-        find: "self.memory.groups.uncharge(self.cpu, self.group, nr_pages);",
+        find: "groups.uncharge_many(self.cpu, self.group, nr_pages);",
         replace: "",
         tests: Tests::Unit("ahead"),
     },
@@ -305,5 +337,33 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "self.frames.group(io.frame) == lruvec.group()",
         replace: "true",
         tests: Tests::Unit("ahead"),
+    },
+    Mutant {
+        name: "of reads begun together those that somebody was faster with keep a frame",
+        file: "memory/begin.rs",
+        find: "Err(IsThere) => self.put_foreign(here.cpu, frame),",
+        replace: "Err(IsThere) => {}",
+        tests: Tests::Unit("begin"),
+    },
+    Mutant {
+        name: "reads begun together leave what was charged for them",
+        file: "memory/begin.rs",
+        find: "ahead.take(group, nr_pages(nr_taken))",
+        replace: "ahead.is_of(group)",
+        tests: Tests::Unit("begin"),
+    },
+    Mutant {
+        name: "of reads begun together none is a refault that should not be",
+        file: "memory/begin.rs",
+        find: "|&refault| lists.is_workingset(page_type, refault);",
+        replace: "|&refault| lists.is_workingset(page_type, refault) && false;",
+        tests: Tests::Unit("begin"),
+    },
+    Mutant {
+        name: "reads begun together are on no list of their file",
+        file: "memory/begin.rs",
+        find: "mapping.list_all(&self.frames, listed());",
+        replace: "",
+        tests: Tests::Unit("begin"),
     },
 ];

@@ -1,0 +1,235 @@
+//! Named cases of claims on contended pages.
+
+use super::*;
+use crate::frame::{MAX_REFS, flag};
+use crate::page_cache::{Claim, Claims, Latched};
+
+/// A resident page that readers claim, and its frame.
+fn contended(memory: &Memory, group: u32, page: PageKey) -> Frame {
+    let (frame, _) = have(memory, group, page, Ok(())).unwrap();
+    memory.unpin(CPU, frame, &mut Effects::new());
+    memory.contend(page);
+    frame
+}
+
+fn hold(memory: &Memory, cpu: Cpu, page: PageKey, access: Access) -> (Found, Option<Claim>) {
+    memory.hold(|| cpu, page, access, |_| panic!("no page comes or goes"))
+}
+
+/// Claims a page of `frame`.
+fn claim(memory: &Memory, page: PageKey, frame: Frame, access: Access) -> Claim {
+    let (found, claim) = hold(memory, CPU, page, access);
+    assert_eq!(found, Found::Pinned(frame));
+    claim.expect("a claim and no pin")
+}
+
+/// Gives a claim up; whether somebody is woken.
+fn give_up(memory: &Memory, frame: Frame, claim: Claim) -> bool {
+    let mut effects = Effects::new();
+    memory.give_up(CPU, (frame, claim), &mut effects);
+    matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame)
+}
+
+#[test]
+fn a_claim_changes_the_word_as_long_as_a_mark_is_missing() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let word = || memory.frames().word(frame);
+    let before = word().refs();
+    for refs in before + 1..=MAX_REFS {
+        let held = claim(&memory, page, frame, Access::Copy);
+        assert_eq!((word().refs(), word().pins()), (refs, 0));
+        assert!(!give_up(&memory, frame, held));
+    }
+    let held = claim(&memory, page, frame, Access::Pin);
+    assert!(word().has(flag::YOUNG));
+    let seen = word();
+    for access in [Access::Copy, Access::Pin, Access::Prefetch] {
+        let another = claim(&memory, page, frame, access);
+        give_up(&memory, frame, another);
+    }
+    assert_eq!(word(), seen);
+    assert_eq!(memory.claims().nr_on(frame), 1);
+    give_up(&memory, frame, held);
+    assert_eq!(memory.claims().nr_on(frame), 0);
+    memory.check();
+}
+
+#[test]
+fn a_page_is_contended_where_pins_get_in_each_others_way_only() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    touch(&memory, group, page);
+    let mut effects = Effects::new();
+    let (found, claim) = hold(&memory, CPU, page, Access::Copy);
+    let Found::Pinned(frame) = found else {
+        panic!("it is resident")
+    };
+    assert!(claim.is_none() && !memory.frames().word(frame).has(flag::CONTENDED));
+    memory.unpin(CPU, frame, &mut effects);
+}
+
+#[test]
+fn a_claimed_page_is_not_evicted() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(8, policy);
+        let page = key(file, 0);
+        let frame = contended(&memory, group, page);
+        let held = claim(&memory, page, frame, Access::Copy);
+        for other in 1..8 {
+            touch(&memory, group, key(file, other));
+        }
+        // A batch may find this page and no other.
+        let reclaim = || memory.reclaim(CPU, group, 1);
+        while reclaim() + reclaim() > 0 {}
+        assert_eq!(memory.nr_resident(file), 1, "{policy:?}");
+        assert_eq!(memory.frames().key(frame), Some(page), "{policy:?}");
+        let pins = memory.pinned(group).map(|pinned| pinned.pins);
+        assert_eq!(pins.sum::<u32>(), 1);
+        memory.check();
+        give_up(&memory, frame, held);
+        assert_eq!(memory.pinned(group).count(), 0);
+        while memory.reclaim(CPU, group, 1) > 0 {}
+        assert!(!memory.is_resident(page), "{policy:?}");
+        memory.check();
+    }
+}
+
+/// Of two pages that were read as often, the one that nobody claims.
+fn goes_before_a_request_is_refused(policy: Policy, nr_reads: u8) {
+    let (memory, group, file) = memory(8, policy);
+    let [page, other] = [0, 1].map(|page| key(file, page));
+    let frame = contended(&memory, group, page);
+    touch(&memory, group, other);
+    for page in [other, page].repeat(nr_reads.into()) {
+        touch(&memory, group, page);
+    }
+    let held = claim(&memory, page, frame, Access::Copy);
+    let buf = || memory.alloc_buf(CPU.into(), group, Order::ZERO);
+    while buf().is_ok() {}
+    assert!(!memory.is_resident(other), "{policy:?}, {nr_reads} reads");
+    assert_eq!(memory.frames().key(frame), Some(page), "{policy:?}");
+    give_up(&memory, frame, held);
+    memory.check();
+}
+
+#[test]
+fn what_is_claimed_does_not_keep_the_rest_from_going() {
+    for &policy in Policy::ALL {
+        (0..8).for_each(|nr_reads| goes_before_a_request_is_refused(policy, nr_reads));
+    }
+}
+
+#[test]
+fn a_latch_waits_for_claims_as_for_pins() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let [first, second] = [(); 2].map(|()| claim(&memory, page, frame, Access::Copy));
+    let mut effects = Effects::new();
+    let Latched::Busy { version, .. } = memory.latch(CPU, page, &mut effects) else {
+        panic!("it is claimed")
+    };
+    assert!(effects.pop().is_none());
+    assert!(memory.is_held(frame, version));
+    assert_eq!(memory.frames().word(frame).pins(), 2);
+    let (found, _) = hold(&memory, CPU, page, Access::Copy);
+    assert_eq!(found, Found::Latched(frame));
+    assert!(!give_up(&memory, frame, second));
+    assert!(give_up(&memory, frame, first), "the writer is woken");
+    assert!(!memory.is_held(frame, version));
+    assert_eq!(memory.latch(CPU, page, &mut effects), Latched::Held(frame));
+    memory.unlatch(CPU, frame, true, &mut effects);
+    effects.pop();
+    // Unclaimed, it is latched at once.
+    memory.contend(page);
+    assert_eq!(memory.latch(CPU, page, &mut effects), Latched::Held(frame));
+    memory.unlatch(CPU, frame, false, &mut effects);
+    assert!(effects.pop().is_none());
+    memory.check();
+}
+
+#[test]
+fn a_claimed_page_that_leaves_its_file_goes_with_the_claim() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let held = claim(&memory, page, frame, Access::Pin);
+    let mut effects = Effects::new();
+    memory.discard_page(CPU, page, &mut effects);
+    assert_eq!(memory.frames().word(frame).state(), State::Detached);
+    assert_eq!(memory.stats().nr_used, 1);
+    memory.check();
+    give_up(&memory, frame, held);
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
+}
+
+#[test]
+fn a_claim_becomes_a_pin_and_the_latch_where_it_is_the_only_one() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let [mine, other] = [(); 2].map(|()| claim(&memory, page, frame, Access::Pin));
+    let mut effects = Effects::new();
+    assert!(memory.keep(CPU, (frame, mine), &mut effects));
+    assert!(!memory.upgrade(frame), "claimed by another one");
+    give_up(&memory, frame, other);
+    assert!(memory.upgrade(frame));
+    memory.unlatch(CPU, frame, false, &mut effects);
+    memory.check();
+}
+
+#[test]
+fn a_claimed_page_is_not_moved() {
+    let (memory, group, file) = memory(2048, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let held = claim(&memory, page, frame, Access::Copy);
+    let mut effects = Effects::new();
+    let mut op = PageIn::longterm(page, group);
+    let step = op.step(&memory, CPU.into(), &mut effects);
+    assert!(
+        matches!(step, Ok(Step::Done(done)) if done == frame),
+        "{step:?}"
+    );
+    memory.unpin(CPU, frame, &mut effects);
+    give_up(&memory, frame, held);
+    assert_eq!(memory.frames().word(frame).pins(), 0);
+    memory.check();
+}
+
+#[test]
+fn views_leave_claims_to_copies_and_beyond_them_pages_are_pinned() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let frame = contended(&memory, group, page);
+    let views: Vec<Claim> = (0..8)
+        .map(|_| claim(&memory, page, frame, Access::Pin))
+        .collect();
+    let mut effects = Effects::new();
+    let (found, none) = hold(&memory, CPU, page, Access::Pin);
+    assert_eq!((found, none), (Found::Pinned(frame), None));
+    let copies: Vec<Claim> = (0..8)
+        .map(|_| claim(&memory, page, frame, Access::Copy))
+        .collect();
+    let (_, none) = hold(&memory, CPU, page, Access::Copy);
+    assert_eq!(none, None);
+    assert_eq!(memory.frames().word(frame).pins(), 2);
+    memory.unpin(CPU, frame, &mut effects);
+    memory.unpin(CPU, frame, &mut effects);
+    let all = views.into_iter().chain(copies);
+    for held in all.map(|held| Claim::unpack(Claim::pack(Some(held))).unwrap()) {
+        give_up(&memory, frame, held);
+    }
+    assert_eq!(memory.claims().frames().count(), 0);
+    // A CPU beyond those that are known shares a line.
+    let (_, shared) = hold(&memory, Cpu::new(65_000), page, Access::Copy);
+    give_up(&memory, frame, shared.unwrap());
+    let (_, none) = hold(&memory, Cpu::new(66_000), page, Access::Copy);
+    assert_eq!(none, None);
+    memory.unpin(CPU, frame, &mut effects);
+    assert_eq!(Claims::bytes(3), 192);
+    memory.check();
+}

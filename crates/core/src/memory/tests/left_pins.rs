@@ -1,0 +1,81 @@
+//! Pins on pages that left their files, and who is the last to need the memory.
+
+use super::*;
+use crate::page_cache::Latched;
+
+fn pinned(memory: &Memory, group: u32, key: PageKey) -> Frame {
+    have(memory, group, key, Ok(())).unwrap().0
+}
+
+/// Drops a pin; whether it was the last to keep the memory.
+fn unpin(memory: &Memory, frame: Frame) -> bool {
+    let mut effects = Effects::new();
+    memory.unpin(CPU, frame, &mut effects);
+    let is_last = matches!(effects.pop(), Some(Effect::LastPin));
+    assert!(effects.pop().is_none());
+    is_last
+}
+
+#[test]
+fn of_an_abandoned_memory_the_last_pin_says_so() {
+    let (memory, group, file) = memory(4, Policy::Mglru);
+    let [one, two] = [1, 2].map(|page| pinned(&memory, group, key(file, page)));
+    assert!(memory.pin_again(one));
+    memory.close_mapping(CPU, file, &mut |_| ());
+    assert!(!unpin(&memory, two), "there are handles");
+    memory.check();
+    assert!(memory.pin_again(one));
+    assert!(!memory.has_mappings() && memory.abandon());
+    memory.check();
+    let is_last = [(); 3].map(|()| {
+        // Something is to be done afterwards, so that it is not dropped in silence.
+        assert!(!memory.frames().pinned(one).try_unpin());
+        unpin(&memory, one)
+    });
+    assert_eq!(is_last, [false, false, true]);
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
+}
+
+#[test]
+fn a_latch_is_a_pin_that_is_left() {
+    let (memory, group, file) = memory(4, Policy::Fifo);
+    let page = key(file, 1);
+    assert!(touch(&memory, group, page));
+    let latched = memory.latch(CPU, page, &mut Effects::new());
+    let Latched::Held(frame) = latched else {
+        panic!("nobody has it pinned");
+    };
+    memory.close_mapping(CPU, file, &mut |_| ());
+    memory.check();
+    assert!(memory.abandon());
+    let mut effects = Effects::new();
+    memory.unlatch(CPU, frame, true, &mut effects);
+    assert!(matches!(effects.pop(), Some(Effect::LastPin)));
+    memory.check();
+}
+
+#[test]
+fn pages_in_their_files_are_in_no_count() {
+    let (memory, group, file) = memory(4, Policy::Fifo);
+    let frame = pinned(&memory, group, key(file, 1));
+    assert!(memory.pin_again(frame) && memory.has_mappings());
+    assert!(memory.frames().pinned(frame).try_unpin());
+    assert!(!unpin(&memory, frame));
+    memory.close_mapping(CPU, file, &mut |_| ());
+    assert!(!memory.has_mappings() && !memory.abandon());
+    memory.check();
+}
+
+#[test]
+fn a_pin_that_somebody_waits_for_is_not_dropped_in_silence() {
+    let (memory, group, file) = memory(4, Policy::Fifo);
+    let page = key(file, 1);
+    let frame = pinned(&memory, group, page);
+    let busy = memory.latch(CPU, page, &mut Effects::new());
+    assert!(matches!(busy, Latched::Busy { .. }));
+    assert!(!memory.frames().pinned(frame).try_unpin());
+    let mut effects = Effects::new();
+    memory.unpin(CPU, frame, &mut effects);
+    assert!(matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame));
+}

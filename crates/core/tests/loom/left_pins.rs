@@ -1,0 +1,111 @@
+//! The last handle goes while pages are unpinned: one of them is the last to need the memory.
+
+use super::*;
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// A memory with a page that is pinned twice, as its runtime keeps it.
+struct Kept {
+    shared: Arc<(Memory, u32, u32)>,
+    frame: Frame,
+    /// Shares of the memory: whoever drops the last one takes the bytes away.
+    shares: AtomicU32,
+    stays: Mutex<bool>,
+    /// Loom checks that nobody looks while they are taken away.
+    bytes: UnsafeCell<()>,
+    are_there: AtomicBool,
+}
+
+impl Kept {
+    /// Reads the page's bytes.
+    fn read(&self) {
+        self.bytes.with(|_| ());
+        assert!(
+            self.are_there.load(Ordering::Relaxed),
+            "bytes that are gone"
+        );
+    }
+
+    fn share(&self) {
+        let before = self.shares.fetch_add(1, Ordering::Relaxed);
+        assert!(before > 0, "a share of what is gone");
+    }
+
+    fn drop_share(&self) {
+        if self.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.bytes.with_mut(|_| ());
+            self.are_there.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn end_stay(&self) {
+        let mut stays = self.stays.lock().expect("no panic");
+        let stayed = std::mem::replace(&mut *stays, false);
+        drop(stays);
+        assert!(stayed, "the share is given up once");
+        self.drop_share();
+    }
+
+    fn drop_page(&self) {
+        let memory = &self.shared.0;
+        self.read();
+        if memory.frames().pinned(self.frame).try_unpin() {
+            return;
+        }
+        self.share();
+        let mut effects = Effects::new();
+        memory.unpin(Cpu::new(0), self.frame, &mut effects);
+        self.read();
+        while let Some(effect) = effects.pop() {
+            if let Effect::LastPin = effect {
+                self.end_stay();
+            }
+        }
+        self.drop_share();
+    }
+
+    fn drop_handle(&self) {
+        let (memory, _, file) = &*self.shared;
+        memory.close_mapping(Cpu::new(0), *file, &mut |_| ());
+        self.share();
+        *self.stays.lock().expect("no panic") = true;
+        if !memory.abandon() {
+            self.end_stay();
+        }
+        self.drop_share();
+    }
+}
+
+#[test]
+fn the_last_pin_or_the_last_handle_ends_the_memory() {
+    whole(|shared| {
+        let (mut op, read) = start(&shared);
+        let memory = &shared.0;
+        let mut effects = Effects::new();
+        memory.complete(Cpu::new(0), read.expect("the read"), Ok(()), &mut effects);
+        while effects.pop().is_some() {}
+        let step = op.step(memory, Cpu::new(0).into(), &mut effects);
+        let Ok(Step::Done(frame)) = step else {
+            panic!("{step:?} after the read")
+        };
+        assert!(memory.pin_again(frame));
+        let kept = Arc::new(Kept {
+            shared: Arc::clone(&shared),
+            frame,
+            shares: AtomicU32::new(1),
+            stays: Mutex::new(false),
+            bytes: UnsafeCell::new(()),
+            are_there: AtomicBool::new(true),
+        });
+        let pages = [(); 2].map(|()| {
+            let kept = Arc::clone(&kept);
+            thread::spawn(move || kept.drop_page())
+        });
+        kept.drop_handle();
+        for page in pages {
+            page.join().expect("a page is dropped without a panic");
+        }
+        assert_eq!(kept.shares.load(Ordering::Relaxed), 0);
+        assert_eq!(memory.stats().nr_used, 0);
+    });
+}

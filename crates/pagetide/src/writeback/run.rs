@@ -1,0 +1,341 @@
+//! Writes of pages of one file that were begun together: neighbours as one write, and several
+//! writes under way at once where the file is one of the system and there is a ring.
+
+use super::{InWrite, MAX_FAILURES};
+use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::hooks::{Content, GATED, Hooked};
+use crate::io::Piece;
+use crate::shared::Shared;
+use crate::spill::Region;
+use crate::store::Store;
+use crate::{cpu, page};
+use pagetide_core::memory::{Effects, Write};
+use smallvec::SmallVec;
+use std::io::{self, IoSlice};
+use std::sync::atomic::Ordering;
+
+/// Pages that are begun together at most, as many as a ring has writes under way. They are listed
+/// on the stack: writing needs no memory.
+const MAX_PAGES: usize = 128;
+/// Pages of one write at most.
+const MAX_PIECE: usize = 64;
+/// What became of a page that was not tried, or whose store panicked.
+const UNTRIED: Result<(), u32> = Err(NO_NUMBER);
+
+type Many<T> = SmallVec<[T; MAX_PAGES]>;
+type Outcomes = Many<Result<(), u32>>;
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ended {
+    /// Pages that were written, and that wait for the log.
+    pub(super) nr_written: u32,
+    pub(super) nr_gated: u32,
+    /// Writes that failed, and why the first did.
+    pub(super) nr_failed: u32,
+    pub(super) error: Option<u32>,
+}
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Anybody,
+    /// Nobody is asked for the log.
+    Background,
+    /// No ring is made for it, which needs memory.
+    Reclaim,
+}
+
+/// Writes of pages of one file, in order, begun and not run yet.
+pub(super) struct Run<'a> {
+    shared: &'a Shared,
+    backing: &'a Backing,
+    writes: Many<Write>,
+    /// What became of each.
+    outcomes: Outcomes,
+    /// Writes of one or more pages that failed.
+    nr_failed: u32,
+    /// Pages that it has room for.
+    max_pages: usize,
+    /// They need not follow each other.
+    is_scattered: bool,
+    by: By,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(shared: &'a Shared, backing: &'a Backing, by: By) -> Run<'a> {
+        let source = &backing.source;
+        let file = source.written_file();
+        let has_many = file.is_some_and(|file| shared.io.has_many_writes(file));
+        let spare = backing.hooked.get().map(Hooked::spare_bytes);
+        let of_hooks = spare.map_or(MAX_PAGES, |bytes| bytes / backing.order.bytes());
+        Run {
+            shared,
+            backing,
+            writes: Many::new(),
+            outcomes: Many::new(),
+            nr_failed: 0,
+            max_pages: of_hooks.min(if has_many { MAX_PAGES } else { MAX_PIECE }),
+            is_scattered: has_many || source.region().is_some(),
+            by,
+        }
+    }
+
+    /// Whether `page` can be written with those that it has.
+    pub(super) fn has_room_for(&self, page: u64) -> bool {
+        let Some(last) = self.writes.last() else {
+            return true;
+        };
+        let follows = last.key().page() + 1 == page;
+        self.writes.len() < self.max_pages && (self.is_scattered || follows)
+    }
+
+    pub(super) fn push(&mut self, write: Write) {
+        self.writes.push(write);
+    }
+
+    /// Writes what it has, and is empty then.
+    pub(super) fn run(&mut self) -> Ended {
+        if self.writes.is_empty() {
+            return Ended::default();
+        }
+        let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
+        let in_write = InWrite::begin();
+        self.nr_failed = match self.backing.source.region() {
+            Some(region) => self.swap_out(region, &mut outcomes),
+            None => self.write_in_place(&mut outcomes),
+        };
+        drop(in_write);
+        self.outcomes = outcomes;
+        self.end()
+    }
+
+    fn swap_out(&self, region: &Region, outcomes: &mut Outcomes) -> u32 {
+        let pages = self.writes.iter().map(|write| {
+            let bytes = page::written(&self.shared.arena, write);
+            (write.key().page(), bytes)
+        });
+        let written = region.write_out(self.shared, pages);
+        self.shared.count_written(written.nr_bytes);
+        for (at, outcome) in outcomes.iter_mut().enumerate() {
+            let is_written = at < written.nr_pages;
+            *outcome = if is_written { Ok(()) } else { written.result };
+        }
+        u32::from(written.result.is_err())
+    }
+
+    /// Its pages, and what the file has of them.
+    fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let len = self.backing.len();
+        self.writes.iter().map(move |write| {
+            let page = write.key().page();
+            let bytes = page::written(&self.shared.arena, write);
+            (page, &bytes[..self.backing.bytes_of(page, len)])
+        })
+    }
+
+    /// Writes pages of a file where they belong; returns how many writes failed.
+    fn write_in_place(&self, outcomes: &mut Outcomes) -> u32 {
+        let mut spare;
+        let mut slices: Many<IoSlice<'_>> = Many::new();
+        match self.backing.hooked.get() {
+            None => slices.extend(self.pages().map(|(_, bytes)| IoSlice::new(bytes))),
+            Some(hooked) => {
+                let pages: Many<(u64, &[u8])> = self.pages().collect();
+                self.ask_for_log(hooked, &pages, outcomes);
+                spare = hooked.spare();
+                let mut spares = spare.chunks_mut(self.backing.order.bytes());
+                for ((page, bytes), outcome) in pages.into_iter().zip(outcomes.iter_mut()) {
+                    let spare = spares.next().expect("a run is no longer than it");
+                    let instead = &mut spare[..bytes.len()];
+                    slices.push(IoSlice::new(bytes));
+                    if *outcome != UNTRIED {
+                        continue;
+                    }
+                    match hooked.before_write(page, bytes, instead) {
+                        Ok(Content::AsIs) => {}
+                        Ok(Content::Instead) => {
+                            slices.pop();
+                            slices.push(IoSlice::new(instead));
+                        }
+                        Err(code) => *outcome = Err(code),
+                    }
+                }
+            }
+        }
+        self.write_pieces(&mut slices, outcomes)
+    }
+
+    /// Asks for the log that pages need; those that have to wait for it still are not tried.
+    fn ask_for_log(&self, hooked: &Hooked, pages: &[(u64, &[u8])], outcomes: &mut Outcomes) {
+        let mut positions: Many<u64> = Many::from_elem(0, pages.len());
+        for (at, (page, bytes)) in pages.iter().enumerate() {
+            match hooked.log_position(*page, bytes) {
+                Ok(position) => positions[at] = position,
+                Err(code) => outcomes[at] = Err(code),
+            }
+        }
+        let furthest = positions.iter().max().copied().unwrap_or(0);
+        if furthest > hooked.durable() && self.by != By::Background {
+            hooked.flush_log(furthest);
+        }
+        let durable = hooked.durable();
+        for (position, outcome) in positions.iter().zip(outcomes) {
+            if *position > durable {
+                *outcome = Err(GATED);
+            }
+        }
+    }
+
+    /// Pages that follow each other, of those that are to be tried.
+    fn pieces(&self, outcomes: &Outcomes) -> Many<Piece> {
+        let mut pieces: Many<Piece> = Many::new();
+        let mut next = None;
+        for (at, write) in self.writes.iter().enumerate() {
+            let page = write.key().page();
+            if outcomes[at] != UNTRIED {
+                continue;
+            }
+            match pieces.last_mut() {
+                Some(piece) if next == Some((at, page)) && piece.slices.len() < MAX_PIECE => {
+                    piece.slices.end += 1;
+                }
+                _ => {
+                    let offset = page * self.backing.order.bytes() as u64;
+                    pieces.push(Piece::new(at..at + 1, offset));
+                }
+            }
+            next = Some((at + 1, page + 1));
+        }
+        pieces
+    }
+
+    /// Writes what is to be tried, neighbours together; returns how many writes failed.
+    fn write_pieces(&self, slices: &mut [IoSlice<'_>], outcomes: &mut Outcomes) -> u32 {
+        let (shared, backing) = (self.shared, self.backing);
+        let mut pieces = self.pieces(outcomes);
+        if backing.check_poison().is_err() {
+            return 1;
+        }
+        if pieces.len() > 1
+            && let Some(file) = backing.source.written_file()
+        {
+            let may_make = self.by != By::Reclaim;
+            shared.io.write(file, slices, &mut pieces, may_make);
+        }
+        let mut nr_failed = 0;
+        for piece in pieces {
+            // What a ring did not take is tried here, as long as there is hope.
+            if piece.result.is_none() && nr_failed >= MAX_FAILURES {
+                break;
+            }
+            let (start, range) = (piece.offset, piece.slices.clone());
+            let slices = &mut slices[range.clone()];
+            let nr_bytes: usize = slices.iter().map(|slice| slice.len()).sum();
+            let written = finish(backing.source.written(), slices, piece);
+            match written {
+                Ok(()) => {
+                    backing.has_taken(start, nr_bytes as u64);
+                    shared.count_written(nr_bytes as u64);
+                }
+                Err(_) => nr_failed += 1,
+            }
+            outcomes[range].fill(written);
+        }
+        nr_failed
+    }
+
+    fn ended(&self) -> Ended {
+        let count = |wanted: Result<(), u32>| {
+            let nr_pages = self.outcomes.iter().filter(|&&it| it == wanted).count();
+            u32::try_from(nr_pages).expect("a run is short")
+        };
+        let mut failed = self.outcomes.iter().filter_map(|it| it.err());
+        let error = failed.find(|&code| code != GATED);
+        Ended {
+            nr_written: count(Ok(())),
+            nr_gated: count(Err(GATED)),
+            nr_failed: self.nr_failed.max(u32::from(error.is_some())),
+            error,
+        }
+    }
+
+    /// Ends its writes, as failed ones where nobody knows.
+    fn end(&mut self) -> Ended {
+        let (shared, backing) = (self.shared, self.backing);
+        self.outcomes.resize(self.writes.len(), UNTRIED);
+        let ended = self.ended();
+        if let Some(code) = ended.error
+            && backing.source.region().is_none()
+            && backing.source.written().has_lost_writes()
+        {
+            backing.poison(code);
+        }
+        let is_failing = ended.error.is_some();
+        backing.is_failing.store(is_failing, Ordering::Relaxed);
+        if let Some(hooked) = backing.hooked.get() {
+            hooked.set_gated(ended.nr_gated > 0);
+        }
+        for (write, outcome) in self.writes.drain(..).zip(self.outcomes.drain(..)) {
+            let page = write.key().page();
+            let mut effects = Effects::new();
+            let core = &shared.core;
+            match outcome {
+                Err(GATED) => core.put_back_write(cpu::current(), write, &mut effects),
+                result => core.complete_write(cpu::current(), write, result, &mut effects),
+            }
+            shared.wake_all(&mut effects);
+            backing.settle(shared, page);
+        }
+        shared.landings.count();
+        ended
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if !self.writes.is_empty() {
+            self.end();
+        }
+    }
+}
+
+/// Writes what is left of a piece.
+fn finish(store: &dyn Store, mut slices: &mut [IoSlice<'_>], piece: Piece) -> Result<(), u32> {
+    let nr_bytes = match piece.result {
+        None => 0,
+        Some(Ok(nr_bytes)) => nr_bytes,
+        Some(Err(error)) => match error.raw_os_error() {
+            // It may be done without a ring, or through the kernel's page cache.
+            Some(libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => 0,
+            _ => return Err(code_of(&error)),
+        },
+    };
+    IoSlice::advance_slices(&mut slices, nr_bytes);
+    write_all(store, slices, piece.offset + nr_bytes as u64)
+}
+
+/// Writes all bytes of `slices`.
+pub(crate) fn write_all(
+    store: &dyn Store,
+    mut slices: &mut [IoSlice<'_>],
+    mut offset: u64,
+) -> Result<(), u32> {
+    // Leading empty ones go: an empty write says nothing.
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        match store.write_vectored_at(slices, offset) {
+            Ok(0) => return Err(SHORT),
+            Ok(written) => {
+                let left: usize = slices.iter().map(|slice| slice.len()).sum();
+                // A store that says more than it was given is a bug of its own.
+                let written = written.min(left);
+                IoSlice::advance_slices(&mut slices, written);
+                offset += written as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(code_of(&error)),
+        }
+    }
+    Ok(())
+}
