@@ -190,6 +190,7 @@ impl Memory {
             false => group,
         };
         let (mut retries, mut rounds, mut yields) = (0, 0, 0);
+        let mut over = None;
         let amount = Amount::Pages(order.nr_pages());
         let charge = Held::new(self, here.cpu, What::Charge { group, amount });
         loop {
@@ -223,13 +224,14 @@ impl Memory {
                     continue;
                 }
                 retries += 1;
+                over = self.over_limit(group).or(over);
             }
             let is_hopeless = match order {
                 Order::ZERO => retries > MAX_RETRIES,
                 _ => retries > MAX_BLOCK_RETRIES || rounds > MAX_BLOCK_ROUNDS + yields,
             };
             if is_hopeless {
-                return Err(self.why_refused(group, order));
+                return Err(self.why_refused(order, over));
             }
         }
     }
@@ -254,13 +256,18 @@ impl Memory {
         }
     }
 
-    /// Why what is charged got no block. Where a limit was lowered since it was charged, that is
-    /// why: what is over it goes out of use.
-    fn why_refused(&self, group: u32, order: Order) -> AllocError {
+    /// The group from `group` upwards that has more than its limit, because that was lowered.
+    fn over_limit(&self, group: u32) -> Option<u32> {
         let is_over = |level: &crate::group::Group| level.usage() > level.max();
-        let over = self.groups.path(group).find(|(_, level)| is_over(level));
+        let mut path = self.groups.path(group);
+        path.find(|(_, level)| is_over(level)).map(|(id, _)| id)
+    }
+
+    /// Why what is charged got no block. Where a group was over its limit while it was looked for,
+    /// that is why: as much goes out of use, though it may have come back by now.
+    fn why_refused(&self, order: Order, over: Option<u32>) -> AllocError {
         match over {
-            Some((group, _)) => AllocError::OverLimit { group },
+            Some(group) => AllocError::OverLimit { group },
             None if order == Order::ZERO && self.is_thrashing() => AllocError::Thrashing {
                 group: self.groups.root(),
             },

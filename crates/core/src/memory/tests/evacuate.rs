@@ -213,3 +213,58 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     outside.into_iter().for_each(unpin);
     memory.check();
 }
+
+/// Others who lower the budget while a request looks for a frame, and raise it when it has asked for
+/// the last time.
+#[derive(Debug)]
+struct Budget<'a> {
+    memory: &'a Memory,
+    nr_pages: u64,
+    nr_asked: Cell<u32>,
+}
+
+impl Platform for Budget<'_> {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        self.nr_asked.set(self.nr_asked.get() + 1);
+        let nr_pages = match self.nr_asked.get() {
+            1 => self.nr_pages / 2,
+            asked if asked > MAX_RETRIES => self.nr_pages,
+            _ => return 0,
+        };
+        let set = self.memory.set_budget(CPU.into(), nr_pages);
+        assert!(set.is_ok(), "{set:?}");
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn who_is_refused_while_the_budget_is_lower_is_over_a_limit() {
+    let (memory, group, _) = memory(2048, Policy::Fifo);
+    let alloc = |here| memory.alloc_buf(here, group, Order::ZERO);
+    let mut bufs = Vec::new();
+    while let Ok((frame, _)) = alloc(CPU.into()) {
+        bufs.push(frame);
+    }
+    // What is charged for it stays with the CPU; its frame goes to somebody else.
+    memory.free_buf(CPU, bufs.pop().unwrap());
+    let spare = take_free(&memory);
+    let root = memory.groups().root();
+    let budget = Budget {
+        memory: &memory,
+        nr_pages: memory.groups().get(root).unwrap().max(),
+        nr_asked: Cell::new(0),
+    };
+    let refused = alloc(Here::new(CPU, &budget));
+    assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
+    assert_eq!(budget.nr_asked.get(), MAX_RETRIES + 1);
+    put_free(&memory, spare);
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    memory.check();
+}

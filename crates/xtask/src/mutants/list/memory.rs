@@ -11,6 +11,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("pieces_come_back"),
     },
     Mutant {
+        name: "a limit that a request was over is forgotten when it is raised",
+        file: "memory/alloc.rs",
+        find: "over = self.over_limit(group).or(over);",
+        replace: "over = self.over_limit(group);",
+        tests: Tests::Unit("who_is_refused"),
+    },
+    Mutant {
         name: "a failed write leaves its page clean",
         file: "memory/write.rs",
         find: "if is_dirty {\n            self.set_dirty(frame);",
