@@ -16,8 +16,8 @@ use crate::units::{Cpu, Frame, NodeMask, Order, PAGE_BYTES};
 const MAX_BLOCK_RETRIES: u32 = 1;
 /// Blocks that are emptied for one request at most: others may use their pages again meanwhile.
 const MAX_BLOCK_ROUNDS: u32 = 16;
-/// Times that a request lets others run who empty a block, before that counts as a round that came
-/// to nothing.
+/// Times that a request lets others run who have frames in hand, before that counts as a round that
+/// came to nothing.
 const MAX_YIELDS: u32 = 1 << 12;
 
 /// A free block on its way to the OS. Whoever holds it is the only one who may touch its bytes.
@@ -217,14 +217,16 @@ impl Memory {
                 },
             };
             if nr_drained == 0 && freed == 0 && !self.give_back_slack() {
-                // What others have in hand just now is a block for them, or comes back.
-                if self.evacuation.is_under_way() && yields < MAX_YIELDS {
+                over = self.over_limit(group).or(over);
+                // Where no limit was lowered, what is charged has a frame: if none is free, others
+                // have it in hand. What they have is a block for them, or comes back.
+                let is_in_hand = order == Order::ZERO && is_anywhere && over.is_none();
+                if (is_in_hand || self.evacuation.is_under_way()) && yields < MAX_YIELDS {
                     yields += 1;
                     yield_now();
                     continue;
                 }
                 retries += 1;
-                over = self.over_limit(group).or(over);
             }
             let is_hopeless = match order {
                 Order::ZERO => retries > MAX_RETRIES,

@@ -214,8 +214,8 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     memory.check();
 }
 
-/// Others who lower the budget while a request looks for a frame, and raise it when it has asked for
-/// the last time.
+/// Others who lower the budget while a request looks for a frame, and raise it when that one has
+/// asked for the last time.
 #[derive(Debug)]
 struct Budget<'a> {
     memory: &'a Memory,
