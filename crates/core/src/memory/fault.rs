@@ -327,8 +327,8 @@ impl Memory {
         }
     }
 
-    /// [`Memory::unpin`] by a caller whom the file's last handle waits for, and who wakes those who
-    /// wait for the frame where this says so.
+    /// [`Memory::unpin`] by a caller whom the file's last handle waits for, or who has another pin
+    /// on the page, and who wakes those who wait for the frame where this says so.
     #[inline]
     pub(super) fn drop_pin(&self, cpu: Cpu, frame: Frame) -> bool {
         let before = self.frames.unpin(frame);

@@ -120,7 +120,7 @@ impl Memory {
         let group = self.frames.group(old);
         let was_ours = self.frames.group(new) == group;
         self.frames.set_group(new, group);
-        let Some(mut io) = self.exchange((old, new), was_ours, 0) else {
+        let Some(mut io) = self.exchange((old, new), was_ours, 1) else {
             self.leave(here, old);
             self.make_bare(new);
             self.frames.set_group(new, 0);
@@ -133,6 +133,9 @@ impl Memory {
         let mut effects = Effects::new();
         self.complete(here.cpu, io, Ok(()), &mut effects);
         here.wake_all(&mut effects);
+        // The caller may have no handle: whoever closes the file waits for the copy, and not for
+        // the end of this. So the pin that goes last is one whose drop says that it was the last.
+        self.leave(here, new);
         // On no list, with the last pin: nobody else frees it. The charge went with the page.
         self.frames.unpin(old);
         self.make_bare(old);
@@ -159,7 +162,7 @@ impl Memory {
         }
     }
 
-    /// Drops the pin of a page that does not move after all.
+    /// Drops the caller's pin of a page that has moved, or does not after all.
     fn leave(&self, here: Here<'_>, frame: Frame) {
         let mut effects = Effects::new();
         self.unpin(here.cpu, frame, &mut effects);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::page_cache::Latched;
+use std::cell::Cell;
 
 fn pinned(memory: &Memory, group: u32, key: PageKey) -> Frame {
     have(memory, group, key, Ok(())).unwrap().0
@@ -78,4 +79,67 @@ fn a_pin_that_somebody_waits_for_is_not_dropped_in_silence() {
     let mut effects = Effects::new();
     memory.unpin(CPU, frame, &mut effects);
     assert!(matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame));
+}
+
+/// The last handle goes when a page has been copied.
+#[derive(Debug)]
+struct Goes<'a> {
+    memory: &'a Memory,
+    file: u32,
+    is_left: Cell<bool>,
+    nr_told: Cell<u32>,
+}
+
+impl Platform for Goes<'_> {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+
+    fn wake(&self, _frame: Frame) {
+        if self.memory.has_mappings() {
+            let run = &mut |effects: &mut Effects| while effects.pop().is_some() {};
+            self.memory.close_mapping(CPU, self.file, run);
+            self.is_left.set(self.memory.abandon());
+        }
+    }
+
+    fn last_pin(&self) {
+        self.nr_told.set(self.nr_told.get() + 1);
+    }
+}
+
+#[test]
+fn a_memory_that_is_abandoned_during_a_move_ends_with_it() {
+    let (memory, group, file) = memory(2048, Policy::Fifo);
+    let mut frames = (1..).map(|page| pinned(&memory, group, key(file, page)));
+    // Of a block of two that lies in the arena.
+    let frame = frames.find(|frame| frame.number() | 1 < memory.frames().len());
+    let frame = frame.unwrap();
+    assert!(!unpin(&memory, frame));
+    let goes = Goes {
+        memory: &memory,
+        file,
+        is_left: Cell::new(false),
+        nr_told: Cell::new(0),
+    };
+    // Whoever moves pages in the background has no handle.
+    let here = Here::new(CPU, &goes);
+    let block = (Frame::new(frame.number() & !1), Order::new(1).unwrap());
+    let captured = memory.capture(here, block, true).unwrap();
+    assert_eq!(memory.stats().pgmigrate_success, 1);
+    assert!(
+        goes.is_left.get(),
+        "the page is pinned until its move is over"
+    );
+    assert_eq!(goes.nr_told.get(), 1);
+    let pieces = &captured.pieces;
+    memory.zones().put_pieces(memory.frames(), pieces);
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
 }

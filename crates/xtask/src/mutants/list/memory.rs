@@ -64,6 +64,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("left_pins"),
     },
     Mutant {
+        name: "the pin of a move may be the last one and says nothing",
+        file: "memory/migrate.rs",
+        find: "self.leave(here, new);",
+        replace: "self.drop_pin(here.cpu, new);",
+        tests: Tests::Unit("left_pins"),
+    },
+    Mutant {
         name: "a page that leaves its file stays counted as dirty",
         file: "memory/file.rs",
         find: "if seen.has(flag::DIRTY) {",
