@@ -143,15 +143,17 @@ impl ByPin {
     /// While the value is looked at, its owner has a pin on a frame of this memory that core gave
     /// for a page of a file, or knows of a handle or a share of it.
     pub(crate) unsafe fn new(home: &Home) -> ByPin {
-        let shared = NonNull::from(home.shared().as_ref());
-        ByPin(shared)
+        // Not by way of a reference, which would not reach the counts beside the value.
+        let shared = Arc::as_ptr(home.shared()).cast_mut();
+        // SAFETY: an `Arc`'s value is somewhere.
+        ByPin(unsafe { NonNull::new_unchecked(shared) })
     }
 
     /// A share of its own, for what is to be done after the pin was dropped.
     pub(crate) fn share(&self) -> Arc<Shared> {
         let shared = self.0.as_ptr().cast_const();
         // SAFETY:
-        // 1. The pointer is one into an `Arc`'s value, as `from_raw` below asks for.
+        // 1. The pointer is the `Arc`'s own, as `from_raw` below asks for.
         // 2. Somebody has a share of it, as in `deref`.
         unsafe { Arc::increment_strong_count(shared) };
         // SAFETY: the share that was just counted.

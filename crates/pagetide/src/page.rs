@@ -258,7 +258,7 @@ impl Page {
             return frames.pinned(self.block.frame()).try_unpin();
         };
         // Whoever takes the page out of its file makes a pin of the claim, or sees it gone.
-        if !self.shared.core.claims().give_up(claim) {
+        if !self.shared.core.claims().word(claim).give_up() {
             return true;
         }
         self.block = self.block.by(None);

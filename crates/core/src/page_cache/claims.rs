@@ -37,7 +37,7 @@ const PINNED: u32 = u32::MAX;
 #[derive(Debug)]
 struct Line([AtomicU32; PER_LINE]);
 
-/// Which word holds a claim. Given back by [`Claims::give_up`], by any thread.
+/// Which word holds a claim. Given back by [`ClaimWord::give_up`], by any thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a claim that is not given up holds its page for ever"]
 pub struct Claim(NonZeroU32);
@@ -71,6 +71,24 @@ impl Claim {
     #[inline]
     pub fn unpack(packed: u32) -> Option<Claim> {
         NonZeroU32::new(packed).map(Claim)
+    }
+}
+
+/// The word that holds somebody's claim.
+///
+/// Apart from its table, because that claim may be what keeps the table: when it is given back, all
+/// of it may be gone at once.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimWord<'a>(&'a AtomicU32);
+
+impl ClaimWord<'_> {
+    /// Gives the claim back; whether it became a pin meanwhile, which the caller then drops. One
+    /// read-modify-write; nothing is touched after it.
+    #[must_use]
+    #[inline]
+    pub fn give_up(self) -> bool {
+        // Release: the reads under the claim are over before somebody's Acquire sees it gone.
+        self.0.swap(NONE, Ordering::AcqRel) == PINNED
     }
 }
 
@@ -158,14 +176,18 @@ impl Claims {
         })
     }
 
-    /// Gives a claim back; whether it became a pin meanwhile, which the caller then drops. One
-    /// read-modify-write; nothing else of the memory is touched after it.
+    /// Gives a claim back; whether it became a pin meanwhile, which the caller then drops.
     #[inline]
     pub fn give_up(&self, claim: Claim) -> bool {
+        self.word(claim).give_up()
+    }
+
+    /// The word that holds a claim of the caller's, to give the claim back by it alone.
+    #[must_use]
+    #[inline]
+    pub fn word(&self, claim: Claim) -> ClaimWord<'_> {
         let (cpu, slot) = claim.place();
-        let word = &self.0.of(cpu).0[slot];
-        // Release: the reads under the claim are over before somebody's Acquire sees it gone.
-        word.swap(NONE, Ordering::AcqRel) == PINNED
+        ClaimWord(&self.0.of(cpu).0[slot])
     }
 
     /// The frames that are claimed at a moment. Looks at the line of each CPU.

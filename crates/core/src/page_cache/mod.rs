@@ -7,7 +7,7 @@ pub mod readahead;
 pub mod streams;
 mod write;
 
-pub use claims::{Claim, Claims};
+pub use claims::{Claim, ClaimWord, Claims};
 pub use index::{Index, Locked};
 pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};

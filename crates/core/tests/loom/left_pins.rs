@@ -3,6 +3,7 @@
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use pagetide_core::page_cache::Claim;
 
 /// A memory with a page that is pinned twice, as its runtime keeps it.
 struct Kept {
@@ -46,10 +47,15 @@ impl Kept {
         self.drop_share();
     }
 
-    fn drop_page(&self) {
+    /// Drops a page that a pin holds, or a claim.
+    fn drop_page(&self, claim: Option<Claim>) {
         let memory = &self.shared.0;
         self.read();
-        if memory.frames().pinned(self.frame).try_unpin() {
+        let is_over = match claim {
+            Some(claim) => !memory.claims().word(claim).give_up(),
+            None => memory.frames().pinned(self.frame).try_unpin(),
+        };
+        if is_over {
             return;
         }
         self.share();
@@ -76,11 +82,12 @@ impl Kept {
     }
 }
 
-#[test]
-fn the_last_pin_or_the_last_handle_ends_the_memory() {
-    whole(|shared| {
+/// Two threads drop a page each, of which the second is held by a claim, if that `is_claimed`; a
+/// third one drops the last handle.
+fn drop_all(is_claimed: bool) {
+    whole(move |shared| {
         let (mut op, read) = start(&shared);
-        let memory = &shared.0;
+        let (memory, _, file) = &*shared;
         let mut effects = Effects::new();
         memory.complete(Cpu::new(0), read.expect("the read"), Ok(()), &mut effects);
         while effects.pop().is_some() {}
@@ -88,7 +95,17 @@ fn the_last_pin_or_the_last_handle_ends_the_memory() {
         let Ok(Step::Done(frame)) = step else {
             panic!("{step:?} after the read")
         };
-        assert!(memory.pin_again(frame));
+        let page = Mappings::key(*file, 1).expect("a small page");
+        if is_claimed {
+            memory.contend(page);
+        }
+        let (found, claim) = memory.hold(
+            || Cpu::new(0),
+            page,
+            Access::Copy,
+            |_| panic!("one page, one frame"),
+        );
+        assert_eq!((found, claim.is_some()), (Found::Pinned(frame), is_claimed));
         let kept = Arc::new(Kept {
             shared: Arc::clone(&shared),
             frame,
@@ -97,9 +114,9 @@ fn the_last_pin_or_the_last_handle_ends_the_memory() {
             bytes: UnsafeCell::new(()),
             are_there: AtomicBool::new(true),
         });
-        let pages = [(); 2].map(|()| {
+        let pages = [None, claim].map(|claim| {
             let kept = Arc::clone(&kept);
-            thread::spawn(move || kept.drop_page())
+            thread::spawn(move || kept.drop_page(claim))
         });
         kept.drop_handle();
         for page in pages {
@@ -108,4 +125,14 @@ fn the_last_pin_or_the_last_handle_ends_the_memory() {
         assert_eq!(kept.shares.load(Ordering::Relaxed), 0);
         assert_eq!(memory.stats().nr_used, 0);
     });
+}
+
+#[test]
+fn the_last_pin_or_the_last_handle_ends_the_memory() {
+    drop_all(false);
+}
+
+#[test]
+fn a_claim_keeps_the_memory_until_it_is_given_up() {
+    drop_all(true);
 }

@@ -224,8 +224,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a claim that became a pin is given back as a claim",
         file: "page_cache/claims.rs",
-        find: "word.swap(NONE, Ordering::AcqRel) == PINNED",
-        replace: "word.swap(NONE, Ordering::AcqRel) == NONE",
+        find: "self.0.swap(NONE, Ordering::AcqRel) == PINNED",
+        replace: "self.0.swap(NONE, Ordering::AcqRel) == NONE",
         tests: Tests::Loom,
     },
     Mutant {
