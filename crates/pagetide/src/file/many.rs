@@ -19,7 +19,8 @@ use std::fmt;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
-/// Pages whose reads are begun before they are handed over.
+/// Pages whose reads are begun before they are handed over; those that are begun together with the
+/// last of them go with it.
 const MAX_BEGUN: usize = 256;
 /// Of what a group may have, the part that one prefetch brings in at most: policies that withstand
 /// scans keep what was used once, or not yet, for a tenth of the group's pages, at first.
@@ -124,6 +125,10 @@ impl<'a> Begun<'a> {
         }
         drop(runs);
         self.nr_pages.set(self.nr_pages.get() + 1);
+    }
+
+    /// Hands them over where they are many. Foreign code: with no read in hand that was not pushed.
+    fn hand_over_many(&self) {
         if self.nr_pages.get() >= MAX_BEGUN {
             self.hand_over();
         }
@@ -165,6 +170,7 @@ impl<'a> Begun<'a> {
                 Effect::LastPin => unreachable!("the file is a handle"),
             }
         }
+        self.hand_over_many();
         step
     }
 
@@ -480,6 +486,7 @@ impl File {
             };
             let for_group = (group.id(), Access::Pin);
             let nr_begun = shared.core.begin_reads(here, for_group, &keys, began);
+            begun.hand_over_many();
             // Somebody else was faster, and may change them by now.
             for at in lost {
                 let op = PageIn::new(left[at - nr_before].key, group.id(), Access::Pin);

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::io::{Next, Run};
-use crate::{ByteSize, Memory};
+use crate::{ByteSize, Memory, Order, Store};
 use std::io::{Error as IoError, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const PAGE: usize = 4096;
 
@@ -166,4 +167,58 @@ fn a_run_that_is_dropped_leaves_nobody_waiting() {
         }
     });
     assert_eq!(file.pin_many(&[0, 1, 2, 3]).unwrap().len(), 4);
+}
+
+/// 400 pages, of which each read unwinds.
+struct Unwinds;
+
+impl Store for Unwinds {
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> std::io::Result<usize> {
+        resume_unwind(Box::new("a store that unwinds"))
+    }
+
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(400 * PAGE as u64)
+    }
+}
+
+/// Reads are handed over when they are many: not while core has begun others with them, wherever
+/// among these that is.
+#[test]
+fn a_store_that_unwinds_leaves_no_page_being_read() {
+    for nr_others in 1..20 {
+        let (memory, store) = (memory(), Box::new(Unwinds));
+        let group = memory.root();
+        let file = memory.open_store(store, "unwinds", Order::new(0), &group);
+        let file = file.unwrap();
+        // Somebody else reads these, so that a batch of fewer is full in the midst of the next.
+        let others = Begun::new(&file.open);
+        let is_there = |page: u64| {
+            memory
+                .home()
+                .core
+                .is_resident(file.open.backing.key(page).unwrap())
+        };
+        for page in 0..nr_others {
+            let op = PageIn::new(
+                file.open.backing.key(page).unwrap(),
+                group.id(),
+                Access::Pin,
+            );
+            assert!(matches!(
+                others.begin(others.here(), op),
+                Ok(Begin::Reading(_))
+            ));
+        }
+        let pages: Vec<u64> = (0..400).collect();
+        let pinned = catch_unwind(AssertUnwindSafe(|| file.pin_many(&pages).map(drop)));
+        assert!(pinned.is_err());
+        let left: Vec<u64> = (nr_others..400).filter(|&page| is_there(page)).collect();
+        drop(others);
+        if !left.is_empty() {
+            // Its close would wait for ever.
+            std::mem::forget(file);
+            panic!("pages {left:?} are read by nobody, {nr_others} by others");
+        }
+    }
 }

@@ -202,6 +202,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("many::a_batch_holds"),
     },
     Mutant {
+        name: "reads are handed over in the midst of those that are begun with them",
+        file: "file/many.rs",
+        find: "        self.nr_pages.set(self.nr_pages.get() + 1);\n",
+        replace: "        self.nr_pages.set(self.nr_pages.get() + 1);\n        \
+                  self.hand_over_many();\n",
+        tests: Tests::RuntimeUnit("a_store_that_unwinds"),
+    },
+    Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
         find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
