@@ -8,7 +8,7 @@ use crate::io::Piece;
 use crate::shared::Shared;
 use crate::spill::Region;
 use crate::store::Store;
-use crate::{cpu, page};
+use crate::{cpu, page, park};
 use pagetide_core::memory::{Effects, Write};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice};
@@ -276,7 +276,9 @@ impl<'a> Run<'a> {
         if let Some(hooked) = backing.hooked.get() {
             hooked.set_gated(ended.nr_gated > 0);
         }
-        for (write, outcome) in self.writes.drain(..).zip(self.outcomes.drain(..)) {
+        let ends = self.writes.drain(..).zip(self.outcomes.drain(..));
+        // Who is woken may be foreign code that unwinds: the others end all the same.
+        park::to_each(ends, |(write, outcome)| {
             let page = write.key().page();
             let mut effects = Effects::new();
             let core = &shared.core;
@@ -284,9 +286,9 @@ impl<'a> Run<'a> {
                 Err(GATED) => core.put_back_write(cpu::current(), write, &mut effects),
                 result => core.complete_write(cpu::current(), write, result, &mut effects),
             }
-            shared.wake_all(&mut effects);
             backing.settle(shared, page);
-        }
+            shared.wake_all(&mut effects);
+        });
         shared.landings.count();
         ended
     }
@@ -338,4 +340,56 @@ pub(crate) fn write_all(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{ByteSize, Memory, cpu};
+    use pagetide_core::frame::flag;
+    use pagetide_core::memory::Effects;
+    use pagetide_core::page_cache::Latched;
+    use std::future::Future;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Wake, Waker};
+
+    struct Unwinds;
+
+    impl Wake for Unwinds {
+        fn wake(self: Arc<Unwinds>) {
+            resume_unwind(Box::new("a waker that unwinds"));
+        }
+    }
+
+    #[test]
+    fn a_waker_that_unwinds_leaves_no_page_being_written() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        file.write_at(&[1; 3 * 4096], 0).unwrap();
+        let pages = [0, 1, 2].map(|page| file.pin(page).unwrap());
+        let core = &memory.home().core;
+        let frame = |page: usize| pages[page].frame_in(memory.home()).unwrap();
+        let has = |page, flag| core.frames().word(frame(page)).has(flag);
+        // Somebody waits to change the first page, so that a task waits, too.
+        let key = core.frames().key(frame(0)).unwrap();
+        let mut effects = Effects::new();
+        let latched = core.latch(cpu::current(), key, &mut effects);
+        assert!(matches!(latched, Latched::Busy { .. }) && has(0, flag::INTENT));
+        let waker = Waker::from(Arc::new(Unwinds));
+        let mut task = pin!(file.pin_async(0));
+        let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(|| file.sync())).is_err());
+        let left: Vec<usize> = (0..3).filter(|&at| has(at, flag::WRITEBACK)).collect();
+        if !left.is_empty() {
+            // Its close would wait for ever.
+            std::mem::forget(file.clone());
+        }
+        assert!(left.is_empty(), "pages {left:?} are written by nobody");
+        core.withdraw(frame(0), &mut effects);
+        assert!(effects.pop().is_some());
+    }
 }

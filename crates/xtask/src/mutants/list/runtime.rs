@@ -210,6 +210,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_store_that_unwinds"),
     },
     Mutant {
+        name: "a waker that unwinds leaves others' writes without an end",
+        file: "writeback/run.rs",
+        find: "park::to_each(ends, |(write, outcome)| {",
+        replace: "ends.for_each(|(write, outcome)| {",
+        tests: Tests::RuntimeUnit("a_waker_that_unwinds_leaves"),
+    },
+    Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
         find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
