@@ -272,40 +272,72 @@ fn threads_and_futures_share_a_full_group() {
     assert_eq!(web.usage(), ByteSize(0));
 }
 
-/// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later.
-fn large_page_beside_short_pins(read: impl FnOnce(&Memory, &File) -> Result<u8, Error> + Send) {
-    let memory = &memory();
-    let data = numbered_file(2048);
-    let small = memory.open(data.path(), &memory.root()).unwrap();
-    let pinned = (0..2048).map_while(|page| small.pin(page).ok());
-    let pins: Vec<Page> = pinned.collect();
-    // One in each aligned 16 KiB stays.
-    let is_first = |page: &Page| page.as_ptr().addr().is_multiple_of(16 << 10);
-    let pins: Vec<Page> = pins.into_iter().filter(is_first).collect();
-    assert!(pins.len() > 300, "{} pages of 8 MiB", pins.len());
-    let large = memory.open_with(data.path(), Order::new(2), &memory.root());
-    let large = &large.unwrap();
-    let mut bufs = Vec::new();
-    let refused = loop {
-        match memory.root().alloc(Order::new(2)) {
-            Ok(buf) => bufs.push(buf),
-            Err(error) => break error,
+/// A file of pages of 16 KiB where no block is left for one, and other readers' pins because of
+/// which that is so.
+struct Crowded {
+    large: File,
+    short: Vec<Page>,
+    _others: (Vec<Buf>, Vec<Page>),
+}
+
+impl Crowded {
+    fn new(memory: &Memory) -> Crowded {
+        let data = numbered_file(2048);
+        let small = memory.open(data.path(), &memory.root()).unwrap();
+        let pinned = (0..2048).map_while(|page| small.pin(page).ok());
+        let pins: Vec<Page> = pinned.collect();
+        // One in each aligned 16 KiB stays.
+        let is_first = |page: &Page| page.as_ptr().addr().is_multiple_of(16 << 10);
+        let short: Vec<Page> = pins.into_iter().filter(is_first).collect();
+        assert!(short.len() > 300, "{} pages of 8 MiB", short.len());
+        let mut bufs = Vec::new();
+        let refused = loop {
+            match memory.root().alloc(Order::new(2)) {
+                Ok(buf) => bufs.push(buf),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
+        let large = memory.open_with(data.path(), Order::new(2), &memory.root());
+        let large = large.unwrap();
+        // A page finds blocks that working memory does not.
+        let mut pages = Vec::new();
+        let refused = loop {
+            match large.pin(8 + pages.len() as u64) {
+                Ok(page) => pages.push(page),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
+        Crowded {
+            large,
+            short,
+            _others: (bufs, pages),
         }
-    };
-    assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
+    }
+}
+
+/// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later.
+fn large_page_beside_short_pins(read: impl FnOnce(&File) -> Result<u8, Error> + Send) {
+    let memory = memory();
+    let Crowded {
+        large,
+        short,
+        _others,
+    } = Crowded::new(&memory);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read(memory, large));
+        let reader = scope.spawn(|| read(&large));
         std::thread::sleep(Duration::from_millis(50));
-        drop(pins);
+        drop(short);
         assert_eq!(reader.join().unwrap().unwrap(), 28);
     });
 }
 
 #[test]
 fn large_pages_wait_for_short_pins_that_lie_in_every_block() {
-    large_page_beside_short_pins(|_, large| large.pin(7).map(|page| page[0]));
-    large_page_beside_short_pins(|_, large| large.pin_many(&[7]).map(|pages| pages[0][0]));
-    large_page_beside_short_pins(|_, large| {
+    large_page_beside_short_pins(|large| large.pin(7).map(|page| page[0]));
+    large_page_beside_short_pins(|large| large.pin_many(&[7]).map(|pages| pages[0][0]));
+    large_page_beside_short_pins(|large| {
         let mut first = [0];
         large.read_at(&mut first, 7 << 14).map(|_| first[0])
     });
@@ -313,15 +345,27 @@ fn large_pages_wait_for_short_pins_that_lie_in_every_block() {
 
 #[test]
 fn large_pages_of_tasks_wait_for_short_pins_that_lie_in_every_block() {
-    large_page_beside_short_pins(|memory, large| {
-        let mut page = Box::pin(large.pin_async(7));
-        let waker = Waker::from(Arc::<Flag>::default());
-        loop {
-            if let Poll::Ready(page) = page.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return page.map(|page| page[0]);
-            }
-            memory.tick();
-            std::thread::yield_now();
+    let memory = memory();
+    let Crowded {
+        large,
+        short,
+        _others,
+    } = Crowded::new(&memory);
+    let mut page = Box::pin(large.pin_async(7));
+    let waker = Waker::from(Arc::<Flag>::default());
+    let mut poll = || page.as_mut().poll(&mut Context::from_waker(&waker));
+    for _ in 0..20 {
+        let polled = poll();
+        assert!(polled.is_pending(), "beside the pins: {polled:?}");
+        memory.tick();
+    }
+    drop(short);
+    let page = loop {
+        if let Poll::Ready(page) = poll() {
+            break page.unwrap();
         }
-    });
+        memory.tick();
+        std::thread::yield_now();
+    };
+    assert_eq!(page[0], 28);
 }

@@ -336,6 +336,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("waits::large_pages"),
     },
     Mutant {
+        name: "a task that finds no block is refused at once",
+        file: "file/tasks.rs",
+        find: "Err(error) if patience::is_passing(&error) => {",
+        replace: "Err(error) if patience::is_passing(&error) && false => {",
+        tests: Tests::Runtime("waits::large_pages_of_tasks"),
+    },
+    Mutant {
+        name: "a task that waits for a block is refused when it asks again",
+        file: "file/tasks.rs",
+        find: "Err(PageError::Alloc(AllocError::NoBlock { .. })) => {",
+        replace: "Err(PageError::Alloc(AllocError::NoBlock { .. })) if false => {",
+        tests: Tests::Runtime("waits::large_pages_of_tasks"),
+    },
+    Mutant {
         name: "memory goes to the OS while rings have it registered",
         file: "io/registered.rs",
         find: "rings.iter().filter(|table| table.blocks.has(block))",
