@@ -29,6 +29,7 @@ mod longterm;
 mod lru_gen;
 mod machine;
 mod many;
+mod many_reclaim;
 mod many_writes;
 mod memcg;
 #[cfg(feature = "metrics")]

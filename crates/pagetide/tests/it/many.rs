@@ -1,7 +1,7 @@
 //! Many pages at once: pinned together, prefetched, looked at without a read.
 
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, Shrinker, Store};
+use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, Page, Store};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub(crate) fn number(page: &[u8]) -> u64 {
     u64::from_le_bytes(page[..8].try_into().unwrap())
 }
 
-fn numbers(pages: &[Page]) -> Vec<u64> {
+pub(crate) fn numbers(pages: &[Page]) -> Vec<u64> {
     pages.iter().map(|page| number(page)).collect()
 }
 
@@ -262,61 +262,6 @@ fn batches_share_a_full_group() {
             }
         });
         assert!(group.usage() <= ByteSize::kib(4 * 40));
-    }
-}
-
-/// A cache that looks for a page of a batch while that batch needs memory.
-struct Looks {
-    file: File,
-    group: Group,
-    page: u64,
-    misses: u64,
-    nr_seen: Arc<AtomicU64>,
-}
-
-impl Shrinker for Looks {
-    fn count(&self) -> u64 {
-        1 << 20
-    }
-
-    fn scan(&self, _nr_objects: u64) -> Option<u64> {
-        // The read of the page has begun: it has to end while this thread is here.
-        if self.group.misses() > self.misses {
-            let begin = Instant::now();
-            while self.file.try_pin(self.page).unwrap().is_none() {
-                assert!(begin.elapsed() < Duration::from_secs(5), "nobody reads it");
-            }
-            self.nr_seen.fetch_add(1, Ordering::Relaxed);
-        }
-        None
-    }
-}
-
-#[test]
-fn what_a_batch_has_begun_is_read_before_foreign_code_runs() {
-    let data = numbered_file(1024);
-    for memory in memories(16) {
-        let group = memory.root().child("web").unwrap();
-        let group = group.max(ByteSize::mib(2)).unwrap();
-        let file = memory.open(data.path(), &group).unwrap();
-        (0..512).for_each(|page| drop(file.pin(page).unwrap()));
-        let nr_seen = Arc::new(AtomicU64::new(0));
-        let looks = Looks {
-            file: file.clone(),
-            group: group.clone(),
-            page: 600,
-            misses: group.misses(),
-            nr_seen: Arc::clone(&nr_seen),
-        };
-        let registered = group.add_shrinker(looks);
-        // More than are begun together: the others need memory when the first are under way.
-        let pages: Vec<u64> = (600..1000).flat_map(|page| [page; 2]).collect();
-        assert_eq!(numbers(&file.pin_many(&pages).unwrap()), pages);
-        assert!(
-            nr_seen.load(Ordering::Relaxed) > 0,
-            "no round of reclaim came between"
-        );
-        drop(registered);
     }
 }
 

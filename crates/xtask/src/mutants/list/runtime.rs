@@ -193,6 +193,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("metrics::"),
     },
     Mutant {
+        name: "reads that were begun wait for reclaim",
+        file: "file/many.rs",
+        find: "self.hand_over();\n        self.open.shared.stall(group, work);",
+        replace: "self.open.shared.stall(group, work);",
+        tests: Tests::Runtime("many_reclaim::what_a_batch"),
+    },
+    Mutant {
         name: "a batch waits for a writer with pages in hand",
         file: "file/many.rs",
         find: "Ok(Begin::Latched { frame, version }) => Err(Stop::Latched { frame, version }),",
