@@ -425,3 +425,43 @@ fn push(ring: &mut Ring, run: Run) {
         run.fill_up();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+
+    /// As a kernel before 5.6 needs it.
+    #[test]
+    fn single_pages_are_read_and_written_by_lists_of_one_buffer() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let choice = memory.io_engine();
+        if choice.engine != IoEngine::IoUring {
+            return println!("skipped: io_uring: {choice}");
+        }
+        let engine = &memory.home().io;
+        let rings = || locked(&engine.rings);
+        rings().idle.iter_mut().for_each(|ring| {
+            assert!(ring.has_plain, "a kernel of today");
+            ring.has_plain = false;
+        });
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let pages: Vec<u64> = (0..200).step_by(2).collect();
+        for round in 1..=2 {
+            let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+            for &page in &pages {
+                let byte = u8::try_from(page).unwrap() ^ round;
+                file.write_at(&[byte; 4096], page * 4096).unwrap();
+            }
+            file.sync().unwrap();
+            drop(file);
+            let file = memory.open(data.path(), &memory.root()).unwrap();
+            for (page, at) in file.pin_many(&pages).unwrap().iter().zip(&pages) {
+                let byte = u8::try_from(*at).unwrap() ^ round;
+                assert!(page.iter().all(|&found| found == byte), "page {at}");
+            }
+        }
+        assert!(memory.stats().ring_enters > 0 && rings().idle.len() == 1);
+    }
+}

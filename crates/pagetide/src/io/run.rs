@@ -259,8 +259,9 @@ impl Run {
                     self.is_refused = true;
                     Next::Again
                 }
-                // No memory in the kernel, or the thread that submitted it has ended.
-                Some(libc::EAGAIN | libc::ENOMEM | libc::ECANCELED) => {
+                // No memory in the kernel, the thread that submitted it has ended, or a ring does
+                // not know such a read.
+                Some(libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => {
                     self.read_each();
                     return Next::Over;
                 }

@@ -7,7 +7,7 @@ pub(crate) use writes::Piece;
 
 use super::registered::{Registry, RingTables};
 use super::run::{Few, Next, Run};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -38,6 +38,8 @@ pub(crate) struct Ring {
     is_broken: bool,
     nr_enters: u64,
     nr_fixed: u64,
+    /// The kernel reads and writes one buffer without a list of buffers: from 5.6 on.
+    pub(super) has_plain: bool,
     registered: RingTables,
 }
 
@@ -81,6 +83,7 @@ impl Ring {
         let depth = u32::try_from(DEPTH).expect("a small number");
         let ring = IoUring::builder().dontfork().build(depth)?;
         let registered = registry.list(&ring);
+        let has_plain = has_plain(&ring);
         Ok(Ring {
             ring: ManuallyDrop::new(ring),
             slots: (0..DEPTH).map(|_| None).collect(),
@@ -89,6 +92,7 @@ impl Ring {
             is_broken: false,
             nr_enters: 0,
             nr_fixed: 0,
+            has_plain,
             registered,
         })
     }
@@ -147,7 +151,8 @@ impl Ring {
             is_fixed,
         };
         let slot = self.slots[at].insert(slot);
-        let read = read_of(slot, &self.registered, fd, offset).user_data(at as u64);
+        let has = (&self.registered, self.has_plain);
+        let read = read_of(slot, has, fd, offset).user_data(at as u64);
         self.nr_fixed += u64::from(slot.is_fixed);
         // SAFETY:
         // 1. The slot keeps the list of buffers, and the run, until the read has landed, and stays
@@ -245,14 +250,28 @@ impl Slot {
     }
 }
 
+/// Whether a ring's kernel knows the reads and writes that take no list of buffers.
+fn has_plain(ring: &IoUring) -> bool {
+    let mut probe = Probe::new();
+    // Before 5.6 it cannot be asked either.
+    let is_known = ring.submitter().register_probe(&mut probe).is_ok();
+    let has = |code| probe.is_supported(code);
+    is_known && has(opcode::Read::CODE) && has(opcode::Write::CODE)
+}
+
 /// The read of a slot from `fd`, by numbers where the ring has them.
-fn read_of(slot: &mut Slot, registered: &RingTables, fd: RawFd, offset: u64) -> squeue::Entry {
+fn read_of(
+    slot: &mut Slot,
+    (registered, has_plain): (&RingTables, bool),
+    fd: RawFd,
+    offset: u64,
+) -> squeue::Entry {
     let file = slot.run.file_slot();
     let number = file.and_then(|file| registered.file(file, fd));
     let number = number.and_then(|number| i32::try_from(number).ok());
     let at = types::Fd(number.unwrap_or(fd));
     let read = match &slot.bufs[..] {
-        [buf] => {
+        [buf] if has_plain => {
             let to = buf.iov_base.cast::<u8>();
             let len = u32::try_from(buf.iov_len).expect("a page is short");
             let is_allowed = !slot.run.is_fixed_refused();

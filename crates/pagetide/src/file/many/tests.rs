@@ -121,6 +121,18 @@ fn a_kernel_without_memory_or_a_cancelled_read_is_read_here() {
 }
 
 #[test]
+fn a_read_that_a_ring_does_not_know_is_made_here() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    let mut run = run(&file, 1);
+    let unknown = || Err(IoError::from_raw_os_error(libc::EINVAL));
+    assert_eq!(run.landed(unknown()), Next::Again);
+    assert_eq!(run.landed(unknown()), Next::Over);
+    drop(run);
+    check(&file, 1);
+}
+
+#[test]
 fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
     let memory = memory();
     let (file, data) = file(&memory, 3);

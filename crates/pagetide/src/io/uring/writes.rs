@@ -105,13 +105,14 @@ struct UnderWay<'a> {
 
 impl UnderWay<'_> {
     fn queue(&mut self, file: &DirectFile, slices: &[IoSlice<'_>]) {
+        let has_plain = self.ring.has_plain;
         let mut submission = self.ring.ring.submission();
         for (at, piece) in self.pieces.iter().enumerate() {
             let bufs = &slices[piece.slices.clone()];
             let Some((file, offset)) = file.direct_write(bufs, piece.offset) else {
                 continue;
             };
-            let entry = entry(file, bufs, offset).user_data(at as u64);
+            let entry = entry((file, has_plain), bufs, offset).user_data(at as u64);
             // SAFETY:
             // 1. The caller of `Engine::write` lends the buffers and the file for that call, and
             //    `bufs` lie in its list of them. That call does not end, nor unwind, before what
@@ -171,11 +172,11 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-fn entry(file: &fs::File, bufs: &[IoSlice<'_>], offset: u64) -> squeue::Entry {
+fn entry((file, has_plain): (&fs::File, bool), bufs: &[IoSlice<'_>], offset: u64) -> squeue::Entry {
     let fd = types::Fd(file.as_raw_fd());
     let nr_bytes = bufs.first().map(|first| u32::try_from(first.len()));
     match (bufs, nr_bytes) {
-        ([one], Some(Ok(nr_bytes))) => {
+        ([one], Some(Ok(nr_bytes))) if has_plain => {
             let write = opcode::Write::new(fd, one.as_ptr(), nr_bytes);
             write.offset(offset).build()
         }

@@ -224,6 +224,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_leaves"),
     },
     Mutant {
+        name: "a read that a ring does not know fails",
+        file: "io/run.rs",
+        find: "libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => {",
+        replace: "libc::ENOMEM | libc::ECANCELED) => {",
+        tests: Tests::RuntimeUnit("a_read_that_a_ring_does_not_know"),
+    },
+    Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
         find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
