@@ -4,7 +4,7 @@
 //! the file is under way.
 
 use crate::behind::{Behind, Turn};
-use crate::dirty_list::{DirtyList, Room};
+use crate::dirty_list::{DirtyList, Pages, Room};
 use crate::hooks::{Hooked, REFUSED};
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
@@ -16,6 +16,7 @@ use pagetide_core::units::{Order, PageKey};
 use std::fmt;
 use std::fs;
 use std::io;
+use std::iter;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -405,12 +406,17 @@ impl Backing {
 
     /// Forgets a page that was written, if nobody made it dirty again.
     pub(crate) fn settle(&self, shared: &Shared, page: u64) {
+        self.settle_each(shared, iter::once(page));
+    }
+
+    /// [`Backing::settle`] for several pages, under one hold of the list's lock.
+    pub(crate) fn settle_each(&self, shared: &Shared, pages: impl Iterator<Item = u64>) {
         if self.source.region().is_some() {
             return;
         }
-        // Under the lock: whoever makes it dirty notes it while core says that it is not clean.
-        let is_clean = || self.key(page).is_none_or(|key| shared.core.is_clean(key));
-        self.dirty.remove_if(shared, page, is_clean);
+        // Under the lock: whoever makes one dirty notes it while core says that it is not clean.
+        let is_clean = |page| self.key(page).is_none_or(|key| shared.core.is_clean(key));
+        self.dirty.remove_if(shared, pages, is_clean);
     }
 
     /// Forgets pages that were dropped.
@@ -425,6 +431,11 @@ impl Backing {
     /// The first page in `pages` that may be dirty, since `before` at the latest.
     pub(crate) fn next_dirty(&self, pages: RangeInclusive<u64>, before: u32) -> Option<u64> {
         self.dirty.next(pages, before)
+    }
+
+    /// All of them, in order, as [`DirtyList::pages`].
+    pub(crate) fn dirty_pages(&self, pages: RangeInclusive<u64>, before: u32) -> Pages<'_> {
+        self.dirty.pages(pages, before)
     }
 
     /// The last page that may be dirty.

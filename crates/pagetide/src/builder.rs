@@ -335,7 +335,8 @@ impl Builder {
             registry(&arena, nr_frames, self.registered_buffers),
             self.has_thread,
             isolated.clone(),
-            index(topology.nr_cpus()),
+            // Who writes back has two, and leaves one to those who read meanwhile.
+            index(topology.nr_cpus()) + 1,
         );
         let options = (self.timing, self.spill);
         let io = (io, AheadCounts::new(self.readahead.as_u64()));

@@ -5,7 +5,7 @@ use crate::cpu;
 use crate::shared::{Shared, locked};
 use pagetide_core::memory::{AllocError, Here};
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +16,9 @@ const ENTRY_BYTES: u64 = 40;
 const CHUNK_BYTES: u64 = crate::PAGE_BYTES as u64;
 /// Pages that it is for.
 const CHUNK: u64 = CHUNK_BYTES / ENTRY_BYTES;
+
+/// Pages that are looked up at a time.
+const LOOKED_UP: usize = 32;
 
 /// Pages that may be dirty, and what is charged for them.
 #[derive(Debug, Default)]
@@ -45,6 +48,42 @@ pub(crate) struct Room<'a> {
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         self.list.room.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Pages of a list, of which some are looked up at a time: a search of the list for one costs as
+/// much as beginning its write.
+pub(crate) struct Pages<'a> {
+    list: &'a DirtyList,
+    left: RangeInclusive<u64>,
+    before: u32,
+    found: [u64; LOOKED_UP],
+    /// Those of them that are to come.
+    waiting: Range<usize>,
+}
+
+impl Iterator for Pages<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        if self.waiting.is_empty() && !self.left.is_empty() {
+            let listed = locked(&self.list.listed);
+            let pages = listed.since.range(self.left.clone());
+            let pages = pages.filter(|&(_, &since)| since <= self.before);
+            let mut nr_found = 0;
+            for (found, (&page, _)) in self.found.iter_mut().zip(pages) {
+                *found = page;
+                nr_found += 1;
+            }
+            drop(listed);
+            self.waiting = 0..nr_found;
+            self.left = match self.found.get(nr_found) {
+                // All there are.
+                Some(_) => RangeInclusive::new(1, 0),
+                None => self.found[nr_found - 1] + 1..=*self.left.end(),
+            };
+        }
+        self.waiting.next().map(|at| self.found[at])
     }
 }
 
@@ -93,16 +132,27 @@ impl DirtyList {
         });
     }
 
-    /// Takes a page off if `may_go`, which is asked under the lock.
-    pub(crate) fn remove_if(&self, shared: &Shared, page: u64, may_go: impl FnOnce() -> bool) {
+    /// Takes those of `pages` off that `may_go`, which is asked under the lock. It is held for all
+    /// of them.
+    pub(crate) fn remove_if(
+        &self,
+        shared: &Shared,
+        pages: impl Iterator<Item = u64>,
+        may_go: impl Fn(u64) -> bool,
+    ) {
         let mut listed = locked(&self.listed);
-        if !may_go() || listed.since.remove(&page).is_none() {
+        let mut nr_removed = 0;
+        for page in pages {
+            nr_removed += u64::from(may_go(page) && listed.since.remove(&page).is_some());
+        }
+        if nr_removed == 0 {
             return;
         }
-        let room = 1 + self.room.fetch_add(1, Ordering::Relaxed);
+        let room = nr_removed + self.room.fetch_add(nr_removed, Ordering::Relaxed);
         let is_all = room == listed.nr_chunks * CHUNK;
         if is_all || room >= 2 * CHUNK {
-            let nr_chunks = self.take_chunks(&mut listed, if is_all { u64::MAX } else { 1 });
+            let most = if is_all { u64::MAX } else { room / CHUNK - 1 };
+            let nr_chunks = self.take_chunks(&mut listed, most);
             drop(listed);
             uncharge(shared, nr_chunks);
         }
@@ -130,6 +180,18 @@ impl DirtyList {
         let listed = locked(&self.listed);
         let mut pages = listed.since.range(pages);
         pages.find_map(|(&page, &since)| (since <= before).then_some(page))
+    }
+
+    /// Those in `pages` that may be dirty, since `before` at the latest, in order. What is there
+    /// from now on until it is reached is among them.
+    pub(crate) fn pages(&self, pages: RangeInclusive<u64>, before: u32) -> Pages<'_> {
+        Pages {
+            list: self,
+            left: pages,
+            before,
+            found: [0; LOOKED_UP],
+            waiting: 0..0,
+        }
     }
 
     pub(crate) fn last(&self) -> Option<u64> {
@@ -200,18 +262,27 @@ mod tests {
         // A page that is there already takes room for a moment, but no place.
         assert_eq!(list.len(), 5 * CHUNK);
         for page in 0..5 * CHUNK {
-            list.remove_if(shared, page * 7, || false);
-            list.remove_if(shared, page * 7, || true);
-            list.remove_if(shared, page * 7, || true);
+            let page = || std::iter::once(page * 7);
+            list.remove_if(shared, page(), |_| false);
+            list.remove_if(shared, page(), |_| true);
+            list.remove_if(shared, page(), |_| true);
             check(&memory, &list, 0);
             let spare = list.room.load(Ordering::Relaxed);
             assert!(spare < 2 * CHUNK, "{spare} places are charged for nothing");
         }
         assert_eq!(shared.core.reserved_bytes(), 0);
+        // Many at a time.
+        (0..5 * CHUNK).for_each(|page| put(&memory, &list, page));
+        list.remove_if(shared, 0..4 * CHUNK, |page| page % 10 > 0);
+        check(&memory, &list, 0);
+        let spare = list.room.load(Ordering::Relaxed);
+        assert!(spare < 2 * CHUNK, "{spare} places are charged for nothing");
+        list.remove_if(shared, 0..5 * CHUNK, |_| true);
+        assert_eq!((list.len(), shared.core.reserved_bytes()), (0, 0));
         // With a room in somebody's hand its chunk stays.
         let room = list.make_room(shared, shared.here()).unwrap();
         list.insert(3, 0, list.make_room(shared, shared.here()).unwrap());
-        list.remove_if(shared, 3, || true);
+        list.remove_if(shared, std::iter::once(3), |_| true);
         check(&memory, &list, 1);
         assert_eq!(shared.core.reserved_bytes(), CHUNK_BYTES);
         drop(room);
@@ -237,9 +308,8 @@ mod tests {
                                 list.insert(thread * 1000 + page, 0, room);
                             }
                         }
-                        for page in 0..150 {
-                            list.remove_if(shared, thread * 1000 + page, || true);
-                        }
+                        let pages = (0..150).map(|page| thread * 1000 + page);
+                        list.remove_if(shared, pages, |_| true);
                     }
                 });
             }

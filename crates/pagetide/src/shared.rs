@@ -296,12 +296,17 @@ impl Shared {
     /// share of the memory, which its last pin may give up here.
     pub(crate) fn wake_all(&self, effects: &mut Effects) {
         while let Some(effect) = effects.pop() {
-            match effect {
-                Effect::Wake(frame) => self.waiters.wake(frame),
-                Effect::LastPin => self.end_stay(),
-                Effect::Read(_) | Effect::Copy(_) => {
-                    unreachable!("only an operation's step asks for reads")
-                }
+            self.carry_out(effect);
+        }
+    }
+
+    /// What a call of core left that was no operation's step.
+    pub(crate) fn carry_out(&self, effect: Effect) {
+        match effect {
+            Effect::Wake(frame) => self.waiters.wake(frame),
+            Effect::LastPin => self.end_stay(),
+            Effect::Read(_) | Effect::Copy(_) => {
+                unreachable!("only an operation's step asks for reads")
             }
         }
     }

@@ -107,7 +107,9 @@ impl Which {
 /// What came of writing dirty pages of a file.
 struct Pass<'a> {
     backing: &'a Backing,
-    run: Run<'a>,
+    /// One gathers pages; the other's may be under way meanwhile.
+    runs: [Run<'a>; 2],
+    gathering: usize,
     nr_written: u64,
     nr_failed: u32,
     last_error: Option<u32>,
@@ -119,7 +121,8 @@ impl<'a> Pass<'a> {
     fn new(shared: &'a Shared, backing: &'a Backing, by: By) -> Pass<'a> {
         Pass {
             backing,
-            run: Run::new(shared, backing, by),
+            runs: [(); 2].map(|()| Run::new(shared, backing, by)),
+            gathering: 0,
             nr_gated: 0,
             nr_written: 0,
             nr_failed: 0,
@@ -127,9 +130,33 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Writes what has begun, and begins anew.
-    fn end_run(&mut self) {
-        let ended = self.run.run();
+    /// The run that gathers pages.
+    fn gathering(&mut self) -> &mut Run<'a> {
+        &mut self.runs[self.gathering]
+    }
+
+    /// Gets what was gathered under way, ends what was before, and gathers anew.
+    fn next_run(&mut self) {
+        let (last, other) = (self.gathering, 1 - self.gathering);
+        let is_under_way = self.runs[last].hand_over();
+        self.run(other);
+        match is_under_way {
+            true => self.gathering = other,
+            // Also where the other had the last ring.
+            false => self.run(last),
+        }
+    }
+
+    /// Ends all that has begun.
+    fn end_runs(&mut self) {
+        if !self.runs[1 - self.gathering].is_empty() {
+            self.next_run();
+        }
+        (0..self.runs.len()).for_each(|at| self.run(at));
+    }
+
+    fn run(&mut self, at: usize) {
+        let ended = self.runs[at].run();
         self.nr_written += u64::from(ended.nr_written);
         self.nr_gated += ended.nr_gated;
         self.nr_failed += ended.nr_failed;
@@ -153,27 +180,26 @@ impl Shared {
         let Some(last) = backing.last_dirty() else {
             return Ok(0);
         };
-        let (mut next, last) = (*pages.start(), last.min(*pages.end()));
+        let pages = *pages.start()..=last.min(*pages.end());
         let by = match which.asks_log {
             true => By::Anybody,
             false => By::Background,
         };
         let mut pass = Pass::new(self, backing, by);
         let mut nr_begun = 0;
-        while next <= last && nr_begun < which.nr_pages && pass.nr_failed < MAX_FAILURES {
-            let Some(page) = backing.next_dirty(next..=last, which.before) else {
+        for page in backing.dirty_pages(pages, which.before) {
+            if nr_begun >= which.nr_pages || pass.nr_failed >= MAX_FAILURES {
                 break;
-            };
-            next = page + 1;
-            if !pass.run.has_room_for(page) {
-                pass.end_run();
+            }
+            if !pass.gathering().has_room_for(page) {
+                pass.next_run();
             }
             if let Some(write) = self.begin_page(&mut pass, page, which)? {
                 nr_begun += 1;
-                pass.run.push(write);
+                pass.gathering().push(write);
             }
         }
-        pass.end_run();
+        pass.end_runs();
         match pass.last_error {
             None if pass.nr_gated > 0 && which.waits => Err(backing.log_behind()),
             None => Ok(pass.nr_written),
@@ -202,7 +228,7 @@ impl Shared {
                 PageWrite::Wait { frame, version } if which.waits => {
                     // Nobody waits here with writes begun that are not run: whom it waits for may
                     // wait for them.
-                    pass.end_run();
+                    pass.end_runs();
                     let is_latched = self.core.is_latched(frame);
                     let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
                     if !is_latched {

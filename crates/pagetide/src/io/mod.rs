@@ -15,7 +15,7 @@ mod uring;
 pub use registered::Registered;
 pub(crate) use registered::{FileSlot, Registry};
 pub(crate) use run::{Flight, Next, Reader, Run};
-pub(crate) use uring::Piece;
+pub(crate) use uring::{Piece, UnderWay};
 
 use crate::shared::locked;
 use crate::trace;

@@ -3,7 +3,7 @@
 
 mod writes;
 
-pub(crate) use writes::Piece;
+pub(crate) use writes::{Piece, UnderWay};
 
 use super::registered::{Registry, RingTables};
 use super::run::{Few, Next, Run};

@@ -1,15 +1,16 @@
 //! Writes of pages of one file that were begun together: neighbours as one write, and several
-//! writes under way at once where the file is one of the system and there is a ring.
+//! writes under way at once where the file is one of the system and there is a ring. Such a run may
+//! be handed over, so that its caller begins pages of another one meanwhile.
 
 use super::{InWrite, MAX_FAILURES};
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::hooks::{Content, GATED, Hooked};
-use crate::io::Piece;
+use crate::io::{Piece, UnderWay};
 use crate::shared::Shared;
 use crate::spill::Region;
 use crate::store::Store;
 use crate::{cpu, page, park};
-use pagetide_core::memory::{Effects, Write};
+use pagetide_core::memory::{Effect, Effects, Write};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
@@ -46,13 +47,15 @@ pub(super) enum By {
     Reclaim,
 }
 
-/// Writes of pages of one file, in order, begun and not run yet.
+/// Writes of pages of one file, in order, begun and not ended yet.
 pub(super) struct Run<'a> {
     shared: &'a Shared,
     backing: &'a Backing,
     writes: Many<Write>,
     /// What became of each.
     outcomes: Outcomes,
+    /// What a ring has of them.
+    handed_over: Option<HandedOver<'a>>,
     /// Writes of one or more pages that failed.
     nr_failed: u32,
     /// Pages that it has room for.
@@ -60,6 +63,14 @@ pub(super) struct Run<'a> {
     /// They need not follow each other.
     is_scattered: bool,
     by: By,
+}
+
+/// Writes that a ring has.
+struct HandedOver<'a> {
+    under_way: UnderWay<'a>,
+    pieces: Many<Piece>,
+    /// The length of the file then: so much was given of its pages.
+    len: u64,
 }
 
 impl<'a> Run<'a> {
@@ -74,6 +85,7 @@ impl<'a> Run<'a> {
             backing,
             writes: Many::new(),
             outcomes: Many::new(),
+            handed_over: None,
             nr_failed: 0,
             max_pages: of_hooks.min(if has_many { MAX_PAGES } else { MAX_PIECE }),
             is_scattered: has_many || source.region().is_some(),
@@ -90,20 +102,51 @@ impl<'a> Run<'a> {
         self.writes.len() < self.max_pages && (self.is_scattered || follows)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
     pub(super) fn push(&mut self, write: Write) {
         self.writes.push(write);
     }
 
-    /// Writes what it has, and is empty then.
+    /// Hands what it has to a ring and does not wait, where it is several writes of a file and a
+    /// ring is there. Returns whether they are under way: until [`Run::run`].
+    pub(super) fn hand_over(&mut self) -> bool {
+        let backing = self.backing;
+        // What hooks put in the place of pages is there for one run only.
+        let is_plain = backing.hooked.get().is_none() && backing.check_poison().is_ok();
+        let Some(file) = backing.source.written_file().filter(|_| is_plain) else {
+            return false;
+        };
+        let len = backing.len();
+        let pieces = self.pieces(&Many::from_elem(UNTRIED, self.writes.len()), len);
+        if pieces.len() <= 1 {
+            return false;
+        }
+        let slices = self.slices(len);
+        let under_way = self.shared.io.begin_writes(file, &slices, &pieces);
+        drop(slices);
+        self.handed_over = under_way.map(|under_way| HandedOver {
+            under_way,
+            pieces,
+            len,
+        });
+        self.handed_over.is_some()
+    }
+
+    /// Writes what it has, or waits for what was handed over, and is empty then.
     pub(super) fn run(&mut self) -> Ended {
         if self.writes.is_empty() {
             return Ended::default();
         }
         let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
         let in_write = InWrite::begin();
-        self.nr_failed = match self.backing.source.region() {
-            Some(region) => self.swap_out(region, &mut outcomes),
-            None => self.write_in_place(&mut outcomes),
+        let handed_over = self.handed_over.take();
+        self.nr_failed = match (handed_over, self.backing.source.region()) {
+            (Some(handed_over), _) => self.wait(handed_over, &mut outcomes),
+            (None, Some(region)) => self.swap_out(region, &mut outcomes),
+            (None, None) => self.write_in_place(&mut outcomes),
         };
         drop(in_write);
         self.outcomes = outcomes;
@@ -124,9 +167,8 @@ impl<'a> Run<'a> {
         u32::from(written.result.is_err())
     }
 
-    /// Its pages, and what the file has of them.
-    fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        let len = self.backing.len();
+    /// Its pages, and what a file of this length has of them.
+    fn pages(&self, len: u64) -> impl Iterator<Item = (u64, &[u8])> {
         self.writes.iter().map(move |write| {
             let page = write.key().page();
             let bytes = page::written(&self.shared.arena, write);
@@ -134,14 +176,38 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// The bytes of its pages, as they are.
+    fn slices(&self, len: u64) -> Many<IoSlice<'_>> {
+        let bytes = self.pages(len).map(|(_, bytes)| IoSlice::new(bytes));
+        bytes.collect()
+    }
+
+    /// Waits for writes that were handed over, and writes what is left of them.
+    fn wait(&self, handed_over: HandedOver<'_>, outcomes: &mut Outcomes) -> u32 {
+        let HandedOver {
+            under_way,
+            mut pieces,
+            len,
+        } = handed_over;
+        under_way.wait(&mut pieces);
+        let is_all = pieces.iter().all(Piece::is_over);
+        let mut slices = if is_all {
+            Many::new()
+        } else {
+            self.slices(len)
+        };
+        self.finish_pieces(pieces, &mut slices, outcomes)
+    }
+
     /// Writes pages of a file where they belong; returns how many writes failed.
     fn write_in_place(&self, outcomes: &mut Outcomes) -> u32 {
+        let len = self.backing.len();
         let mut spare;
         let mut slices: Many<IoSlice<'_>> = Many::new();
         match self.backing.hooked.get() {
-            None => slices.extend(self.pages().map(|(_, bytes)| IoSlice::new(bytes))),
+            None => slices = self.slices(len),
             Some(hooked) => {
-                let pages: Many<(u64, &[u8])> = self.pages().collect();
+                let pages: Many<(u64, &[u8])> = self.pages(len).collect();
                 self.ask_for_log(hooked, &pages, outcomes);
                 spare = hooked.spare();
                 let mut spares = spare.chunks_mut(self.backing.order.bytes());
@@ -163,7 +229,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        self.write_pieces(&mut slices, outcomes)
+        self.write_pieces(len, &mut slices, outcomes)
     }
 
     /// Asks for the log that pages need; those that have to wait for it still are not tried.
@@ -188,7 +254,7 @@ impl<'a> Run<'a> {
     }
 
     /// Pages that follow each other, of those that are to be tried.
-    fn pieces(&self, outcomes: &Outcomes) -> Many<Piece> {
+    fn pieces(&self, outcomes: &Outcomes, len: u64) -> Many<Piece> {
         let mut pieces: Many<Piece> = Many::new();
         let mut next = None;
         for (at, write) in self.writes.iter().enumerate() {
@@ -196,13 +262,15 @@ impl<'a> Run<'a> {
             if outcomes[at] != UNTRIED {
                 continue;
             }
+            let nr_bytes = self.backing.bytes_of(page, len);
             match pieces.last_mut() {
                 Some(piece) if next == Some((at, page)) && piece.slices.len() < MAX_PIECE => {
                     piece.slices.end += 1;
+                    piece.nr_bytes += nr_bytes;
                 }
                 _ => {
                     let offset = page * self.backing.order.bytes() as u64;
-                    pieces.push(Piece::new(at..at + 1, offset));
+                    pieces.push(Piece::new(at..at + 1, offset, nr_bytes));
                 }
             }
             next = Some((at + 1, page + 1));
@@ -211,9 +279,9 @@ impl<'a> Run<'a> {
     }
 
     /// Writes what is to be tried, neighbours together; returns how many writes failed.
-    fn write_pieces(&self, slices: &mut [IoSlice<'_>], outcomes: &mut Outcomes) -> u32 {
+    fn write_pieces(&self, len: u64, slices: &mut [IoSlice<'_>], outcomes: &mut Outcomes) -> u32 {
         let (shared, backing) = (self.shared, self.backing);
-        let mut pieces = self.pieces(outcomes);
+        let mut pieces = self.pieces(outcomes, len);
         if backing.check_poison().is_err() {
             return 1;
         }
@@ -223,16 +291,30 @@ impl<'a> Run<'a> {
             let may_make = self.by != By::Reclaim;
             shared.io.write(file, slices, &mut pieces, may_make);
         }
+        self.finish_pieces(pieces, slices, outcomes)
+    }
+
+    /// Writes what no ring has written of them; returns how many writes failed. `slices` may be
+    /// empty where nothing is left.
+    fn finish_pieces(
+        &self,
+        pieces: Many<Piece>,
+        slices: &mut [IoSlice<'_>],
+        outcomes: &mut Outcomes,
+    ) -> u32 {
+        let (shared, backing) = (self.shared, self.backing);
         let mut nr_failed = 0;
         for piece in pieces {
             // What a ring did not take is tried here, as long as there is hope.
             if piece.result.is_none() && nr_failed >= MAX_FAILURES {
                 break;
             }
-            let (start, range) = (piece.offset, piece.slices.clone());
-            let slices = &mut slices[range.clone()];
-            let nr_bytes: usize = slices.iter().map(|slice| slice.len()).sum();
-            let written = finish(backing.source.written(), slices, piece);
+            let (start, nr_bytes) = (piece.offset, piece.nr_bytes);
+            let range = piece.slices.clone();
+            let written = match piece.is_over() {
+                true => Ok(()),
+                false => finish(backing.source.written(), &mut slices[range.clone()], piece),
+            };
             match written {
                 Ok(()) => {
                     backing.has_taken(start, nr_bytes as u64);
@@ -276,26 +358,30 @@ impl<'a> Run<'a> {
         if let Some(hooked) = backing.hooked.get() {
             hooked.set_gated(ended.nr_gated > 0);
         }
-        let ends = self.writes.drain(..).zip(self.outcomes.drain(..));
-        // Who is woken may be foreign code that unwinds: the others end all the same.
-        park::to_each(ends, |(write, outcome)| {
-            let page = write.key().page();
+        let pages = self.writes.iter().map(|write| write.key().page());
+        let pages: Many<u64> = pages.collect();
+        let mut woken: Many<Effect> = Many::new();
+        for (write, outcome) in self.writes.drain(..).zip(self.outcomes.drain(..)) {
             let mut effects = Effects::new();
             let core = &shared.core;
             match outcome {
                 Err(GATED) => core.put_back_write(cpu::current(), write, &mut effects),
                 result => core.complete_write(cpu::current(), write, result, &mut effects),
             }
-            backing.settle(shared, page);
-            shared.wake_all(&mut effects);
-        });
+            woken.extend(std::iter::from_fn(|| effects.pop()));
+        }
+        backing.settle_each(shared, pages.into_iter());
         shared.landings.count();
+        // Who is woken may be foreign code that unwinds: all the writes have ended by then.
+        park::to_each(woken, |effect| shared.carry_out(effect));
         ended
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
+        // The pages of what is under way are kept until it is over.
+        drop(self.handed_over.take());
         if !self.writes.is_empty() {
             self.end();
         }

@@ -187,12 +187,14 @@ fn with_limit<T>(limit: Option<u64>, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn fail_behind_the_limit(folder: &Path) {
+/// Fails for some of the pages below `end` that are a multiple of `step`, and of one more.
+fn fail_behind_the_limit(folder: &Path, (end, step): (u64, u64)) {
     for engine in [IoEngine::IoUring, IoEngine::Threads] {
         let memory = memory(engine);
         let file = open(&memory, &memory.root(), folder);
         // One write begins before the limit and ends behind it.
-        let scattered = || (0..120).filter(|number| number % 10 == 0 || number / 2 == LIMIT / 2);
+        let is_meant = |number: &u64| number.is_multiple_of(step) || number / 2 == LIMIT / 2;
+        let scattered = || (0..end).filter(is_meant);
         write_all(&file, scattered());
         let failed = with_limit(Some(LIMIT * P), || file.flush_range(..)).unwrap_err();
         let Error::WritebackFailed {
@@ -204,8 +206,8 @@ fn fail_behind_the_limit(folder: &Path) {
             panic!("{failed:?}");
         };
         assert_eq!(source.kind(), io::ErrorKind::FileTooLarge);
-        let failed = [100, 101, 110];
-        assert_eq!(dirty_pages, failed.len() as u64, "{engine:?}");
+        let failed = scattered().filter(|number| *number >= LIMIT - 1);
+        assert_eq!(dirty_pages, failed.count() as u64, "{engine:?}");
         let is_there = |number: &u64| *number < LIMIT && scattered().any(|it| it == *number);
         check(folder, (0..NR_PAGES).filter(is_there));
         // They are dirty, with their bytes; the store is given another chance.
@@ -222,7 +224,11 @@ fn fail_behind_the_limit(folder: &Path) {
 fn of_writes_under_way_together_those_that_fail_leave_their_pages_dirty() {
     let test = "many_writes::of_writes_under_way_together_those_that_fail_leave_their_pages_dirty";
     match child::role() {
-        Some(role) => fail_behind_the_limit(Path::new(&role)),
+        Some(role) => {
+            fail_behind_the_limit(Path::new(&role), (120, 10));
+            // More than are written together.
+            fail_behind_the_limit(Path::new(&role), (NR_PAGES, 2));
+        }
         None => {
             let folder = tempfile::tempdir().unwrap();
             let role = folder.path().to_str().unwrap();
@@ -233,42 +239,105 @@ fn of_writes_under_way_together_those_that_fail_leave_their_pages_dirty() {
 
 const NR_SCATTERED: u64 = 100;
 
-fn flush_scattered(folder: &Path) {
+fn flush_scattered(folder: &Path, nr_scattered: u64) {
     let memory = memory(IoEngine::IoUring);
     let file = open(&memory, &memory.root(), folder);
-    write_all(&file, (0..NR_SCATTERED).map(|at| 2 * at));
+    write_all(&file, (0..nr_scattered).map(|at| 2 * at));
     say(&format!("begins {:?}", memory.io_engine().engine));
     file.flush_range(..).unwrap();
     say("ends");
 }
 
-#[test]
-fn scattered_pages_are_written_by_one_system_call() {
-    if let Some(role) = child::role() {
-        return flush_scattered(Path::new(&role));
-    }
+/// System calls between what a child says, if they can be seen and are those of a ring.
+fn calls_of(test: &str, folder: &Path) -> Option<Vec<String>> {
+    let skip = |why: String| {
+        println!("skipped: {why}");
+        None
+    };
     if child::is_sanitized() {
-        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
+        return skip("strace: the sanitizer's leak check cannot run under it".to_owned());
     }
-    let folder = tempfile::tempdir().unwrap();
-    let test = "many_writes::scattered_pages_are_written_by_one_system_call";
-    let trace = match traced(test, "trace=all", folder.path()) {
+    let trace = match traced(test, "trace=all", folder) {
         Ok(trace) => trace,
-        Err(reason) => return println!("skipped: strace: {reason}"),
+        Err(reason) => return skip(format!("strace: {reason}")),
     };
     let (_, after) = trace.split_once("\"begins").unwrap();
     let (engine, after) = after.split_once("\\n").unwrap();
     let (between, _) = after.split_once("\"ends").unwrap();
     if !engine.contains("IoUring") {
-        return println!("skipped: io_uring: it is refused");
-    }
-    check(folder.path(), (0..NR_SCATTERED).map(|at| 2 * at));
-    if !is_direct(&trace) {
-        return;
+        return skip("io_uring: it is refused".to_owned());
     }
     let calls = between.lines().filter(|line| line.contains('('));
-    // The last one is the write that says `ends`.
-    let calls: Vec<&str> = calls.collect();
-    let is_one = matches!(calls[..], [enter, _] if enter.contains(" io_uring_enter("));
-    assert!(is_one, "{NR_SCATTERED} pages: {calls:#?}");
+    let mut calls: Vec<String> = calls.map(str::to_owned).collect();
+    // The write that says `ends`.
+    calls.pop();
+    is_direct(&trace).then_some(calls)
+}
+
+#[test]
+fn scattered_pages_are_written_by_one_system_call() {
+    if let Some(role) = child::role() {
+        return flush_scattered(Path::new(&role), NR_SCATTERED);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let test = "many_writes::scattered_pages_are_written_by_one_system_call";
+    if let Some(calls) = calls_of(test, folder.path()) {
+        check(folder.path(), (0..NR_SCATTERED).map(|at| 2 * at));
+        let is_one = matches!(&calls[..], [enter] if enter.contains(" io_uring_enter("));
+        assert!(is_one, "{NR_SCATTERED} pages: {calls:#?}");
+    }
+}
+
+/// More than two batches of a ring.
+const NR_OF_BATCHES: u64 = 300;
+
+/// `io_uring_enter(5, 128, 0, ..`: writes that it hands over, and that it waits for.
+fn enter_of(call: &str) -> (u64, u64) {
+    let (_, arguments) = call.split_once(" io_uring_enter(").expect(call);
+    let mut numbers = arguments
+        .split(", ")
+        .skip(1)
+        .map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+#[test]
+fn the_next_pages_are_handed_over_before_the_last_ones_are_awaited() {
+    if let Some(role) = child::role() {
+        return flush_scattered(Path::new(&role), NR_OF_BATCHES);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let test = "many_writes::the_next_pages_are_handed_over_before_the_last_ones_are_awaited";
+    let Some(calls) = calls_of(test, folder.path()) else {
+        return;
+    };
+    let bytes = fs::read(folder.path().join("data")).unwrap();
+    for (number, bytes) in (0..).zip(bytes.chunks(PAGE)) {
+        let is_written = number % 2 == 0;
+        assert!(
+            bytes[..]
+                == if is_written {
+                    page_of(number)
+                } else {
+                    vec![0; PAGE]
+                }
+        );
+    }
+    let enters = calls
+        .iter()
+        .filter(|call| call.contains(" io_uring_enter("));
+    let enters: Vec<(u64, u64)> = enters.map(|call| enter_of(call)).collect();
+    let mut nr_under_way = Vec::new();
+    let mut nr_begun = 0;
+    for &(nr_handed_over, nr_awaited) in &enters {
+        nr_begun += nr_handed_over;
+        if nr_awaited > 0 {
+            nr_under_way.push(nr_begun);
+        }
+    }
+    assert_eq!(nr_begun, NR_OF_BATCHES, "{calls:#?}");
+    // A batch that has landed meanwhile is not awaited.
+    let first = nr_under_way.first().is_none_or(|&nr_begun| nr_begun >= 256);
+    let second = nr_under_way.get(1).is_none_or(|&nr_begun| nr_begun == 300);
+    assert!(first && second, "{calls:#?}");
 }

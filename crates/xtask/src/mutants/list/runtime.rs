@@ -111,9 +111,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "writes under way are asked for again and again",
         file: "io/uring/writes.rs",
-        find: "submit_and_wait(self.nr_queued + self.nr_taken)",
-        replace: "submit_and_wait(0)",
+        find: "false => self.enter(self.nr_queued + self.nr_taken),",
+        replace: "false => self.enter(0),",
         tests: Tests::Runtime("many_writes::scattered"),
+    },
+    Mutant {
+        name: "pages that are written together are awaited before the next are begun",
+        file: "writeback.rs",
+        find: "let is_under_way = self.runs[last].hand_over();",
+        replace: "let is_under_way = false;",
+        tests: Tests::Runtime("many_writes::the_next"),
+    },
+    Mutant {
+        name: "what is under way counts as written",
+        file: "io/uring/writes.rs",
+        find: "piece.result = Some(result);",
+        replace: "piece.result = Some(result.or(Ok(piece.nr_bytes)));",
+        tests: Tests::Runtime("many_writes::of_writes"),
+    },
+    Mutant {
+        name: "dirty pages behind those that were looked up are left",
+        file: "dirty_list.rs",
+        find: "None => self.found[nr_found - 1] + 1..=*self.left.end(),",
+        replace: "None => RangeInclusive::new(1, 0),",
+        tests: Tests::Runtime("many_writes::pages_that"),
     },
     Mutant {
         name: "what a ring does not take counts as written",
@@ -219,8 +240,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a waker that unwinds leaves others' writes without an end",
         file: "writeback/run.rs",
-        find: "park::to_each(ends, |(write, outcome)| {",
-        replace: "ends.for_each(|(write, outcome)| {",
+        find: "woken.extend(std::iter::from_fn(|| effects.pop()));",
+        replace: "shared.wake_all(&mut effects);",
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_leaves"),
     },
     Mutant {
