@@ -4,7 +4,7 @@ use crate::Error;
 use crate::io::FileSlot;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, OFlags, Statx, StatxFlags};
 use std::fs;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -294,14 +294,11 @@ impl DirectFile {
         self.base
     }
 
-    /// The file past the kernel's page cache, where it takes a read of these buffers; `offset` is
-    /// the file's own.
-    pub(crate) fn direct_for(&self, bufs: &[IoSliceMut<'_>], offset: u64) -> Option<&fs::File> {
+    /// The file past the kernel's page cache, where it takes a read: `all` is its offset in the
+    /// file, with the address and the length of each buffer, put together by "or".
+    pub(crate) fn direct_for(&self, all: u64) -> Option<&fs::File> {
         let direct = self.direct.as_ref()?;
-        // Of powers of two: all are aligned where all together are.
-        let all = bufs.iter().fold(offset, |all, buf| {
-            all | (buf.as_ptr().addr() | buf.len()) as u64
-        });
+        // Of powers of two: each is aligned where all together are.
         let is_aligned = all.is_multiple_of(direct.align as u64);
         is_aligned.then_some(&direct.file)
     }

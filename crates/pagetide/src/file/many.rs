@@ -112,16 +112,15 @@ impl<'a> Begun<'a> {
 
     fn push(&self, io: Io) {
         let mut runs = self.runs.borrow_mut();
-        let joined = match runs.last_mut() {
-            Some(last) => last.push(io),
-            None => Err(io),
-        };
-        if let Err(io) = joined {
-            let reader = match runs.last() {
-                Some(run) => Arc::clone(run.reader()),
-                None => Reader::new(self.open.shared.shared(), &self.open.backing),
-            };
-            runs.push(Run::new(reader, io, self.is_background));
+        match runs.last_mut() {
+            Some(last) if last.is_continued_by(&io) => last.push(io),
+            last => {
+                let reader = match last {
+                    Some(run) => Arc::clone(run.reader()),
+                    None => Reader::new(self.open.shared.shared(), &self.open.backing),
+                };
+                runs.push(Run::new(reader, io, self.is_background));
+            }
         }
         drop(runs);
         self.nr_pages.set(self.nr_pages.get() + 1);

@@ -67,9 +67,7 @@ impl State {
     fn reap(&self) -> bool {
         let mut landed = Vec::new();
         let mut queue = locked(&self.queue);
-        queue
-            .ring
-            .reap(&mut |run, result| landed.push((run, result)));
+        queue.ring.reap(|run, result| landed.push((run, result)));
         drop(queue);
         let has_landed = !landed.is_empty();
         let (mut ended, mut over) = (Vec::new(), Vec::new());

@@ -406,7 +406,7 @@ impl Lease<'_> {
             // batch takes few calls.
             ring.enter(ring.nr_in_flight().div_ceil(2));
             self.engine.counts.add_enters(ring);
-            ring.reap(&mut |mut run, result| match run.landed(result) {
+            ring.reap(|mut run, result| match run.landed(result) {
                 Next::Again => left.push_back(run),
                 Next::Over => over.push(run),
             });

@@ -8,7 +8,7 @@ use crate::shared::Shared;
 use crate::{cpu, store::DirectFile};
 use pagetide_core::memory::{Ended, Io};
 use pagetide_core::units::Frame;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::slice;
@@ -73,9 +73,8 @@ impl Reader {
 /// code, which may close the file. So whoever has several runs in hand ends them together: [`end`].
 pub(crate) struct Run {
     reader: Arc<Reader>,
-    ios: Few<Io>,
-    /// How it went for each page, once it is over.
-    results: Few<Result<(), u32>>,
+    /// Its pages, and how it went for each: failed until it is over.
+    pages: Few<Ended>,
     /// Bytes that came so far.
     nr_bytes: usize,
     /// Bytes that pages were filled with.
@@ -111,8 +110,7 @@ impl Run {
         let flight = is_background.then(|| Flight::new(&reader.shared, &reader.backing));
         Run {
             reader,
-            ios: smallvec![io],
-            results: Few::new(),
+            pages: Few::from_buf([(io, Err(NO_NUMBER))]),
             nr_bytes: 0,
             nr_filled: 0,
             is_refused: false,
@@ -135,21 +133,20 @@ impl Run {
         self
     }
 
-    /// Adds the page after its last one, where there is room.
-    ///
-    /// # Errors
-    /// A page that does not follow comes back.
-    pub(crate) fn push(&mut self, io: Io) -> Result<(), Io> {
-        let next = self.ios.last().map(|last| last.key().page() + 1);
-        let nr_pages = self.ios.len() + 1;
-        let has_room = nr_pages <= MAX_RUN && nr_pages * io.order().bytes() <= MAX_RUN_BYTES;
+    /// Whether a page is the one after its last one, and there is room for it.
+    pub(crate) fn is_continued_by(&self, io: &Io) -> bool {
+        let is_next = |(last, _): &Ended| last.key().page() + 1 == io.key().page();
+        let nr_pages = self.pages.len() + 1;
         // Reads of other stores are apart, so that several are under way.
-        let is_file = self.file().is_some();
-        if !has_room || !is_file || next != Some(io.key().page()) {
-            return Err(io);
-        }
-        self.ios.push(io);
-        Ok(())
+        self.pages.last().is_some_and(is_next)
+            && nr_pages <= MAX_RUN
+            && nr_pages * io.order().bytes() <= MAX_RUN_BYTES
+            && self.file().is_some()
+    }
+
+    /// Adds a page by which it [is continued](Run::is_continued_by).
+    pub(crate) fn push(&mut self, io: Io) {
+        self.pages.push((io, Err(NO_NUMBER)));
     }
 
     /// The file behind it, where it is one of the system.
@@ -159,15 +156,15 @@ impl Run {
 
     /// Its pages.
     pub(crate) fn nr_pages(&self) -> usize {
-        self.ios.len()
+        self.pages.len()
     }
 
     /// Bytes of it up to the last one that the store has now.
     fn wanted(&self) -> usize {
         let backing = &self.reader.backing;
         // Behind the last page of which it has some are none that count.
-        let mut pages = self.ios.iter().enumerate().rev();
-        let last = pages.find_map(|(at, io)| match backing.stored_of(io.key().page()) {
+        let mut pages = self.pages.iter().enumerate().rev();
+        let last = pages.find_map(|(at, (io, _))| match backing.stored_of(io.key().page()) {
             0 => None,
             stored => Some(at * backing.order.bytes() + stored),
         });
@@ -176,42 +173,49 @@ impl Run {
 
     /// Whether all bytes of its pages came.
     fn is_full(&self) -> bool {
-        self.nr_bytes == self.ios.len() * self.reader.backing.order.bytes()
+        self.nr_bytes == self.pages.len() * self.reader.backing.order.bytes()
     }
 
     /// Where in the file the next byte is.
     fn offset(&self) -> u64 {
         let base = self.file().map_or(0, DirectFile::base);
-        let first = self.ios.first().map_or(0, |io| io.key().page());
+        let first = self.pages.first().map_or(0, |(io, _)| io.key().page());
         base + first * self.reader.backing.order.bytes() as u64 + self.nr_bytes as u64
     }
 
     /// What to read next; `None` where nothing is left, or the store is no file.
     pub(crate) fn rest(&mut self) -> Option<Rest<'_>> {
-        let (offset, skip) = (self.offset(), self.nr_bytes);
+        let mut bufs = Few::new();
+        let (file, offset) = self.rest_into(|bytes| bufs.push(IoSliceMut::new(bytes)))?;
+        Some(Rest { file, bufs, offset })
+    }
+
+    /// [`Run::rest`] by a caller that keeps buffers in its own form: `each` gets them in order.
+    /// Returns the file, and where in it they are read from.
+    pub(crate) fn rest_into<'a>(
+        &'a mut self,
+        mut each: impl FnMut(&'a mut [u8]),
+    ) -> Option<(&'a fs::File, u64)> {
+        let (offset, mut skip) = (self.offset(), self.nr_bytes);
         if self.wanted() <= skip {
             return None;
         }
-        let arena = &self.reader.shared.arena;
-        let mut bufs = Few::new();
-        let mut skip = skip;
-        for io in &mut self.ios {
-            let bytes = page::target(arena, io);
+        let Reader { shared, backing } = &*self.reader;
+        let file = backing.source.file()?;
+        let mut all = offset;
+        for (io, _) in &mut self.pages {
+            let bytes = page::target(&shared.arena, io);
             let skipped = skip.min(bytes.len());
             skip -= skipped;
             if skipped < bytes.len() {
-                bufs.push(IoSliceMut::new(&mut bytes[skipped..]));
+                let bytes = &mut bytes[skipped..];
+                all |= (bytes.as_ptr().addr() | bytes.len()) as u64;
+                each(bytes);
             }
         }
-        let file = self.reader.backing.source.file()?;
-        let direct = file.direct_for(&bufs, offset);
-        let direct = direct.filter(|_| !self.is_refused);
+        let direct = file.direct_for(all).filter(|_| !self.is_refused);
         self.is_direct = direct.is_some();
-        Some(Rest {
-            file: direct.unwrap_or_else(|| file.buffered()),
-            bufs,
-            offset,
-        })
+        Some((direct.unwrap_or_else(|| file.buffered()), offset))
     }
 
     /// The place of its file in the tables of rings, where what was asked for last goes past the
@@ -278,23 +282,25 @@ impl Run {
     pub(crate) fn fill_up(&mut self) {
         let Reader { shared, backing } = &*self.reader;
         let mut left = self.nr_bytes;
-        for io in &mut self.ios {
+        for (io, result) in &mut self.pages {
             let page = io.key().page();
             let stored = backing.stored_of(page);
             let bytes = page::target(&shared.arena, io);
             let filled = left.min(stored);
-            bytes[filled..].fill(0);
+            // To set no byte is not free: it waits for memory behind the page.
+            if filled < bytes.len() {
+                bytes[filled..].fill(0);
+            }
             left = left.saturating_sub(bytes.len());
             self.nr_filled += filled as u64;
-            self.results
-                .push(backing.after_read(page, &mut bytes[..filled]));
+            *result = backing.after_read(page, &mut bytes[..filled]);
         }
     }
 
     /// A read of one page failed: it fails. Of several, each is asked for by itself.
     fn fail(&mut self, code: u32) -> Next {
-        match self.ios.len() {
-            1 => self.results.push(Err(code)),
+        match &mut self.pages[..] {
+            [(_, result)] => *result = Err(code),
             _ => self.read_each(),
         }
         Next::Over
@@ -303,10 +309,9 @@ impl Run {
     /// Reads each page by itself, on this thread.
     fn read_each(&mut self) {
         let Reader { shared, backing } = &*self.reader;
-        for io in &mut self.ios {
+        for (io, result) in &mut self.pages {
             let filled = backing.fill(shared, io);
-            self.results
-                .push(filled.map(|nr_bytes| self.nr_filled += nr_bytes as u64));
+            *result = filled.map(|nr_bytes| self.nr_filled += nr_bytes as u64);
         }
     }
 
@@ -329,12 +334,6 @@ impl Run {
             }
         }
     }
-
-    /// Takes its next page, and how its read went.
-    fn pop(&mut self) -> Option<Ended> {
-        let io = self.ios.pop()?;
-        Some((io, self.results.pop().unwrap_or(Err(NO_NUMBER))))
-    }
 }
 
 /// Ends runs of one memory: their pages are live, or failed where a run is not over. Then wakes
@@ -345,20 +344,16 @@ pub(crate) fn end(runs: &mut [Run]) {
     let nr_filled = runs.iter().map(|run| run.nr_filled).sum();
     reader.shared.count_read(nr_filled);
     for run in &mut *runs {
-        if run.results.len() != run.ios.len() {
-            run.results.resize(run.ios.len(), Err(NO_NUMBER));
-        }
-        if run.ios.len() > 1 {
+        if run.pages.len() > 1 {
             // The first page is taken first.
-            run.ios.reverse();
-            run.results.reverse();
+            run.pages.reverse();
         }
     }
     let mut woken = SmallVec::<[Frame; 32]>::new();
     let mut at = 0;
     let ended = std::iter::from_fn(|| {
         loop {
-            match runs.get_mut(at)?.pop() {
+            match runs.get_mut(at)?.pages.pop() {
                 None => at += 1,
                 ended => return ended,
             }
@@ -377,7 +372,7 @@ pub(crate) fn read_each(runs: impl IntoIterator<Item = Run>) {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if !self.ios.is_empty() {
+        if !self.pages.is_empty() {
             end(slice::from_mut(self));
         }
     }

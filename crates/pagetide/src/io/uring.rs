@@ -61,7 +61,7 @@ impl Drop for Ring {
         drop(self.take_back());
         while self.nr_in_flight() > 0 {
             self.enter(1);
-            self.reap(&mut |mut run, result| {
+            self.reap(|mut run, result| {
                 // Whatever is left of it is read here.
                 if run.landed(result) == Next::Again {
                     run.read_now();
@@ -129,28 +129,26 @@ impl Ring {
     ///
     /// # Errors
     /// A run of which nothing is left to read comes back.
-    pub(crate) fn push(&mut self, mut run: Run) -> Result<(), Run> {
-        let Some(mut rest) = run.rest() else {
-            return Err(run);
-        };
-        let of = |buf: &mut io::IoSliceMut<'_>| libc::iovec {
-            iov_base: buf.as_mut_ptr().cast(),
-            iov_len: buf.len(),
-        };
-        let mut bufs = Few::new();
-        for buf in &mut rest.bufs {
-            bufs.push(of(buf));
-        }
-        let (fd, offset) = (rest.file.as_raw_fd(), rest.offset);
-        drop(rest);
-        let at = self.free.pop().expect("the caller looked for room");
-        let is_fixed = false;
-        let slot = Slot {
+    pub(crate) fn push(&mut self, run: Run) -> Result<(), Run> {
+        let &at = self.free.last().expect("the caller looked for room");
+        let slot = self.slots[at].insert(Slot {
             run,
-            bufs,
-            is_fixed,
+            bufs: Few::new(),
+            is_fixed: false,
+        });
+        let bufs = &mut slot.bufs;
+        let rest = slot.run.rest_into(|bytes| {
+            bufs.push(libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            });
+        });
+        let Some((file, offset)) = rest else {
+            let slot = self.slots[at].take().expect("filled above");
+            return Err(slot.run);
         };
-        let slot = self.slots[at].insert(slot);
+        let fd = file.as_raw_fd();
+        self.free.pop();
         let has = (&self.registered, self.has_plain);
         let read = read_of(slot, has, fd, offset).user_data(at as u64);
         self.nr_fixed += u64::from(slot.is_fixed);
@@ -212,18 +210,18 @@ impl Ring {
             return Vec::new();
         }
         let queued = std::mem::take(&mut self.queued);
-        let slots = queued.into_iter().filter_map(|at| self.take(at));
-        slots.map(|slot| slot.run).collect()
+        queued.into_iter().filter_map(|at| self.take(at)).collect()
     }
 
-    fn take(&mut self, at: usize) -> Option<Slot> {
-        let slot = self.slots.get_mut(at)?.take()?;
+    #[inline]
+    fn take(&mut self, at: usize) -> Option<Run> {
+        let Slot { run, .. } = self.slots.get_mut(at)?.take()?;
         self.free.push(at);
-        Some(slot)
+        Some(run)
     }
 
     /// Gives `landed` each run whose read has ended, and what the kernel said.
-    pub(crate) fn reap(&mut self, landed: &mut dyn FnMut(Run, io::Result<usize>)) {
+    pub(crate) fn reap(&mut self, mut landed: impl FnMut(Run, io::Result<usize>)) {
         loop {
             let Some(entry) = self.ring.completion().next() else {
                 return;
@@ -231,9 +229,11 @@ impl Ring {
             let at = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
-            let mut slot = self.take(at).expect("each read lands once");
-            let result = slot.again_without(result);
-            landed(slot.run, result);
+            let slot = self.slots.get_mut(at).and_then(Option::as_mut);
+            let result = slot.map(|slot| slot.again_without(result));
+            let run = self.take(at).zip(result);
+            let (run, result) = run.expect("each read lands once");
+            landed(run, result);
         }
     }
 }

@@ -178,7 +178,9 @@ fn a_run_that_is_dropped_leaves_nobody_waiting() {
             Err(error) => assert!(matches!(error, Error::Io { page: 2, .. })),
         }
     });
+    // What nobody read is nobody's page.
     assert_eq!(file.pin_many(&[0, 1, 2, 3]).unwrap().len(), 4);
+    check(file, 4);
 }
 
 /// 400 pages, of which each read unwinds.

@@ -252,6 +252,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_read_that_a_ring_does_not_know"),
     },
     Mutant {
+        name: "pages of a read that never ended are live",
+        file: "io/run.rs",
+        find: "Few::from_buf([(io, Err(NO_NUMBER))])",
+        replace: "Few::from_buf([(io, Ok(()))])",
+        tests: Tests::RuntimeUnit("a_run_that_is_dropped"),
+    },
+    Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
         find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
