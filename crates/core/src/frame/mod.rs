@@ -380,6 +380,17 @@ impl FrameTable {
         (Frame::unpack(high(links)), Frame::unpack(low(links)))
     }
 
+    /// Has the links fetched of a frame's neighbours on its file's list, for a caller that takes it
+    /// off soon. No lock: a stale neighbour is a frame, too.
+    #[inline]
+    pub(crate) fn touch_neighbours(&self, frame: Frame) {
+        let (prev, next) = self.links(Chain::File, frame);
+        for neighbour in [prev, next].into_iter().flatten() {
+            // A load whose value nobody waits for.
+            _ = self.chain(Chain::File, neighbour).load(Ordering::Relaxed);
+        }
+    }
+
     #[inline]
     fn set_links(&self, chain: Chain, frame: Frame, prev: Option<Frame>, next: Option<Frame>) {
         let links = pack(Frame::pack(prev), Frame::pack(next));

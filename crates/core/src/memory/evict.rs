@@ -25,6 +25,9 @@ impl Memory {
             self.index.touch(key);
             self.shadows.touch(key);
         }
+        for one in batch.iter() {
+            self.frames.touch_neighbours(one.frame);
+        }
         let mut refused = self.claimed(batch);
         for (at, victim) in batch.iter().enumerate() {
             if refused >> at & 1 != 0 || !self.detach(victim) {

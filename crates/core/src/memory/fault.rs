@@ -273,6 +273,12 @@ impl Memory {
         self.pin_or(key, access, |frame| self.unpin(cpu, frame, effects))
     }
 
+    /// Has what [`Memory::pin`] of these pages looks at first fetched from memory, side by side.
+    #[inline]
+    pub fn touch_entries(&self, keys: impl Iterator<Item = PageKey>) {
+        keys.for_each(|key| self.index.touch(key));
+    }
+
     /// [`Memory::pin`] by a caller that has no effects at hand: `unpin` drops the pin of a frame
     /// that turned out to hold another page, which is rare.
     #[must_use]

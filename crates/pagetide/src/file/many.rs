@@ -22,6 +22,8 @@ use std::sync::Arc;
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
 /// last of them go with it.
 const MAX_BEGUN: usize = 256;
+/// Pages whose entries in the index are fetched before the first of them is looked up.
+const TOUCHED_TOGETHER: usize = 64;
 /// Of what a group may have, the part that one prefetch brings in at most: policies that withstand
 /// scans keep what was used once, or not yet, for a tenth of the group's pages, at first.
 const PREFETCH_SHARE: u64 = 16;
@@ -401,6 +403,12 @@ impl File {
         let mut slots = Vec::with_capacity(pages.len());
         let mut effects = Effects::new();
         for (at, &page) in pages.iter().enumerate() {
+            if at % TOUCHED_TOGETHER == 0 {
+                // Each pin would wait for its own line.
+                let next = pages[at..].iter().take(TOUCHED_TOGETHER);
+                let keys = next.filter_map(|&page| Mappings::key(open.mapping, page));
+                shared.core.touch_entries(keys);
+            }
             let len = open.backing.bytes_of(page, end);
             let key = Mappings::key(open.mapping, page).filter(|_| len > 0);
             let key = key.ok_or(Stop::PastEnd(page))?;
