@@ -103,7 +103,11 @@ impl Sample {
         let most = missing(distance + u64::from(nr_resident / SPREAD)).max(least + 1);
         for (window, saved) in (0..).zip(&mut self.saved) {
             let kept = (u64::from(nr_resident) >> window).min(most);
-            let part = PARTS * kept.saturating_sub(least) / (most - least);
+            if kept <= least {
+                // Nor would any smaller window have kept it.
+                break;
+            }
+            let part = PARTS * (kept - least) / (most - least);
             *saved += u64::from(nr_frames) * part;
         }
     }
