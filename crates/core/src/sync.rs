@@ -62,6 +62,8 @@ pub mod rank {
     pub const INDEX: u8 = 2;
     /// A mapping's list of resident frames.
     pub const MAPPING: u8 = 3;
+    /// A CPU's magazines of working memory.
+    pub const MAGAZINE: u8 = 4;
     /// One lruvec.
     pub const LRUVEC: u8 = 5;
     /// A per-CPU page cache.

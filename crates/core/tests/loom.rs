@@ -4,6 +4,8 @@
 //! of relaxed ordering. Only claims need more: core has a fence there under loom.
 #![cfg(loom)]
 
+#[path = "loom/bufs.rs"]
+mod bufs;
 #[path = "loom/claims.rs"]
 mod claims;
 #[path = "loom/counts.rs"]

@@ -185,7 +185,7 @@ fn run(policy: Policy) {
                     thread::yield_now();
                     world.memory.free_buf(cpu, frame);
                 }
-                world.memory.groups().drain(world.memory.groups().root());
+                world.memory.drain_charges(world.memory.groups().root());
                 let over = world.memory.set_max(cpu.into(), world.group, 3 + step % 2);
                 assert!(over.is_ok());
             }
@@ -329,7 +329,7 @@ fn run_all(policy: Policy) {
                         .set_max(here, world.group, 4 + step % 3)
                         .is_ok()
                 );
-                world.memory.groups().drain(world.group);
+                world.memory.drain_charges(world.group);
                 thread::yield_now();
             }
         },

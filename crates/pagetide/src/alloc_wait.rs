@@ -73,7 +73,7 @@ impl Group {
     fn take_zeroed(&self, order: units::Order) -> Result<Buf, AllocError> {
         let shared = self.shared();
         let (frame, _) = shared.core.alloc_buf(shared.here(), self.id(), order)?;
-        let mut buf = Buf::new(shared.shard(), frame, order);
+        let mut buf = Buf::new(shared, frame, order);
         buf.fill(0);
         Ok(buf)
     }

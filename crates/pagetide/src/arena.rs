@@ -199,8 +199,8 @@ impl Drop for Arena {
         let bytes = index(self.nr_frames) * PAGE_BYTES;
         // SAFETY:
         // 1. `start` and `bytes` are those of the mapping made in `reserve`, unmapped only here.
-        // 2. Buffers and reads have a share of the owner of this arena, and pages keep one by their
-        //    pins (`home.rs`), so none is left.
+        // 2. Reads have a share of the owner of this arena, and pages and buffers keep it
+        //    (`home.rs`), so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of the arena: {unmapped:?}");
     }

@@ -347,10 +347,9 @@ impl Builder {
                 .start_worker()
                 .map_err(|source| Error::Thread { source })?;
         }
-        let home = Home::try_new(shared).map_err(|_| Error::NoMetadata { what: "CPUs" })?;
         trace::built(bytes_of(u64::from(pages)));
         Ok(Memory {
-            shared: Arc::new(home),
+            shared: Arc::new(Home::new(shared)),
             budget_source: Arc::new(budget_source),
         })
     }

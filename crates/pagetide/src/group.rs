@@ -194,7 +194,7 @@ impl Group {
     /// [`Error::NoPlace`].
     pub fn set_mems(&self, nodes: &[u32]) -> Result<(), Error> {
         let nodes = self.mask_of(nodes)?;
-        self.shared().core.groups().set_mems(self.id(), nodes);
+        self.shared().core.set_mems(self.id(), nodes);
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl Group {
         let count = self.shared().topology().nr_cpus();
         self.check_place("CPU", cpus, count)?;
         let cpus = CpuMask::of(cpus.iter().copied().map(Cpu::new));
-        self.shared().core.groups().set_cpus(self.id(), cpus);
+        self.shared().core.set_cpus(self.id(), cpus);
         Ok(())
     }
 
@@ -293,7 +293,8 @@ impl Group {
 
     /// Bytes charged to the group and its children, what is charged ahead included: a few
     /// batches of 64 pages a CPU and, under a large budget, a few blocks of 2 MiB; of all groups
-    /// at most 1/64 of the budget.
+    /// at most 1/64 of the budget; and working memory that was freed and waits on its CPU for a
+    /// second or two to be taken again, at most 1/40.
     #[must_use]
     pub fn usage(&self) -> ByteSize {
         ByteSize(bytes_of(self.record().usage()))
@@ -346,6 +347,6 @@ impl Group {
         let (frame, was_ours) =
             taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
         shared.pay_debt();
-        Ok((Buf::new(shared.shard(), frame, order), was_ours))
+        Ok((Buf::new(shared, frame, order), was_ours))
     }
 }

@@ -1,16 +1,17 @@
-//! What keeps a memory alive: handles together, pages by their pins, working memory by the CPU that
-//! it was made on.
+//! What keeps a memory alive: handles together, pages by their pins, working memory by core's count
+//! of it.
 //!
 //! A count that all threads change is fetched from another CPU each time, which takes longer than
-//! everything else that a block costs. So working memory counts on a line of the CPU that it was
-//! made on, and a page is in no count but that of its frame's pins. When the last handle goes, all
-//! files are closed, and core has counted the pins on pages that left their files: while there are
-//! any, the memory has a share of itself, which the drop of the last pin gives up.
+//! everything else that a block costs. So a page is in no count but that of its frame's pins, and
+//! working memory is counted beside the lock of the CPU's magazine, which is taken anyway. When the
+//! last handle goes, all files are closed, and core has counted the pins on pages that left their
+//! files; it closes the magazines and adds up what is out. While there is anything, the memory has
+//! a share of itself, which the drop of the last pin or block gives up.
 #![allow(unsafe_code)]
 
 use crate::cpu;
 use crate::shared::{Shared, locked};
-use pagetide_core::sync::{NoMetadata, PerCpu};
+use pagetide_core::frame::{Place, State};
 use pagetide_core::units::Frame;
 use std::fmt;
 use std::mem;
@@ -22,42 +23,16 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub(crate) struct Home {
     shared: Arc<Shared>,
-    shards: PerCpu<Arc<Shard>>,
-}
-
-/// CPUs whose counts lie on lines of their own; others share them.
-const MAX_SHARDS: u32 = 64;
-
-/// Held by working memory. Alone on its cache lines, its count included.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Shard {
-    shared: Arc<Shared>,
 }
 
 impl Home {
-    /// # Errors
-    /// Where the allocator refuses.
-    pub(crate) fn try_new(shared: Arc<Shared>) -> Result<Home, NoMetadata> {
-        let nr_shards = shared.topology().nr_cpus().min(MAX_SHARDS);
-        let shard = || {
-            let shared = Arc::clone(&shared);
-            Arc::new(Shard { shared })
-        };
-        Ok(Home {
-            shards: PerCpu::try_new(nr_shards, shard)?,
-            shared,
-        })
+    pub(crate) fn new(shared: Arc<Shared>) -> Home {
+        Home { shared }
     }
 
     /// What it keeps.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
-    }
-
-    /// A share of the memory for working memory that is made on this CPU.
-    pub(crate) fn shard(&self) -> Arc<Shard> {
-        Arc::clone(self.shards.of(cpu::current()))
     }
 }
 
@@ -76,15 +51,8 @@ impl Deref for Home {
     }
 }
 
-impl Deref for Shard {
-    type Target = Shared;
-
-    fn deref(&self) -> &Shared {
-        &self.shared
-    }
-}
-
-/// The share that a memory has of itself while nobody has a handle and pages are pinned.
+/// The share that a memory has of itself while nobody has a handle and pages are pinned, or working
+/// memory is in use.
 #[derive(Default)]
 pub(crate) struct Stay(Mutex<Option<Arc<Shared>>>);
 
@@ -96,15 +64,19 @@ impl fmt::Debug for Stay {
 }
 
 impl Shared {
-    /// Nobody has a handle any more: stays as long as pages are pinned.
+    /// Nobody has a handle any more: stays as long as pages are pinned or working memory is in use.
     fn begin_stay(self: &Arc<Shared>) {
         if self.is_forked() {
-            // Pages that a child inherited are never given back there: where there is one, the
-            // memory stays as long as the process.
+            // Pages and buffers that a child inherited are never given back there: where there is
+            // one, the memory stays as long as the process.
             let frames = self.core.frames();
-            let is_pinned = |frame| frames.word(Frame::new(frame)).pins() > 0;
+            let is_held = |frame| {
+                let word = frames.word(frame);
+                let is_out = || frames.block(frame).1 != Place::Magazine;
+                word.pins() > 0 || (word.state() == State::Buf && is_out())
+            };
             let is_claimed = self.core.claims().frames().next().is_some();
-            if is_claimed || (0..frames.len()).any(is_pinned) {
+            if is_claimed || (0..frames.len()).map(Frame::new).any(is_held) {
                 mem::forget(Arc::clone(self));
             }
             return;
@@ -120,7 +92,8 @@ impl Shared {
         }
     }
 
-    /// The last pin was dropped. The caller has a share of the memory.
+    /// The last pin or block was dropped: nobody but the caller needs the memory, which may be gone
+    /// when this returns.
     #[cold]
     pub(crate) fn end_stay(&self) {
         let share = locked(&self.stay.0).take();
@@ -128,8 +101,8 @@ impl Shared {
     }
 }
 
-/// What a page keeps its memory by: the pin that it holds on a frame, which has no part in any
-/// count of shares.
+/// What a page keeps its memory by, the pin that it holds on a frame; or a block of working memory,
+/// by being one. Neither has a part in any count of shares.
 pub(crate) struct ByPin(NonNull<Shared>);
 
 // SAFETY: as a `&Shared` or an `Arc<Shared>`, which any thread may have, because `Shared` is made
@@ -141,7 +114,7 @@ unsafe impl Sync for ByPin where Arc<Shared>: Sync {}
 impl ByPin {
     /// # Safety
     /// While the value is looked at, its owner has a pin on a frame of this memory that core gave
-    /// for a page of a file, or knows of a handle or a share of it.
+    /// for a page of a file, or a block of working memory of it, or knows of a handle or a share.
     pub(crate) unsafe fn new(home: &Home) -> ByPin {
         // Not by way of a reference, which would not reach the counts beside the value.
         let shared = Arc::as_ptr(home.shared()).cast_mut();
@@ -149,7 +122,7 @@ impl ByPin {
         ByPin(unsafe { NonNull::new_unchecked(shared) })
     }
 
-    /// A share of its own, for what is to be done after the pin was dropped.
+    /// A share of its own, for what is to be done after the pin or the block was given back.
     pub(crate) fn share(&self) -> Arc<Shared> {
         let shared = self.0.as_ptr().cast_const();
         // SAFETY:
@@ -159,20 +132,51 @@ impl ByPin {
         // SAFETY: the share that was just counted.
         unsafe { Arc::from_raw(shared) }
     }
+
+    /// Gives back the block of working memory by which its owner kept the memory.
+    #[inline]
+    pub(crate) fn drop_block(&self, frame: Frame) {
+        let shared: &Shared = self;
+        if shared.is_forked() {
+            return;
+        }
+        if shared.memory_waits.is_any() || shared.core.is_balloon_short() {
+            return self.drop_block_sharing(frame);
+        }
+        // With the block the memory may be gone, unless it was the last one.
+        if shared.core.drop_buf(cpu::current(), frame) {
+            shared.end_stay();
+        }
+    }
+
+    /// The same where somebody is to be told: with a share of the memory meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn drop_block_sharing(&self, frame: Frame) {
+        let shared = self.share();
+        let is_last = shared.core.drop_buf_at_once(cpu::current(), frame);
+        shared.settle();
+        shared.came_back(frame);
+        if is_last {
+            shared.end_stay();
+        }
+    }
 }
 
 impl Deref for ByPin {
     type Target = Shared;
 
     fn deref(&self) -> &Shared {
-        // SAFETY: the memory is there, because whoever looks has a pin (`new`):
+        // SAFETY: the memory is there, because whoever looks has a pin or a block (`new`):
         // 1. While somebody has a handle, that one's `Home` keeps it.
         // 2. The last handle goes when all files are closed, which takes every page out of its
         //    file, and its pins are in core's count from before that can be seen until they are
         //    dropped: then `begin_stay` finds them, and the share stays until the last one went.
         //    Where a file was not closed, it stays for ever.
         //    A claim in the place of a pin was made one by then, or given back.
-        // 3. In a child, where pins are never dropped, it stays for ever where there is one.
+        // 3. A block is counted, by a CPU or beside those pins, from when core gave it until core
+        //    takes it back; `begin_stay` has the CPUs' counts added to those pins.
+        // 4. In a child, where neither is ever given back, it stays for ever where there is one.
         unsafe { self.0.as_ref() }
     }
 }

@@ -76,8 +76,7 @@ impl Group {
     }
 
     fn set_limit(&self, limit: Limit, pages: u64) -> Result<(), Error> {
-        let groups = self.shared().core.groups();
-        let set = groups.set_limit(self.id(), limit, pages);
+        let set = self.shared().core.set_limit(self.id(), limit, pages);
         set.map_err(|refused| self.min_over_max(refused))
     }
 

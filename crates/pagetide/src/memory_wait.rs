@@ -214,7 +214,8 @@ impl MemoryWaits {
         };
         drop(queue);
         // With the read-modify-writes before `Shared::came_back`, which are barriers on x86: there
-        // no wake-up by a block is lost. A fence on that side would cost more than `RETRY`.
+        // no wake-up by a page is lost. One by working memory is where its owner looked just
+        // before. A fence on that side would cost more than `RETRY`.
         fence(Ordering::SeqCst);
         Ok(ticket)
     }

@@ -6,7 +6,7 @@ mod block;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
-use crate::home::{ByPin, Home, Shard};
+use crate::home::{ByPin, Home};
 use crate::pin_accounts::Account;
 use crate::pin_sites::Site;
 use crate::shared::Shared;
@@ -476,14 +476,17 @@ impl fmt::Debug for PageMut {
 /// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
 /// until dropped.
 pub struct Buf {
-    shared: Arc<Shard>,
+    shared: ByPin,
     block: Block,
 }
 
 impl Buf {
     /// Takes over a block of working memory from core, its bytes as they are.
-    pub(crate) fn new(shared: Arc<Shard>, frame: Frame, order: Order) -> Buf {
+    #[inline]
+    pub(crate) fn new(home: &Home, frame: Frame, order: Order) -> Buf {
         let block = Block::new(frame, order);
+        // SAFETY: core gave the block, and gets it back in `drop`.
+        let shared = unsafe { ByPin::new(home) };
         Buf { shared, block }
     }
 }
@@ -512,13 +515,7 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        if self.shared.is_forked() {
-            return;
-        }
-        let frame = self.block.frame();
-        self.shared.core.free_buf(cpu::current(), frame);
-        self.shared.settle();
-        self.shared.came_back(frame);
+        self.shared.drop_block(self.block.frame());
     }
 }
 

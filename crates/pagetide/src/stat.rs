@@ -28,8 +28,8 @@ pub struct GroupStat {
     /// Bytes of the program's own heap: reservations; of the root also the numbers of dirty pages,
     /// in pages. Off by what CPUs hold back, at most three pages each.
     pub slab_unreclaimable: u64,
-    /// Charged ahead, in the stocks of CPUs, and what is left of reservations' last pages. The
-    /// kernel has no such number.
+    /// Charged ahead, in the stocks of CPUs and as free working memory in their magazines, and what
+    /// is left of reservations' last pages. The kernel has no such number.
     pub stock: u64,
     /// Pages that were not resident when asked for.
     pub pgmajfault: u64,

@@ -219,7 +219,7 @@ impl CoreCache {
     /// Where there is no such reader, or a `min` is above the limit.
     pub fn protect(&self, reader: usize, limit: Limit, pages: u32) {
         for group in [self.top, self.readers[reader].0] {
-            let set = self.memory.groups().set_limit(group, limit, pages.into());
+            let set = self.memory.set_limit(group, limit, pages.into());
             assert!(set.is_ok(), "{set:?}");
         }
     }

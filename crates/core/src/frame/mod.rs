@@ -42,6 +42,8 @@ pub enum Place {
     Zone,
     /// In a per-CPU page cache.
     Pcp,
+    /// Working memory in a magazine, charged.
+    Magazine,
 }
 
 impl Place {
@@ -50,7 +52,8 @@ impl Place {
         match block >> PLACE_SHIFT & 0b11 {
             0 => Place::Out,
             1 => Place::Zone,
-            _ => Place::Pcp,
+            2 => Place::Pcp,
+            _ => Place::Magazine,
         }
     }
 }
@@ -288,10 +291,21 @@ impl FrameTable {
         let block = u32::from(order.get()) | (place as u32) << PLACE_SHIFT;
         let group = match place {
             Place::Zone => 0,
-            Place::Out | Place::Pcp => low(before),
+            Place::Out | Place::Pcp | Place::Magazine => low(before),
         };
         owner.store(pack(block, group), Ordering::Relaxed);
         Place::of(high(before))
+    }
+
+    /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
+    /// The caller owns it.
+    #[inline]
+    pub(crate) fn leave_magazine(&self, frame: Frame, order: Order, group: u32) -> bool {
+        let owner = self.field(frame, OWNER);
+        let before = owner.load(Ordering::Relaxed);
+        let block = u32::from(order.get()) | (Place::Out as u32) << PLACE_SHIFT;
+        owner.store(pack(block, group), Ordering::Relaxed);
+        low(before) == group
     }
 
     /// The group that a free pageblock was last charged to as a whole, 0 where that is not known.

@@ -4,6 +4,7 @@ mod bytes;
 mod charge;
 mod large;
 mod limits;
+mod magazines;
 mod placement;
 mod pressure;
 pub mod protect;

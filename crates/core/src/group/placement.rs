@@ -1,6 +1,6 @@
 //! Which nodes and CPUs a group uses: its `mems`, `cpus` and memory policy, and its ancestors'.
 
-use super::Tree;
+use super::{Group, Tree};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::{Cpu, MAX_CPUS, NodeMask, index};
 
@@ -124,6 +124,15 @@ impl Tree {
             return None;
         }
         self.place_of(id)
+    }
+
+    /// Whether a group's blocks may be anywhere, the nearest node first.
+    pub(super) fn is_anywhere(&self, id: u32) -> bool {
+        let is_anywhere = |group: &Group| {
+            let is_local = group.placement.policy.load(Ordering::Relaxed) == 0;
+            is_local && self.allowed(id) == (NodeMask::ALL, CpuMask::ALL)
+        };
+        self.is_placed.load(Ordering::Acquire) == 0 || self.get(id).is_some_and(is_anywhere)
     }
 
     #[cold]

@@ -6,7 +6,7 @@ use super::reclaim::Reach;
 use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
-use crate::frame::{State, flag};
+use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
 use crate::sync::{Ordering, yield_now};
 use crate::units::{Cpu, Frame, NodeMask, Order, PAGE_BYTES};
@@ -314,7 +314,8 @@ impl Memory {
             Order::ZERO => DRAIN_PAGES,
             _ => u32::MAX,
         };
-        let nr_drained = self.zones.drain_some(&self.frames, enough).nr_pages;
+        let nr_charged = self.drain_magazines(|_| true);
+        let nr_drained = nr_charged + self.zones.drain_some(&self.frames, enough).nr_pages;
         let taken = self.zones.alloc(&self.frames, here.cpu, request);
         (taken.ok(), nr_drained)
     }
@@ -358,7 +359,7 @@ impl Memory {
         mut charged: Result<Charged, OverLimit>,
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
-        let (mut retries, mut nr_regions) = (0, amount.nr_regions());
+        let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
         let mut is_unwritten = false;
         loop {
             let over = match charged {
@@ -371,6 +372,12 @@ impl Memory {
                 }
                 Err(over) => over.group,
             };
+            // What waits in magazines is nobody's: before anything is evicted, or refused.
+            if nr_drains < MAX_RETRIES && self.drain_magazines_of(over) > 0 {
+                nr_drains += 1;
+                charged = self.charge_again(here.cpu, group, amount);
+                continue;
+            }
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
             let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
             if is_hopeless || !here.may_reclaim {
@@ -395,10 +402,14 @@ impl Memory {
                 is_unwritten = round.is_unwritten;
                 retries += u32::from(round.nr_freed == 0);
             }
-            charged = match amount {
-                Amount::Pages(nr_pages) => self.groups.charge(here.cpu, group, nr_pages),
-                Amount::Bytes(nr_bytes) => self.groups.charge_bytes(here.cpu, group, nr_bytes),
-            };
+            charged = self.charge_again(here.cpu, group, amount);
+        }
+    }
+
+    fn charge_again(&self, cpu: Cpu, group: u32, amount: Amount) -> Result<Charged, OverLimit> {
+        match amount {
+            Amount::Pages(nr_pages) => self.groups.charge(cpu, group, nr_pages),
+            Amount::Bytes(nr_bytes) => self.groups.charge_bytes(cpu, group, nr_bytes),
         }
     }
 
@@ -507,28 +518,6 @@ impl Memory {
         assert!(before.pins() == 0, "{frame:?} is freed while pinned");
     }
 
-    /// Working memory of `order`, charged to `group`: not reclaimable. Also says whether its bytes
-    /// are the group's own; otherwise the caller zeroes them before the group sees them.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    pub fn alloc_buf(
-        &self,
-        here: Here<'_>,
-        group: u32,
-        order: Order,
-    ) -> Result<(Frame, bool), AllocError> {
-        self.zones.cache_order(order);
-        let taken = self.take_block(here, group, order, Mobility::Unmovable);
-        let Block { frame, was_ours } = match taken {
-            Err(_) if here.may_use_reserve => return self.take_reserved(here, order),
-            taken => taken?,
-        };
-        self.frames
-            .change_owned(frame, |word| word.with_state(State::Buf).next_version());
-        Ok((frame, was_ours))
-    }
-
     /// Takes a free block that the OS holds memory for and that was not used since `before` (ns).
     /// The caller lets the OS have the memory and gives the block back by [`Memory::put_idle`].
     pub fn take_idle(&self, before: u64) -> Option<Idle> {
@@ -543,21 +532,9 @@ impl Memory {
             .put_idle(&self.frames, (frame, order), is_released);
     }
 
-    /// Empties the per-CPU page caches, so that what they hold can merge and be released.
+    /// Empties magazines and per-CPU page caches, so that what they hold can merge and be released.
     pub fn drain(&self) -> crate::alloc::Drained {
+        self.drain_magazines(|_| true);
         self.zones.drain(&self.frames)
-    }
-
-    /// Gives working memory back.
-    ///
-    /// # Panics
-    /// Where the frame is no working memory.
-    pub fn free_buf(&self, cpu: Cpu, frame: Frame) {
-        let word = self.frames.word(frame);
-        assert!(word.state() == State::Buf, "{frame:?} is no working memory");
-        match word.has(flag::RESERVE) {
-            true => self.put_reserved(cpu, frame),
-            false => self.put_block(cpu, frame),
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! An audit at rest: everything is counted anew from the frame records and compared with the books.
 
 use super::{Memory, NoMetadata};
-use crate::frame::{FrameTable, State, Word, flag};
+use crate::frame::{FrameTable, Place, State, Word, flag};
 use crate::group::{Gauge, Group, Item, StockKind};
 use crate::page_cache::Mappings;
 use crate::sync::{Ordering, Words};
@@ -65,6 +65,8 @@ struct Counted {
     nr_used: u64,
     nr_offline: u64,
     nr_reserve: u64,
+    /// Blocks of working memory that somebody has.
+    nr_bufs: u64,
     /// Pins on pages without a file.
     nr_left_pins: u64,
     /// The same, where the page may be one that moves.
@@ -93,7 +95,7 @@ impl Memory {
     /// Counts everything anew and compares: free lists, per-CPU page caches, lists of pages, the
     /// index, files, what is out of use, and of each group what is charged, dirty, read and
     /// written. At rest: no call of core is under way, and nobody has an [`super::Idle`] in hand.
-    /// Reads and writes may be under way, and pins and latches held. Drains the stocks.
+    /// Reads and writes may be under way, and pins and latches held. Drains magazines and stocks.
     ///
     /// Under load it may see differences that are none: [`Memory::moves`] tells whether something
     /// moved meanwhile. Under [`StockKind::Scheduled`], whose drains are not waited for, what is
@@ -104,7 +106,7 @@ impl Memory {
     /// # Errors
     /// [`AuditError`] with the first difference.
     pub fn audit(&self) -> Result<(), AuditError> {
-        self.groups.drain(self.groups.root());
+        self.drain_charges(self.groups.root());
         self.zones.audit(&self.frames)?;
         self.audit_balloon()?;
         let counted = self.count_frames()?;
@@ -164,6 +166,7 @@ impl Memory {
             nr_used: 0,
             nr_offline: 0,
             nr_reserve: 0,
+            nr_bufs: 0,
             nr_left_pins: 0,
             nr_moving_pins: 0,
         };
@@ -200,9 +203,11 @@ impl Memory {
             State::Buf if word.has(flag::RESERVE) => {
                 counted.nr_used += nr_pages;
                 counted.nr_reserve += nr_pages;
+                counted.nr_bufs += 1;
                 return Ok(());
             }
-            State::Buf => {}
+            State::Buf if self.frames.block(frame).1 == Place::Magazine => {}
+            State::Buf => counted.nr_bufs += 1,
             State::Live | State::Reading => self.count_page(counted, frame, word)?,
             _ => {
                 if word.state() == State::Detached {
@@ -309,9 +314,16 @@ impl Memory {
         let reserve = u64::from(self.write_reserve.left()) + counted.nr_reserve;
         let kept = u64::from(self.config.write_reserve_pages);
         compare("pages of the reserve of writes", kept, reserve)?;
-        let (booked, least) = (self.left_pins.get(), counted.nr_left_pins);
+        // What is out by the counts of CPUs may be above or below what is there.
+        let booked = self.left_pins.get() + self.magazines.nr_out();
+        let booked = u64::try_from(booked).unwrap_or(0);
+        let least = counted.nr_left_pins + counted.nr_bufs;
         let left = booked.clamp(least, least + counted.nr_moving_pins);
-        compare("pins on pages without a file", booked, left)
+        compare(
+            "working memory, and pins on pages without a file",
+            booked,
+            left,
+        )
     }
 
     /// The pages charged for tables that grew are those of their chunks.

@@ -212,13 +212,13 @@ impl Memory {
             if was_drained {
                 break;
             }
-            self.zones.drain(&self.frames);
+            self.drain();
             was_drained = true;
         }
         let piece = self.next_piece(here);
         let piece = match piece {
             None if !was_drained && self.is_short() => {
-                self.zones.drain(&self.frames);
+                self.drain();
                 self.next_piece(here)
             }
             piece => piece,

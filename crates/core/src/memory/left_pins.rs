@@ -1,5 +1,5 @@
-//! Pins on pages that left their files: while there are any, the memory is needed though nobody has
-//! a handle of it.
+//! Pins on pages that left their files, and working memory: while there are any, the memory is
+//! needed though nobody has a handle of it.
 
 use super::Memory;
 use crate::sync::{AtomicU64, Ordering};
@@ -7,13 +7,24 @@ use crate::sync::{AtomicU64, Ordering};
 /// Nobody has a handle any more.
 const ABANDONED: u64 = 1 << 63;
 
+/// Added as long as somebody has a handle: without what CPUs count, the number of blocks may be
+/// below zero. More than there can be.
+const BIAS: u64 = 1 << 40;
+
 /// How many pins there are on detached pages, and [`ABANDONED`]: whoever makes of it the latter
 /// alone is the last to need the memory.
 ///
 /// Counted are the pins that a page has when it leaves its file, but not that of whoever takes it
-/// out, nor those on a frame that its page moved out of.
-#[derive(Debug, Default)]
+/// out, nor those on a frame that its page moved out of; and blocks of working memory, but for
+/// those that the CPUs count as long as somebody has a handle.
+#[derive(Debug)]
 pub(super) struct LeftPins(AtomicU64);
+
+impl Default for LeftPins {
+    fn default() -> LeftPins {
+        LeftPins(AtomicU64::new(BIAS))
+    }
+}
 
 impl LeftPins {
     /// A page with so many pins is about to leave its file: before their holders can see that.
@@ -40,22 +51,34 @@ impl LeftPins {
         before == ABANDONED | 1
     }
 
-    fn abandon(&self) -> bool {
-        self.0.fetch_or(ABANDONED, Ordering::AcqRel) > 0
+    /// Nobody has a handle any more, and so many blocks are to be counted here. Whether anything
+    /// is.
+    fn abandon(&self, nr_out: i64) -> bool {
+        let change = ABANDONED.wrapping_add_signed(nr_out).wrapping_sub(BIAS);
+        let before = self.0.fetch_add(change, Ordering::AcqRel);
+        before.wrapping_add(change) != ABANDONED
     }
 
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) & !ABANDONED
+    /// Those there are by this count: below zero where CPUs count more.
+    pub(super) fn get(&self) -> i64 {
+        let counted = self.0.load(Ordering::Relaxed);
+        let bias = if counted & ABANDONED == 0 { BIAS } else { 0 };
+        (counted & !ABANDONED).cast_signed() - bias.cast_signed()
     }
 }
 
 impl Memory {
-    /// Says that nobody has a handle any more: all mappings are closed. Whether there are pins on
-    /// their pages; then the drop of the last one leaves [`super::Effect::LastPin`], and whoever
-    /// gets that is the last to need the memory.
+    /// Says that nobody has a handle any more: all mappings are closed, nobody takes working
+    /// memory. Whether there are pins on their pages, or working memory; then the drop of the last
+    /// pin leaves [`super::Effect::LastPin`], or [`Memory::drop_buf`] says so of the last block,
+    /// and whoever gets that is the last to need the memory.
+    ///
+    /// Cost: a lock for each CPU.
     #[must_use]
     pub fn abandon(&self) -> bool {
-        self.left_pins.abandon()
+        let nr_out = self.magazines.close();
+        self.drain_magazines(|_| true);
+        self.left_pins.abandon(nr_out)
     }
 
     /// Whether there is a mapping that was not closed, or whose last write is under way.

@@ -6,6 +6,7 @@ mod audit;
 mod balance;
 mod balloon;
 mod begin;
+mod bufs;
 mod claims;
 mod complete;
 mod effects;
@@ -19,6 +20,7 @@ mod latch;
 mod left_pins;
 mod longterm;
 mod lru_gen;
+pub mod magazine;
 mod migrate;
 mod pins;
 mod place;
@@ -50,16 +52,17 @@ pub use write::{PageWrite, Write, Writes};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{BATCH, ChildError, MinOverMax, StockKind, Tree};
+use crate::group::{BATCH, ChildError, Limit, MinOverMax, StockKind, Tree};
 
 use crate::page_cache::{Claims, Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
 use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
-use crate::units::{Cpu, Order, PAGE_BYTES, PageKey};
+use crate::units::{Cpu, Order, PAGE_BYTES, PageKey, SECOND};
 use balance::Background;
 use balloon::Balloon;
 use evacuate::Evacuation;
 use left_pins::LeftPins;
+use magazine::Magazines;
 use room::Room;
 use write_reserve::WriteReserve;
 
@@ -178,6 +181,7 @@ impl Config {
             + Evacuation::bytes(self.nr_frames())
             + Zones::bytes(&self.alloc, self.nr_frames())
             + Tree::bytes(nr_cpus, self.stocks)
+            + Magazines::bytes(nr_cpus)
     }
 
     /// [`Config::metadata_bytes`] in whole pages.
@@ -326,6 +330,9 @@ pub struct Memory {
     balloon: Balloon,
     write_reserve: WriteReserve,
     left_pins: LeftPins,
+    magazines: Magazines,
+    /// When magazines were last ticked, in ns.
+    magazine_tick: AtomicU64,
     /// Of core's own tables.
     metadata_pages: u32,
     stats: Counters,
@@ -371,6 +378,8 @@ impl Memory {
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
                 left_pins: LeftPins::default(),
+                magazines: Magazines::try_new(nr_cpus)?,
+                magazine_tick: AtomicU64::new(0),
                 metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
@@ -455,7 +464,11 @@ impl Memory {
         let root = self.groups.root();
         loop {
             let made = make();
-            let may_help = made.as_ref().is_err_and(&is_short) && here.may_reclaim;
+            let is_refused = made.as_ref().is_err_and(&is_short);
+            if is_refused && self.drain_magazines_of(root) > 0 {
+                continue;
+            }
+            let may_help = is_refused && here.may_reclaim;
             if !may_help || self.reclaim_for(here, (root, root), BATCH) == 0 {
                 return made;
             }
@@ -468,7 +481,7 @@ impl Memory {
     /// # Errors
     /// [`MinOverMax`]; nothing is changed.
     pub fn set_max(&self, here: Here<'_>, group: u32, max: u64) -> Result<u64, MinOverMax> {
-        self.groups.set_max(group, max)?;
+        self.set_limit(group, Limit::Max, max)?;
         let over = || {
             let record = self.groups.get(group);
             record.map_or(0, |record| record.usage().saturating_sub(record.max()))
@@ -478,7 +491,7 @@ impl Memory {
             let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
             let freed = self.reclaim_for(here, (group, group), want);
             idle = if freed == 0 { idle + 1 } else { 0 };
-            self.groups.drain(group);
+            self.drain_charges(group);
         }
         Ok(over())
     }
@@ -487,6 +500,7 @@ impl Memory {
     /// with the last of them, at this call or a later [`Memory::tick`].
     pub fn drop_group(&self, cpu: Cpu, group: u32) {
         self.groups.kill(group);
+        self.forget_magazines_of(group);
         self.bury(cpu, group);
     }
 
@@ -511,10 +525,15 @@ impl Memory {
     }
 
     /// Housekeeping: the clock goes on to `now` (ns), per-CPU page caches give back what they do
-    /// not use, dead groups whose last page has gone give up their records. Returns when the next
-    /// tick is due; a later one is slow, never wrong.
+    /// not use, once a second magazines do, and dead groups whose last page has gone give up their
+    /// records. Returns when the next tick is due; a later one is slow, never wrong.
     pub fn tick(&self, cpu: Cpu, now: u64) -> u64 {
         let next = self.zones.tick(&self.frames, now);
+        let last = self.magazine_tick.load(Ordering::Relaxed);
+        if now >= last + SECOND {
+            self.magazine_tick.store(now, Ordering::Relaxed);
+            self.tick_magazines();
+        }
         for (id, group) in self.groups.iter() {
             if group.is_dead() {
                 self.bury(cpu, id);
@@ -558,6 +577,7 @@ impl Memory {
                 .zones
                 .managed()
                 .saturating_sub(self.zones.nr_free())
+                .saturating_sub(self.magazines.nr_pages(|_| true))
                 .saturating_sub(offline),
             zone: normal + movable,
             pgalloc_movable: movable.pgalloc,

@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::alloc::{Mempolicy, Request};
-use crate::group::Place;
+use crate::group::{CpuMask, Place};
 use crate::units::{Cpu, Node, NodeMask};
 
 const LOCAL: u32 = 0;
@@ -22,6 +22,20 @@ impl Memory {
             Mempolicy::WeightedInterleave(nodes) => (WEIGHTED, nodes),
         };
         self.groups.set_policy(group, number, nodes);
+        self.forget_magazines_of(group);
+    }
+
+    /// [`Tree::set_mems`](crate::group::Tree::set_mems); working memory that waits on other nodes
+    /// goes.
+    pub fn set_mems(&self, group: u32, mems: NodeMask) {
+        self.groups.set_mems(group, mems);
+        self.forget_magazines_of(group);
+    }
+
+    /// [`Tree::set_cpus`](crate::group::Tree::set_cpus), likewise.
+    pub fn set_cpus(&self, group: u32, cpus: CpuMask) {
+        self.groups.set_cpus(group, cpus);
+        self.forget_magazines_of(group);
     }
 
     /// A request from `cpu`, down to the last frame, of a group that is said to be at `place`; and

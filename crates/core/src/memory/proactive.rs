@@ -32,7 +32,7 @@ impl Memory {
             }
         }
         // What was given back is charged to nobody, so that it shows in the usage.
-        self.groups.drain(subtree);
+        self.drain_charges(subtree);
         nr_freed
     }
 }

@@ -109,7 +109,11 @@ impl Memory {
         stat.file = bytes(file);
         stat.slab_reclaimable = self.groups.state(id, Item::SlabReclaimable);
         stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
-        stat.stock = bytes(u64::from(self.groups.stocked(id))) + self.groups.held_bytes(id);
+        let in_magazines = self
+            .magazines
+            .nr_pages(|group| self.groups.is_in(group, id));
+        let ahead = u64::from(self.groups.stocked(id)) + u64::from(in_magazines);
+        stat.stock = bytes(ahead) + self.groups.held_bytes(id);
         if id == self.groups.root() {
             stat.kernel =
                 bytes(u64::from(self.own_pages()) + u64::from(self.groups.nr_record_pages()));

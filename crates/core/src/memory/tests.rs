@@ -5,6 +5,7 @@ extern crate std;
 mod ahead;
 mod audit;
 mod begin;
+mod bufs;
 mod bytes;
 mod claims;
 mod evacuate;
@@ -24,7 +25,7 @@ mod write;
 use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
-use crate::group::{Count, CpuMask};
+use crate::group::{Count, CpuMask, NO_LIMIT};
 use crate::page_cache::{Access, Found};
 use crate::units::{Frame, Node, NodeMask};
 use std::vec::Vec;
@@ -283,11 +284,9 @@ fn groups_go_to_their_nodes() {
     assert_eq!(node_of(6), 3);
     memory.set_mempolicy(group, Mempolicy::Local);
     // A caller elsewhere is served where the group's CPUs are.
-    memory
-        .groups()
-        .set_cpus(group, CpuMask::of([4, 5].map(Cpu::new)));
+    memory.set_cpus(group, CpuMask::of([4, 5].map(Cpu::new)));
     assert_eq!([0, 4].map(node_of), [2, 2]);
-    memory.groups().set_mems(group, NodeMask::from_bits(0b1000));
+    memory.set_mems(group, NodeMask::from_bits(0b1000));
     assert_eq!([0, 4].map(node_of), [3, 3]);
     memory.check();
 }
@@ -325,7 +324,11 @@ fn bytes_of_a_block_that_was_joined_are_nobodys() {
         .new_group(CPU.into(), memory.groups().root())
         .unwrap();
     let order = Order::new(1).unwrap();
-    // Pages of both groups in turn, so that a pair of frames has bytes of both.
+    // Pages of both groups in turn, so that a pair of frames has bytes of both: groups near their
+    // limits have no magazines.
+    let limit = |group, max| assert_eq!(memory.set_max(CPU.into(), group, max), Ok(0));
+    limit(ours, 100);
+    limit(theirs, 100);
     let pages: Vec<Frame> = [ours, theirs]
         .into_iter()
         .cycle()
@@ -340,7 +343,8 @@ fn bytes_of_a_block_that_was_joined_are_nobodys() {
     pages
         .into_iter()
         .for_each(|frame| memory.free_buf(CPU, frame));
-    memory.zones.drain(&memory.frames);
+    memory.drain();
+    limit(ours, NO_LIMIT);
     let take = || memory.alloc_buf(CPU.into(), ours, order).unwrap();
     let blocks: Vec<(Frame, bool)> = (0..64).map(|_| take()).collect();
     assert!(blocks.iter().all(|(_, was_ours)| !was_ours));

@@ -393,7 +393,7 @@ impl World {
                     "{in_use} in use"
                 );
             }
-            Op::Drain => self.memory.groups().drain(self.memory.groups().root()),
+            Op::Drain => self.memory.drain_charges(self.memory.groups().root()),
             Op::Reopen { file } => self.reopen(file),
         }
         self.check();

@@ -354,7 +354,7 @@ impl World {
             } => self.set_limit(self.group(group), limit, pages),
             Op::Drop { leaf } => self.drop_leaf(leaf),
             _ => {
-                self.memory.groups().drain(self.memory.groups().root());
+                self.memory.drain_charges(self.memory.groups().root());
                 self.memory.tick(Cpu::new(0), 0);
             }
         }

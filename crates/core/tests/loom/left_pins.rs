@@ -5,8 +5,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use pagetide_core::page_cache::Claim;
 
-/// A memory with a page that is pinned twice, as its runtime keeps it.
-struct Kept {
+/// A memory with a page that is pinned twice, or working memory, as its runtime keeps it.
+pub(super) struct Kept {
     shared: Arc<(Memory, u32, u32)>,
     frame: Frame,
     /// Shares of the memory: whoever drops the last one takes the bytes away.
@@ -18,6 +18,17 @@ struct Kept {
 }
 
 impl Kept {
+    pub(super) fn new(shared: &Arc<(Memory, u32, u32)>, frame: Frame) -> Kept {
+        Kept {
+            shared: Arc::clone(shared),
+            frame,
+            shares: AtomicU32::new(1),
+            stays: Mutex::new(false),
+            bytes: UnsafeCell::new(()),
+            are_there: AtomicBool::new(true),
+        }
+    }
+
     /// Reads the page's bytes.
     fn read(&self) {
         self.bytes.with(|_| ());
@@ -35,6 +46,8 @@ impl Kept {
     fn drop_share(&self) {
         if self.shares.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.bytes.with_mut(|_| ());
+            let nr_used = self.shared.0.stats().nr_used;
+            assert_eq!(nr_used, 0, "blocks of what is gone");
             self.are_there.store(false, Ordering::Relaxed);
         }
     }
@@ -70,7 +83,19 @@ impl Kept {
         self.drop_share();
     }
 
-    fn drop_handle(&self) {
+    pub(super) fn drop_buf(&self, frame: Frame) {
+        self.read();
+        if self.shared.0.drop_buf(Cpu::new(0), frame) {
+            self.end_stay();
+        }
+    }
+
+    /// Whether all shares are given up.
+    pub(super) fn is_gone(&self) -> bool {
+        self.shares.load(Ordering::Relaxed) == 0
+    }
+
+    pub(super) fn drop_handle(&self) {
         let (memory, _, file) = &*self.shared;
         memory.close_mapping(Cpu::new(0), *file, &mut |_| ());
         self.share();
@@ -106,14 +131,7 @@ fn drop_all(is_claimed: bool) {
             |_| panic!("one page, one frame"),
         );
         assert_eq!((found, claim.is_some()), (Found::Pinned(frame), is_claimed));
-        let kept = Arc::new(Kept {
-            shared: Arc::clone(&shared),
-            frame,
-            shares: AtomicU32::new(1),
-            stays: Mutex::new(false),
-            bytes: UnsafeCell::new(()),
-            are_there: AtomicBool::new(true),
-        });
+        let kept = Arc::new(Kept::new(&shared, frame));
         let pages = [None, claim].map(|claim| {
             let kept = Arc::clone(&kept);
             thread::spawn(move || kept.drop_page(claim))
@@ -122,7 +140,7 @@ fn drop_all(is_claimed: bool) {
         for page in pages {
             page.join().expect("a page is dropped without a panic");
         }
-        assert_eq!(kept.shares.load(Ordering::Relaxed), 0);
+        assert!(kept.is_gone());
         assert_eq!(memory.stats().nr_used, 0);
     });
 }

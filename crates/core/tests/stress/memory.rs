@@ -281,7 +281,7 @@ fn a_memory_used_by_all_at_once_keeps_its_books() {
         assert_eq!((memory.reserved_bytes(), memory.offline_pages()), (0, 0));
         memory.check();
         for group in world.groups {
-            memory.groups().drain(group);
+            memory.drain_charges(group);
             let usage = memory.groups().get(group).expect("a group").usage();
             let frames = memory.frames();
             let is_its = |frame: &Frame| frames.group(*frame) == group;

@@ -1,7 +1,7 @@
 //! How long a memory is there.
 
 use super::*;
-use crate::{ByteSize, File, Hint, Memory, Page};
+use crate::{Buf, ByteSize, File, Hint, Memory, Order, Page};
 use std::io::Write;
 use std::sync::{Barrier, Weak};
 use std::thread;
@@ -64,9 +64,8 @@ fn a_page_is_in_no_count_of_shares() {
     let (memory, file, _) = open(&data);
     let home = memory.home();
     let counts = || {
-        let mut counts = vec![Arc::strong_count(home), Arc::strong_count(&home.shared)];
-        counts.extend(home.shards.iter().map(Arc::strong_count));
-        counts
+        let shares = Arc::strong_count(&home.shared);
+        [Arc::strong_count(home), shares]
     };
     // Nothing is read any more: reads in the background have shares.
     file.advise(Hint::Random);
@@ -74,9 +73,58 @@ fn a_page_is_in_no_count_of_shares() {
     let before = counts();
     let pages = [0, 0, 1].map(|page| file.pin(page).unwrap());
     let many = file.pin_many(&[2, 3]).unwrap();
+    let buf = memory.root().alloc(Order::new(0)).unwrap();
     assert_eq!(counts(), before);
-    drop((pages, many));
+    drop((pages, many, buf));
     assert_eq!(counts(), before);
+}
+
+#[test]
+fn a_memory_goes_with_its_last_block() {
+    let data = data();
+    let (memory, file, shared) = open(&data);
+    let group = memory.root().child("query").unwrap();
+    // Some come back into the magazine, some out of it, one to another CPU's.
+    let take = || group.alloc(Order::new(0)).unwrap();
+    let mut bufs: Vec<Buf> = (0..100).map(|_| take()).collect();
+    drop(bufs.split_off(70));
+    bufs.extend((0..10).map(|_| take()));
+    let page = file.pin(0).unwrap();
+    drop((memory, file, group));
+    let last = bufs.pop().unwrap();
+    drop(bufs);
+    drop(page);
+    let shares = shared.upgrade().expect("a block is in use");
+    assert_eq!(shares.core.audit(), Ok(()));
+    drop(shares);
+    assert!(last.iter().all(|&byte| byte == 0));
+    thread::spawn(move || drop(last)).join().unwrap();
+    assert!(shared.upgrade().is_none());
+}
+
+#[test]
+fn blocks_go_on_other_threads_while_the_last_handle_does() {
+    let data = data();
+    for round in 0..300 {
+        let (memory, file, shared) = open(&data);
+        let root = memory.root();
+        let begin = Arc::new(Barrier::new(3));
+        let droppers = [0, 1].map(|_| {
+            let take = |_| root.alloc_unzeroed(Order::new(0)).unwrap();
+            let bufs: Vec<Buf> = (0..round % 40 + 1).map(take).collect();
+            let begin = Arc::clone(&begin);
+            thread::spawn(move || {
+                begin.wait();
+                drop(bufs);
+            })
+        });
+        begin.wait();
+        drop((memory, file, root));
+        for dropper in droppers {
+            dropper.join().unwrap();
+        }
+        assert!(shared.upgrade().is_none(), "round {round}");
+    }
 }
 
 #[test]

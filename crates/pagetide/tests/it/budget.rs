@@ -141,10 +141,11 @@ fn what_is_charged_ahead_is_told_and_drained_before_anybody_is_refused() {
     let order = Order::new(0);
     let bufs: Vec<_> = (0..100).map(|_| group.alloc(order).unwrap()).collect();
     let stats = memory.stock_stats();
-    assert!(stats.refills >= 2 && stats.hits >= 50, "{stats}");
+    assert!(stats.refills >= 2 && stats.hits >= 10, "{stats}");
     let ahead = group.usage().as_u64() - (100 << 12);
     assert_eq!((group.stat().stock, group.stat().anon), (ahead, 100 << 12));
-    assert!(stats.held_bytes >= ahead, "{stats}");
+    // Of this, a part waits as working memory.
+    assert!(0 < stats.held_bytes && stats.held_bytes < ahead, "{stats}");
     group.set_max(ByteSize::kib(400)).unwrap();
     assert_eq!((group.usage(), group.stat().stock), (ByteSize::kib(400), 0));
     assert!(memory.stock_stats().remote_drains > stats.remote_drains);

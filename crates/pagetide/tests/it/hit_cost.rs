@@ -1,6 +1,6 @@
-//! What a hit costs, counted: read-modify-writes, and no lock.
+//! What a hit and a block of working memory cost, counted: read-modify-writes, and no lock.
 
-use pagetide::{ByteSize, Memory};
+use pagetide::{ByteSize, Memory, Order};
 use pagetide_core::sync::nr_rmws;
 
 const NR_PAGES: u64 = 64;
@@ -47,4 +47,22 @@ fn a_hit_is_two_read_modify_writes() {
     }
     let across = rmws_of(|| file.read_at(&mut bytes, offset(7) + 100).unwrap());
     assert_eq!(across, Some(4), "a read of two pages");
+}
+
+#[test]
+fn a_block_taken_and_dropped_is_two_read_modify_writes() {
+    for order in [0, 1, 4].map(Order::new) {
+        // Each order alone: two that share a magazine of the CPU's take turns by the second.
+        let builder = Memory::builder().budget(ByteSize::mib(256));
+        let memory = builder.without_thread().build().unwrap();
+        let group = memory.root().child("query").unwrap();
+        let pair = || drop(group.alloc_unzeroed(order).unwrap());
+        pair();
+        // The thread may move to another CPU: most pairs are on one.
+        let counted = rmws_of(|| (0..1000).for_each(|_| pair()));
+        assert!(
+            counted.is_none_or(|rmws| rmws < 2200),
+            "{counted:?} for a thousand of {order:?}"
+        );
+    }
 }

@@ -69,7 +69,7 @@ impl World<'_> {
             }
             Op::Balance(number) => self.balance(cpu, number),
             Op::Drain => _ = self.memory.drain(),
-            Op::DrainStocks(group) => self.memory.groups().drain(self.group(group)),
+            Op::DrainStocks(group) => self.memory.drain_charges(self.group(group)),
             Op::Tick(ms) => self.tick(cpu, u64::from(ms) * 1_000_000),
             Op::Hints(bits) => self.memory.zones().corrupt_hints(bits),
             Op::Faults(one_in) => self.state.borrow_mut().disk.fails_one_in = one_in,
@@ -482,7 +482,7 @@ impl World<'_> {
         let group = self.group(number);
         let limit = [Limit::Min, Limit::Low, Limit::High][usize::from(limit % 3)];
         let pages = u64::from(self.scenario.content_pages) * u64::from(part) / 256;
-        let is_set = self.memory.groups().set_limit(group, limit, pages).is_ok();
+        let is_set = self.memory.set_limit(group, limit, pages).is_ok();
         self.note(14 << 40 | u64::from(is_set));
     }
 

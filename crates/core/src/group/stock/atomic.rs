@@ -76,6 +76,24 @@ impl<const N: usize> Line<N> {
         false
     }
 
+    /// Takes as many blocks of `unit` pages of a group as the line has, up to `most`; returns how
+    /// many. One read-modify-write, none where it has no block or somebody interferes.
+    pub fn consume_blocks(&self, group: u32, unit: u32, most: u32) -> u32 {
+        for slot in &self.slots {
+            let word = slot.load(Ordering::Relaxed);
+            let held = unpack(word);
+            let nr_blocks = (held.nr_pages / unit).min(most);
+            if held.group != group || nr_blocks == 0 {
+                continue;
+            }
+            let left = pack(group, held.nr_pages - nr_blocks * unit);
+            // Relaxed: as in `consume`.
+            let done = slot.compare_exchange(word, left, Ordering::Relaxed, Ordering::Relaxed);
+            return if done.is_ok() { nr_blocks } else { 0 };
+        }
+        0
+    }
+
     /// Charges that the line served, about.
     #[must_use]
     pub fn hits(&self) -> u64 {

@@ -79,10 +79,67 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the reserve of writes is not given back",
-        file: "memory/alloc.rs",
-        find: "true => self.put_reserved(cpu, frame),",
-        replace: "true => self.put_block(cpu, frame),",
+        file: "memory/bufs.rs",
+        find: "None if self.frames.word(frame).has(flag::RESERVE) => ",
+        replace: "None if false => ",
         tests: Tests::Unit("write"),
+    },
+    Mutant {
+        name: "what waits in magazines is refused",
+        file: "memory/alloc.rs",
+        find: "if nr_drains < MAX_RETRIES && self.drain_magazines_of(over) > 0 {",
+        replace: "if false && self.drain_magazines_of(over) > 0 {",
+        tests: Tests::Unit("memory::tests::bufs"),
+    },
+    Mutant {
+        name: "a dead group has a magazine",
+        file: "memory/mod.rs",
+        find: "self.forget_magazines_of(group);",
+        replace: "",
+        tests: Tests::Unit("memory::tests::bufs"),
+    },
+    Mutant {
+        name: "what a magazine may have is looked at before its lock is taken",
+        file: "memory/bufs.rs",
+        find: "if may_keep && let Some(mut open) = self.magazines.open(cpu) {\n            \
+               // Under the lock: see `Magazines::forget`.\n            \
+               let room = self.room(form);",
+        replace: "let room = self.room(form);\n        \
+                  if may_keep && let Some(mut open) = self.magazines.open(cpu) {",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a block is counted as gone before it is",
+        file: "memory/bufs.rs",
+        find: "let mut cold = [Frame::FIRST; MAX_BLOCKS];\n        let mut nr_cold = None;",
+        replace: "let mut cold = [Frame::FIRST; MAX_BLOCKS];\n        \
+                  let mut nr_cold = None;\n        \
+                  let is_last = match self.magazines.open(cpu) {\n            \
+                  Some(mut open) => { open.count_in(); false }\n            \
+                  None => self.left_pins.drop_one(),\n        };\n        \
+                  if true { self.put_block(cpu, frame); return is_last; }",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "bytes of another group are taken for a block's own",
+        file: "frame/mod.rs",
+        find: "low(before) == group\n",
+        replace: "low(before) != group.wrapping_add(1)\n",
+        tests: Tests::Unit("memory::tests::bufs"),
+    },
+    Mutant {
+        name: "magazines are filled block by block",
+        file: "memory/bufs.rs",
+        find: "let most = self.room(form) / 2;",
+        replace: "let most = self.room(form) / 64;",
+        tests: Tests::Unit("memory::tests::bufs"),
+    },
+    Mutant {
+        name: "magazines that nobody uses stay full",
+        file: "memory/magazine.rs",
+        find: "(label.0 & USED != 0).then_some(Label(label.0 & !USED))",
+        replace: "(label.0 & USED != 0).then_some(label)",
+        tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
         name: "aging takes the mark of others' young pages away",

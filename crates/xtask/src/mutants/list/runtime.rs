@@ -11,6 +11,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("home::tests::a_memory"),
     },
     Mutant {
+        name: "the last block of an abandoned memory ends nothing",
+        file: "home.rs",
+        find: "if shared.core.drop_buf(cpu::current(), frame) {",
+        replace: "if shared.core.drop_buf(cpu::current(), frame) && false {",
+        tests: Tests::RuntimeUnit("home::tests::a_memory"),
+    },
+    Mutant {
         name: "a page is dropped without a look at its pin budget",
         file: "page.rs",
         find: "self.account.is_some() || self",

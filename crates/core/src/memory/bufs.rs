@@ -1,0 +1,280 @@
+//! Working memory: by way of the CPU's magazine, which has charges and frames together.
+
+use super::alloc::Block;
+use super::magazine::{Form, MAX_BLOCKS, ROOM};
+use super::{AllocError, Here, Memory};
+use crate::alloc::Mobility;
+use crate::frame::{Place, State, flag};
+use crate::group::{BATCH, Limit, MinOverMax};
+use crate::units::{Cpu, Frame, Order};
+
+impl Memory {
+    /// Working memory of `order`, charged to `group`: not reclaimable. Also says whether its bytes
+    /// are the group's own; otherwise the caller zeroes them before the group sees them.
+    ///
+    /// Cost: one read-modify-write where the CPU's magazine has a block.
+    ///
+    /// # Errors
+    /// [`AllocError`].
+    #[inline]
+    pub fn alloc_buf(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        order: Order,
+    ) -> Result<(Frame, bool), AllocError> {
+        let form = Form { group, order };
+        if self.magazines.has(here.cpu, form) {
+            let taken = self.magazines.open(here.cpu);
+            if let Some(frame) = taken.and_then(|mut open| open.pop(form)) {
+                return Ok((frame, self.frames.leave_magazine(frame, order, group)));
+            }
+        }
+        self.alloc_past_magazine(here, form)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_past_magazine(&self, here: Here<'_>, form: Form) -> Result<(Frame, bool), AllocError> {
+        let Form { group, order } = form;
+        self.zones.cache_order(order);
+        let taken = match self.take_block(here, group, order, Mobility::Unmovable) {
+            Err(_) if here.may_use_reserve => {
+                let taken = self.take_reserved(here, order)?;
+                self.count_out(here.cpu, form, &[]);
+                return Ok(taken);
+            }
+            taken => taken?,
+        };
+        let Block { frame, was_ours } = taken;
+        self.make_buf(frame);
+        let mut more = [Frame::FIRST; MAX_BLOCKS];
+        let nr_more = self.take_more(here.cpu, form, &mut more);
+        self.count_out(here.cpu, form, &more[..nr_more]);
+        Ok((frame, was_ours))
+    }
+
+    fn make_buf(&self, frame: Frame) {
+        self.frames
+            .change_owned(frame, |word| word.with_state(State::Buf).next_version());
+    }
+
+    /// Blocks that a magazine of this form may have.
+    fn room(&self, form: Form) -> u32 {
+        let room = self.groups.magazine_blocks(form.group, form.order);
+        room.min(ROOM)
+    }
+
+    /// Blocks for the CPU's magazine, as far as its stock has charges and its per-CPU page cache
+    /// frames: nobody is reclaimed from for them. Returns how many.
+    fn take_more(&self, cpu: Cpu, form: Form, more: &mut [Frame; MAX_BLOCKS]) -> usize {
+        let Form { group, order } = form;
+        let nr_pages = order.nr_pages();
+        if nr_pages >= BATCH || !self.magazines.takes(cpu, form) {
+            return 0;
+        }
+        // Half of what there is room for: as many may come back before some have to go.
+        let most = self.room(form) / 2;
+        let nr_charged = match most {
+            0 => 0,
+            most => self.groups.consume_blocks(cpu, group, nr_pages, most),
+        };
+        if nr_charged == 0 {
+            return 0;
+        }
+        let wanted = &mut more[..crate::units::index(nr_charged)];
+        let kind = (order, Mobility::Unmovable);
+        let nr_taken = self.zones.take_cached(&self.frames, cpu, kind, wanted);
+        let nr_short = nr_charged - crate::units::count(nr_taken);
+        if nr_short > 0 {
+            self.groups.uncharge_many(cpu, group, nr_short * nr_pages);
+        }
+        nr_taken
+    }
+
+    /// Counts a block that was taken past the CPU's magazine, which keeps `more`, charged and free,
+    /// if it can: what it does not keep goes back.
+    fn count_out(&self, cpu: Cpu, form: Form, more: &[Frame]) {
+        let mut nr_kept = 0;
+        match self.magazines.open(cpu) {
+            Some(mut open) => {
+                open.count_out();
+                if !more.is_empty() && open.make_own(form, self.room(form)) {
+                    for &frame in more {
+                        if !open.has_room(form) {
+                            break;
+                        }
+                        self.make_buf(frame);
+                        self.enter_magazine(frame, form);
+                        open.push(form, frame);
+                        nr_kept += 1;
+                    }
+                }
+            }
+            None => self.left_pins.add(1),
+        }
+        let rest = &more[nr_kept..];
+        if !rest.is_empty() {
+            self.put_blocks(cpu, form.group, rest);
+        }
+    }
+
+    /// Says of a frame that it is in a magazine of this form. Nobody else's name is kept there, so
+    /// that a group's number can come back once its own magazines are empty.
+    #[inline]
+    fn enter_magazine(&self, frame: Frame, form: Form) {
+        self.frames.set_block(frame, form.order, Place::Magazine);
+        if self.frames.group(frame) != form.group {
+            self.frames.set_group(frame, 0);
+        }
+    }
+
+    /// Gives working memory back, of a memory that was not abandoned.
+    ///
+    /// # Panics
+    /// Where the frame is no working memory.
+    pub fn free_buf(&self, cpu: Cpu, frame: Frame) {
+        let is_last = self.drop_buf(cpu, frame);
+        assert!(!is_last, "the memory was abandoned");
+    }
+
+    /// Gives working memory back. True where nobody needs the memory any more: it was abandoned,
+    /// and this was the last block. Where it returns false, it has touched nothing of the memory
+    /// after the block was counted: it may be gone.
+    ///
+    /// Cost: one read-modify-write where the CPU's magazine has room.
+    ///
+    /// # Panics
+    /// Where the frame is no working memory.
+    #[must_use]
+    #[inline]
+    pub fn drop_buf(&self, cpu: Cpu, frame: Frame) -> bool {
+        let (form, is_own) = self.buf(cpu, frame);
+        if is_own
+            && let Some(mut open) = self.magazines.open(cpu)
+            && open.has_room(form)
+        {
+            self.frames.set_block(frame, form.order, Place::Magazine);
+            open.push(form, frame);
+            // The last thing that it counts for: whoever has the lock next may take all away.
+            open.count_in();
+            return false;
+        }
+        self.free_past_magazine(cpu, frame, form, is_own)
+    }
+
+    /// What kind of block working memory is, and whether it may go into the CPU's magazine.
+    #[inline]
+    fn buf(&self, cpu: Cpu, frame: Frame) -> (Form, bool) {
+        let word = self.frames.word(frame);
+        let (order, place) = self.frames.block(frame);
+        let is_buf = word.state() == State::Buf && place == Place::Out;
+        assert!(is_buf, "{frame:?} is no working memory");
+        let group = self.frames.group(frame);
+        let is_own = !word.has(flag::RESERVE) && self.is_near(cpu, frame);
+        (Form { group, order }, is_own)
+    }
+
+    /// Whether a frame is on the node of a CPU.
+    #[inline]
+    fn is_near(&self, cpu: Cpu, frame: Frame) -> bool {
+        let topology = &self.config.alloc.topology;
+        topology.nr_nodes() == 1 || self.zones.node_of(&self.frames, frame) == topology.node_of(cpu)
+    }
+
+    /// [`Memory::drop_buf`] of a block that its group and the zones get back at once.
+    #[must_use]
+    pub fn drop_buf_at_once(&self, cpu: Cpu, frame: Frame) -> bool {
+        let (form, _) = self.buf(cpu, frame);
+        self.free_past_magazine(cpu, frame, form, false)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_past_magazine(&self, cpu: Cpu, frame: Frame, form: Form, may_keep: bool) -> bool {
+        let mut cold = [Frame::FIRST; MAX_BLOCKS];
+        let mut nr_cold = None;
+        if may_keep && let Some(mut open) = self.magazines.open(cpu) {
+            // Under the lock: see `Magazines::forget`.
+            let room = self.room(form);
+            nr_cold = open.make_room(form, room, &mut cold);
+            if nr_cold.is_some() {
+                self.frames.set_block(frame, form.order, Place::Magazine);
+                open.push(form, frame);
+            }
+        }
+        match nr_cold {
+            Some(nr_cold) => self.put_cold(cpu, form, &cold[..nr_cold]),
+            None if self.frames.word(frame).has(flag::RESERVE) => self.put_reserved(cpu, frame),
+            None => self.put_block(cpu, frame),
+        }
+        // Until here the block counts, and keeps the memory.
+        match self.magazines.open(cpu) {
+            Some(mut open) => {
+                open.count_in();
+                false
+            }
+            None => self.left_pins.drop_one(),
+        }
+    }
+
+    /// Gives blocks back that were in a magazine.
+    fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) {
+        for &frame in blocks {
+            self.frames.set_block(frame, form.order, Place::Out);
+        }
+        if !blocks.is_empty() {
+            self.put_blocks(cpu, form.group, blocks);
+        }
+    }
+
+    /// Empties the magazines of the groups that `wanted` names; returns the pages that came back.
+    pub(super) fn drain_magazines(&self, wanted: impl Fn(u32) -> bool) -> u32 {
+        let mut nr_pages = 0;
+        self.magazines.drain(wanted, |cpu, form, blocks| {
+            self.put_cold(cpu, form, blocks);
+            nr_pages += crate::units::count(blocks.len()) * form.order.nr_pages();
+        });
+        nr_pages
+    }
+
+    /// [`Memory::drain_magazines`] of a subtree.
+    pub(super) fn drain_magazines_of(&self, subtree: u32) -> u32 {
+        let root = self.groups.root();
+        self.drain_magazines(|group| subtree == root || self.groups.is_in(group, subtree))
+    }
+
+    /// Has a subtree's magazines emptied, and what they may hold looked at anew.
+    pub(super) fn forget_magazines_of(&self, subtree: u32) {
+        let wanted = |group| self.groups.is_in(group, subtree);
+        let out = |cpu, form, blocks: &[Frame]| self.put_cold(cpu, form, blocks);
+        self.magazines.forget(wanted, out);
+    }
+
+    /// Returns what is charged ahead to the groups of a subtree, in magazines and stocks, from any
+    /// thread.
+    pub fn drain_charges(&self, subtree: u32) {
+        self.drain_magazines_of(subtree);
+        self.groups.drain(subtree);
+    }
+
+    /// At a tick: magazines that were not used since the last one are emptied.
+    pub(super) fn tick_magazines(&self) {
+        self.magazines
+            .tick(|cpu, form, blocks| self.put_cold(cpu, form, blocks));
+    }
+
+    /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered
+    /// `high` stays, and is reclaimed by those who charge; for `max` see [`Memory::set_max`].
+    ///
+    /// # Errors
+    /// [`MinOverMax`]; nothing is changed.
+    pub fn set_limit(&self, group: u32, limit: Limit, pages: u64) -> Result<(), MinOverMax> {
+        self.groups.set_limit(group, limit, pages)?;
+        if matches!(limit, Limit::High | Limit::Max) {
+            self.forget_magazines_of(group);
+            self.groups.drain(group);
+        }
+        Ok(())
+    }
+}

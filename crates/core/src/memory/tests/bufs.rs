@@ -1,0 +1,207 @@
+//! Working memory and the magazines that it waits in.
+
+use super::*;
+use crate::frame::Place;
+use crate::sync::nr_rmws;
+use crate::units::index;
+
+const OTHER: Cpu = Cpu::new(1);
+const PAGES: u32 = 1 << 14;
+
+/// A memory with magazines of eight pages, and two groups.
+fn memory_with_groups() -> (Memory, [u32; 2]) {
+    let memory = Memory::try_new(Config::new(PAGES, 2, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let groups = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let room = memory.groups().magazine_blocks(groups[0], Order::ZERO);
+    assert_eq!(room, 8);
+    (memory, groups)
+}
+
+fn take(memory: &Memory, cpu: Cpu, group: u32, nr_blocks: u32) -> Vec<Frame> {
+    let take = |_| memory.alloc_buf(cpu.into(), group, Order::ZERO).unwrap().0;
+    (0..nr_blocks).map(take).collect()
+}
+
+fn free(memory: &Memory, cpu: Cpu, frames: Vec<Frame>) {
+    frames
+        .into_iter()
+        .for_each(|frame| memory.free_buf(cpu, frame));
+}
+
+/// Pages that wait in magazines, by the frames' records.
+fn nr_waiting(memory: &Memory) -> usize {
+    let frames = (0..memory.frames.len()).map(Frame::new);
+    let waits = |frame: &Frame| memory.frames.block(*frame).1 == Place::Magazine;
+    frames.filter(waits).count()
+}
+
+/// Read-modify-writes of 64 pairs, block after block.
+fn rmws_of_pairs(memory: &Memory, group: u32, order: Order) -> Option<u64> {
+    let before = nr_rmws()?;
+    for _ in 0..64 {
+        let (frame, was_ours) = memory.alloc_buf(CPU.into(), group, order).unwrap();
+        assert!(was_ours);
+        memory.free_buf(CPU, frame);
+    }
+    Some(nr_rmws()? - before)
+}
+
+#[test]
+fn a_pair_is_two_read_modify_writes() {
+    let (memory, [web, _]) = memory_with_groups();
+    let frames = take(&memory, CPU, web, 1);
+    free(&memory, CPU, frames);
+    let counted = rmws_of_pairs(&memory, web, Order::ZERO);
+    assert!(counted.is_none_or(|rmws| rmws == 128), "{counted:?}");
+    memory.check();
+    // Of 2 MiB, too, under a large budget.
+    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
+    let (root, order) = (memory.groups().root(), Order::new(9).unwrap());
+    let (frame, _) = memory.alloc_buf(CPU.into(), root, order).unwrap();
+    memory.free_buf(CPU, frame);
+    let counted = rmws_of_pairs(&memory, root, order);
+    assert!(counted.is_none_or(|rmws| rmws == 128), "{counted:?}");
+}
+
+#[test]
+fn many_blocks_are_taken_and_freed_in_batches() {
+    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    let frames = take(&memory, CPU, group, 1000);
+    free(&memory, CPU, frames);
+    let Some(before) = nr_rmws() else { return };
+    let frames = take(&memory, CPU, group, 1000);
+    let taken = nr_rmws().unwrap() - before;
+    free(&memory, CPU, frames);
+    let freed = nr_rmws().unwrap() - before - taken;
+    // Two a block are the least: the lock of the magazine on each side.
+    assert!(taken < 1700 && freed < 1700, "{taken} and {freed}");
+    memory.check();
+}
+
+#[test]
+fn what_waits_is_there_for_any_charge() {
+    let (memory, [web, _]) = memory_with_groups();
+    let max = 400;
+    assert_eq!(memory.set_max(CPU.into(), web, max), Ok(0));
+    for cpu in [CPU, OTHER, CPU] {
+        let frames = take(&memory, cpu, web, 400);
+        let record = memory.groups().get(web).unwrap();
+        assert_eq!(record.usage(), max);
+        free(&memory, cpu, frames);
+        assert!(nr_waiting(&memory) > 0);
+    }
+    assert_eq!(memory.stats().allocstall, 0);
+    // Bytes find it as well.
+    let bytes = max * PAGE_BYTES as u64;
+    memory.reserve(CPU.into(), web, bytes).unwrap();
+    assert_eq!(nr_waiting(&memory), 0);
+    memory.check();
+}
+
+#[test]
+fn a_limit_or_an_end_leaves_nothing_behind() {
+    let (memory, [web, batch]) = memory_with_groups();
+    for group in [web, batch] {
+        let frames = take(&memory, CPU, group, 6);
+        free(&memory, CPU, frames);
+    }
+    let kept = take(&memory, CPU, web, 1);
+    let of_both = nr_waiting(&memory);
+    memory.set_limit(batch, Limit::High, 100).unwrap();
+    let of_web = nr_waiting(&memory);
+    assert!(0 < of_web && of_web < of_both);
+    // A group that is gone but for a block has no magazine for it.
+    memory.drop_group(CPU, web);
+    assert_eq!(nr_waiting(&memory), 0);
+    free(&memory, CPU, kept);
+    assert_eq!(nr_waiting(&memory), 0);
+    memory.tick(CPU, 1);
+    assert!(memory.groups().get(web).is_none());
+    memory.check();
+}
+
+#[test]
+fn magazines_that_are_not_used_are_emptied_by_ticks() {
+    let (memory, [web, batch]) = memory_with_groups();
+    for group in [web, batch] {
+        let frames = take(&memory, CPU, group, 6);
+        free(&memory, CPU, frames);
+    }
+    let waiting = nr_waiting(&memory);
+    assert_eq!(memory.stats().nr_used, 0);
+    let stock = memory.stat(web).stock;
+    assert!(stock >= PAGE_BYTES as u64 * 6, "{stock}");
+    memory.tick(CPU, SECOND);
+    assert_eq!(nr_waiting(&memory), waiting);
+    let frames = take(&memory, CPU, web, 1);
+    free(&memory, CPU, frames);
+    memory.tick(CPU, 2 * SECOND);
+    let left = nr_waiting(&memory);
+    assert!(0 < left && left < waiting, "{left} of {waiting}");
+    memory.tick(CPU, 3 * SECOND);
+    assert_eq!(nr_waiting(&memory), 0);
+    memory.check();
+}
+
+#[test]
+fn a_block_that_waits_tells_whose_bytes_it_has() {
+    let (memory, [web, batch]) = memory_with_groups();
+    let frames = take(&memory, CPU, web, 40);
+    free(&memory, CPU, frames);
+    memory.drain_charges(web);
+    // The frames are in the CPU's cache, and go on from there to the other group's magazine.
+    let take = |_| memory.alloc_buf(CPU.into(), batch, Order::ZERO).unwrap();
+    let blocks: Vec<(Frame, bool)> = (0..20).map(take).collect();
+    assert!(blocks.iter().all(|&(_, was_ours)| !was_ours));
+    for &(frame, _) in &blocks {
+        memory.free_buf(CPU, frame);
+    }
+    assert!((0..9).map(take).all(|(_, was_ours)| was_ours));
+}
+
+#[test]
+fn one_group_does_not_drive_the_other_out() {
+    let (memory, groups) = memory_with_groups();
+    // As many groups as magazines, and more.
+    let root = memory.groups().root();
+    let more = (0..8).map(|_| memory.new_group(CPU.into(), root).unwrap());
+    let groups: Vec<u32> = groups.into_iter().chain(more).collect();
+    for round in 0..20 {
+        for &group in &groups {
+            let frames = take(&memory, CPU, group, 1 + round % 3);
+            free(&memory, CPU, frames);
+        }
+    }
+    let waiting = |&group: &u32| memory.magazines.nr_pages(|other| other == group) > 0;
+    assert!(groups.iter().filter(|group| waiting(group)).count() >= 3);
+    memory.check();
+}
+
+#[test]
+fn the_last_block_of_an_abandoned_memory_says_so() {
+    let (memory, [web, _]) = memory_with_groups();
+    let mut frames = take(&memory, CPU, web, 30);
+    free(&memory, OTHER, frames.split_off(12));
+    assert!(memory.abandon());
+    assert_eq!(nr_waiting(&memory), 0);
+    memory.check();
+    let last = frames.pop().unwrap();
+    for frame in frames {
+        assert!(!memory.drop_buf(CPU, frame));
+    }
+    assert!(memory.drop_buf_at_once(OTHER, last));
+    assert_eq!(index(memory.stats().nr_used), 0);
+}
+
+#[test]
+#[should_panic(expected = "is no working memory")]
+fn a_block_that_waits_is_not_freed_again() {
+    let (memory, [web, _]) = memory_with_groups();
+    let frames = take(&memory, CPU, web, 1);
+    free(&memory, CPU, frames.clone());
+    free(&memory, CPU, frames);
+}
