@@ -524,11 +524,11 @@ impl Words {
         Ok(Words { words, skew })
     }
 
-    /// `len` words from `start` on.
+    /// The `N` words from `number * N` on.
     #[inline]
-    pub(crate) fn run(&self, start: usize, len: usize) -> &[AtomicU64] {
-        let start = start + self.skew;
-        &self.words[start..start + len]
+    pub(crate) fn chunk<const N: usize>(&self, number: usize) -> &[AtomicU64; N] {
+        let from = &self.words[self.skew + number * N..];
+        from.first_chunk().expect("a chunk of the array")
     }
 }
 

@@ -6,10 +6,13 @@ use pagetide_core::units::Cpu;
 use std::fs;
 
 /// The CPU that this thread runs on now. It may be another one at the next instruction.
+#[inline(always)] // A load or two: every hit asks.
 pub(crate) fn current() -> Cpu {
     Cpu::new(rseq::cpu().unwrap_or_else(by_call))
 }
 
+#[cold]
+#[inline(never)]
 fn by_call() -> u32 {
     // SAFETY: the call takes no argument and touches no memory of ours.
     let cpu = unsafe { libc::sched_getcpu() };
@@ -38,25 +41,38 @@ fn last_of(list: &str) -> Option<u32> {
 mod rseq {
     //! glibc registers an rseq area for every thread; the kernel keeps its CPU number current.
 
-    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicIsize, Ordering};
 
     /// Offset of `cpu_id` in the area.
     const CPU_ID: isize = 4;
     /// Bytes of the area that glibc must have registered for `cpu_id` to be there.
     const LEAST_SIZE: u32 = 8;
 
+    /// Where the field lies, seen from the thread pointer: too aligned to be one of the two below.
+    static FIELD: AtomicIsize = AtomicIsize::new(UNKNOWN);
+    /// Nobody asked yet.
+    const UNKNOWN: isize = 0;
+    /// There is none.
+    const NONE: isize = 1;
+
+    /// Asks glibc, once.
+    #[cold]
+    #[inline(never)]
+    fn find() -> isize {
+        let field = offset().map_or(NONE, |offset| offset + CPU_ID);
+        FIELD.store(field, Ordering::Relaxed);
+        field
+    }
+
     /// Where the area lies, seen from the thread pointer; `None` where glibc has none.
     fn offset() -> Option<isize> {
-        static OFFSET: OnceLock<Option<isize>> = OnceLock::new();
-        *OFFSET.get_or_init(|| {
-            let size = symbol(c"__rseq_size")?.cast::<u32>();
-            let offset = symbol(c"__rseq_offset")?.cast::<isize>();
-            // SAFETY: glibc defines `__rseq_size` as a constant `unsigned int`.
-            let size = unsafe { size.read() };
-            // SAFETY: glibc defines `__rseq_offset` as a constant `ptrdiff_t`.
-            let offset = unsafe { offset.read() };
-            (size >= LEAST_SIZE).then_some(offset)
-        })
+        let size = symbol(c"__rseq_size")?.cast::<u32>();
+        let offset = symbol(c"__rseq_offset")?.cast::<isize>();
+        // SAFETY: glibc defines `__rseq_size` as a constant `unsigned int`.
+        let size = unsafe { size.read() };
+        // SAFETY: glibc defines `__rseq_offset` as a constant `ptrdiff_t`.
+        let offset = unsafe { offset.read() };
+        (size >= LEAST_SIZE).then_some(offset)
     }
 
     fn symbol(name: &std::ffi::CStr) -> Option<*const libc::c_void> {
@@ -65,12 +81,20 @@ mod rseq {
         (!found.is_null()).then_some(found.cast_const())
     }
 
+    #[inline(always)] // A load or two: every hit asks.
     pub(super) fn cpu() -> Option<u32> {
-        let field = offset()? + CPU_ID;
+        let mut field = FIELD.load(Ordering::Relaxed);
+        if field == UNKNOWN {
+            field = find();
+        }
+        if field == NONE {
+            return None;
+        }
         let cpu: i32;
         // SAFETY:
         // 1. glibc registered an area of at least `LEAST_SIZE` bytes at this offset from the thread
-        //    pointer (`fs`) of every thread (checked in `offset`), and it lives as long as that.
+        //    pointer (`fs`) of every thread (checked in `offset`, from which `find` has it), and it
+        //    lives as long as that.
         // 2. The kernel writes the field between instructions of this thread only; one load.
         unsafe {
             core::arch::asm!(

@@ -245,9 +245,7 @@ impl File {
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
         if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
-            let nr_pages = self.open.order.nr_pages();
-            let counted = self.group.count_pins(nr_pages.into())?;
-            return self.pin_counted(&self.group, page, counted);
+            return self.pin_in_budget(page);
         }
         let len = self.len_of(page);
         if len == 0 {
@@ -296,8 +294,16 @@ impl File {
         Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }
 
-    /// Pins a page for `group`, as which it is counted already.
+    /// [`File::pin`] where the group has a pin budget.
     #[inline(never)] // Where no budget is, nothing of it is in the way.
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn pin_in_budget(&self, page: u64) -> Result<Page, Error> {
+        let nr_pages = self.open.order.nr_pages();
+        let counted = self.group.count_pins(nr_pages.into())?;
+        self.pin_counted(&self.group, page, counted)
+    }
+
+    /// Pins a page for `group`, as which it is counted already.
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_counted(
         &self,

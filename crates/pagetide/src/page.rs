@@ -536,14 +536,14 @@ impl Shared {
             .pin_or(key, access, |frame| self.unpin_other(frame))
     }
 
-    /// Pins a page that is resident, or claims it where readers get in each other's way.
+    /// Pins a page that is resident, or claims it where its word went from CPU to CPU.
     #[inline(always)]
     pub(crate) fn hold(&self, key: PageKey, access: Access) -> (Found, Option<Claim>) {
         if cfg!(contended) {
             self.core.contend(key);
         }
         let unpin = |frame| self.unpin_other(frame);
-        self.core.hold(cpu::current, key, access, unpin)
+        self.core.hold(cpu::current(), key, access, unpin)
     }
 
     #[cold]

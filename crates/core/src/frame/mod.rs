@@ -1,9 +1,11 @@
 #![doc = include_str!("README.md")]
 
 mod list;
+mod record;
 mod word;
 
 pub use list::{FileList, List};
+pub use record::{MAX_BOUNCES, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
 use crate::sync::{NoMetadata, Ordering, Words};
@@ -19,8 +21,8 @@ const KEY: usize = 1;
 const LINKS: usize = 2;
 const OWNER: usize = 3;
 
-/// Bits of a record's last word, from its upper half on: the block's order, where it is, and the
-/// type of the page in it.
+/// Bits of a record's last word, from its upper half on: the block's order, where it is, the type
+/// of the page in it; behind them what `record.rs` has there.
 const PLACE_SHIFT: u32 = 4;
 const TYPE_SHIFT: u32 = 6;
 
@@ -119,19 +121,18 @@ impl FrameTable {
         &self.records[frame.index() * WORDS_PER_RECORD + field]
     }
 
+    /// The record of a frame, for more than one look at it.
+    #[must_use]
+    #[inline]
+    pub fn record(&self, frame: Frame) -> Record<'_> {
+        Record::new(self.records.chunk(frame.index()))
+    }
+
     /// The state word.
     #[must_use]
     #[inline]
     pub fn word(&self, frame: Frame) -> Word {
-        // Acquire pairs with the Release half of `replace`: who sees a state sees what led to it.
-        Word::from_bits(self.field(frame, STATE).load(Ordering::Acquire))
-    }
-
-    /// The state word, in one order with all other sequentially consistent accesses.
-    #[must_use]
-    #[inline]
-    pub(crate) fn word_in_order(&self, frame: Frame) -> Word {
-        Word::from_bits(self.field(frame, STATE).load(Ordering::SeqCst))
+        self.record(frame).word()
     }
 
     /// Replaces the state word if it is still exactly `old`. One read-modify-write.
@@ -140,11 +141,7 @@ impl FrameTable {
     /// The word that was found instead.
     #[inline]
     pub fn replace(&self, frame: Frame, old: Word, new: Word) -> Result<(), Word> {
-        // AcqRel pairs with itself and with the load in `word`.
-        self.field(frame, STATE)
-            .compare_exchange(old.bits(), new.bits(), Ordering::AcqRel, Ordering::Acquire)
-            .map(|_| ())
-            .map_err(Word::from_bits)
+        self.record(frame).replace(old, new)
     }
 
     /// Replaces the state word by what `change` makes of it, until nobody interferes.
@@ -160,7 +157,7 @@ impl FrameTable {
         mut change: impl FnMut(Word) -> Option<Word>,
     ) -> Result<Word, Word> {
         let field = self.field(frame, STATE);
-        // The orderings of `word` and `replace`.
+        // The orderings of `Record::word` and `Record::replace`.
         let mut word = Word::from_bits(field.load(Ordering::Acquire));
         loop {
             let new = change(word).ok_or(word)?.bits();
@@ -220,7 +217,7 @@ impl FrameTable {
     #[must_use]
     #[inline]
     pub fn holds(&self, frame: Frame, key: PageKey) -> bool {
-        self.field(frame, KEY).load(Ordering::Relaxed) == key.bits()
+        self.record(frame).holds(key)
     }
 
     /// Names the page in the frame. Published by the state word's next change.

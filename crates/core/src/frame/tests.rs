@@ -3,6 +3,7 @@
 extern crate std;
 
 use super::*;
+use crate::units::Cpu;
 use std::vec::Vec;
 
 #[test]
@@ -53,6 +54,37 @@ fn the_fields_of_a_record_are_separate() {
     assert_eq!(frames.group(frame), u32::MAX);
     assert_eq!(frames.block(frame), (Order::new(10).unwrap(), Place::Pcp));
     assert_eq!(frames.word(frame), Word::FREE);
+}
+
+#[test]
+fn a_record_tells_how_often_the_cpu_changed() {
+    let frames = FrameTable::try_new(4).unwrap();
+    let frame = Frame::new(3);
+    let (order, record) = (Order::new(10).unwrap(), frames.record(frame));
+    frames.set_block(frame, order, Place::Out);
+    frames.set_group(frame, u32::MAX);
+    frames.set_page_type(frame, PageType::Anon);
+    let [a, b] = [0, 4095].map(Cpu::new);
+    for _ in 0..2 {
+        // That the first one was no other is known after the allocator only.
+        frames.set_block(frame, order, Place::Out);
+        assert!(record.was_pinned_elsewhere(a));
+        let cpus = [a, b, b, a, b, b];
+        let is_enough = cpus.map(|cpu| record.note_pinned_on(cpu, 3));
+        assert_eq!(is_enough, [false, false, false, false, true, false]);
+        assert!(!record.was_pinned_elsewhere(b));
+        assert!(record.was_pinned_elsewhere(a));
+    }
+    let pinned = |at: u32| record.note_pinned_on(Cpu::new(at % 2), u32::MAX);
+    // All of them are counted, and no more fit.
+    frames.set_block(frame, order, Place::Out);
+    assert_eq!((0..=MAX_BOUNCES).find(|&at| pinned(at)), Some(MAX_BOUNCES));
+    frames.set_group(frame, u32::MAX);
+    frames.set_page_type(frame, PageType::File);
+    assert!(!record.was_pinned_elsewhere(Cpu::new(MAX_BOUNCES % 2)));
+    assert_eq!(frames.block(frame), (order, Place::Out));
+    assert_eq!(frames.group(frame), u32::MAX);
+    assert_eq!(frames.page_type(frame), PageType::File);
 }
 
 #[test]

@@ -55,8 +55,8 @@ pub const MAX_GENERATION: u8 = 63;
 
 /// Flag bits of a [`Word`].
 pub mod flag {
-    /// Readers got in each other's way at this word: they may hold the live page by claims. Goes
-    /// before whoever needs the page for itself looks at the claims.
+    /// The word went from CPU to CPU: readers may hold the live page by claims. Goes before whoever
+    /// needs the page for itself looks at the claims.
     pub const CONTENDED: u64 = 1 << 19;
     /// Exclusive access to the bytes.
     pub const LATCH: u64 = 1 << 23;

@@ -1,4 +1,4 @@
-//! Claims on pages that readers get in each other's way at, for all rooms together.
+//! Claims on pages that readers on several CPUs use, for all rooms together.
 
 use super::{Effects, Here, Memory};
 use crate::frame::{State, Word};
@@ -15,13 +15,13 @@ impl Memory {
     #[inline]
     pub fn hold(
         &self,
-        cpu: impl Fn() -> Cpu,
+        cpu: Cpu,
         key: PageKey,
         access: Access,
         unpin: impl FnMut(Frame),
     ) -> (Found, Option<Claim>) {
-        let (claims, wish) = ((Some(&self.claims), cpu), (key, access));
-        page_cache::hold(&self.index, &self.frames, claims, wish, unpin)
+        let claims = Some((&self.claims, cpu));
+        page_cache::hold(&self.index, &self.frames, claims, (key, access), unpin)
     }
 
     /// Gives back what held a page by a claim. One read-modify-write; one more where the claim
@@ -47,14 +47,14 @@ impl Memory {
         true
     }
 
-    /// Has readers claim a page from here on, as if they had got in each other's way.
+    /// Has readers claim a page from here on, as if its word went from CPU to CPU.
     pub fn contend(&self, key: PageKey) {
         if let Some(frame) = self.resident(key) {
             page_cache::contend(&self.frames, frame);
         }
     }
 
-    /// The claims on pages that readers get in each other's way at, for looking at.
+    /// The claims, for looking at.
     #[must_use]
     pub fn claims(&self) -> &Claims {
         &self.claims

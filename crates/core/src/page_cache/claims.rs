@@ -1,5 +1,12 @@
 //! Claims: how readers hold a page without a change of its state word.
 //!
+//! A pin fetches the line of the page's word from the CPU that pinned it before, which takes longer
+//! than the rest of the pin, so that two CPUs get no more of them than one. So a page whose word
+//! goes from CPU to CPU is `CONTENDED` from some time on, and claimed. For how long that pays
+//! nobody knows: it ends when somebody needs the page for himself, who fetches all lines of claims.
+//! So a page is contended after as many moves of its own line as there are of those: the worst that
+//! comes of it is twice the moves of pins alone.
+//!
 //! Each CPU has a line of words, and a claim is the number of a frame in one of them. Whoever puts
 //! it there looks at the frame's word afterwards: where that says `CONTENDED`, and nothing that
 //! keeps claims out, the page is held. Whoever needs a page for itself first sees to it that no new
@@ -13,12 +20,13 @@
 //! back has nobody to wake.
 //!
 //! Source: the biased reader-writer locks of Dice and Kogan (BRAVO, 2019). Changed: slots are the
-//! CPU's and not hashed, and claims become pins, so that nobody has to wait for them.
+//! CPU's and not hashed, and claims become pins, so that nobody has to wait for them; when to begin
+//! is the rule of Karlin and others for rent or buy (1988), where BRAVO waits by the clock.
 
 use super::Access;
-use crate::frame::{FrameTable, State, Word, flag};
+use crate::frame::{FrameTable, Record, State, Word, flag};
 use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, full_fence, order_after_rmw};
-use crate::units::{Cpu, Frame, PageKey, index};
+use crate::units::{Cpu, Frame, PageKey, count, index};
 use core::array;
 use core::num::NonZeroU32;
 
@@ -29,6 +37,8 @@ const SLOT_BITS: u32 = 4;
 const KEPT_FOR_COPIES: usize = PER_LINE / 2;
 /// CPUs with a line of their own: others share theirs, so that all claims fit among the pins.
 const MAX_LINES: u32 = 8192;
+/// Moves of a page's line, at least, before it is claimed.
+const MIN_BOUNCES: u32 = if cfg!(loom) { 1 } else { 8 };
 const NONE: u32 = 0;
 /// In the place of a claim that became a pin. No frame: a memory has fewer.
 const PINNED: u32 = u32::MAX;
@@ -46,12 +56,11 @@ impl Claim {
     /// Bits that [`Claim::pack`] uses.
     pub const NR_BITS: u32 = 16 + SLOT_BITS + 1;
 
-    /// Of a CPU's line, if the CPU has one.
+    /// Of a CPU's line.
     #[inline]
-    fn new(cpu: Cpu, slot: usize) -> Option<Claim> {
-        let line = u16::try_from(cpu.number()).ok()?;
-        let slot = u32::try_from(slot).ok()?;
-        NonZeroU32::new((u32::from(line) << SLOT_BITS | slot) + 1).map(Claim)
+    fn new(line: u16, slot: u8) -> Claim {
+        let place = u32::from(line) << SLOT_BITS | u32::from(slot);
+        Claim(NonZeroU32::MIN.saturating_add(place))
     }
 
     fn place(self) -> (Cpu, usize) {
@@ -126,6 +135,23 @@ impl Claims {
         PerCpu::try_new(Claims::nr_lines(nr_cpus), line).map(Claims)
     }
 
+    /// Notes where a page is pinned whose pin before was not known to be of this CPU; as often as
+    /// there are lines of claims, readers claim it from then on. The caller has a pin on it; `word`
+    /// is the one before.
+    #[cold]
+    #[inline(never)] // Off the path of pages that one CPU uses.
+    pub(super) fn note_pinned_on(
+        &self,
+        frames: &FrameTable,
+        (frame, record, word): (Frame, Record<'_>, Word),
+        cpu: Cpu,
+    ) {
+        let limit = count(self.0.iter().count()).max(MIN_BOUNCES);
+        if !word.has(flag::CONTENDED) && record.note_pinned_on(cpu, limit) {
+            super::contend(frames, frame);
+        }
+    }
+
     /// Claims the page in a frame for a reader on `cpu`, if it is the page of `key`. One
     /// read-modify-write, of the CPU's own line, and one of the word where a mark is to be set.
     #[inline(never)] // Off the path of pages that nobody contends for.
@@ -133,8 +159,8 @@ impl Claims {
         &self,
         frames: &FrameTable,
         cpu: Cpu,
-        (frame, key): (Frame, PageKey),
-        access: Access,
+        (frame, record): (Frame, Record<'_>),
+        (key, access): (PageKey, Access),
     ) -> Claimed {
         let Some(claim) = self.put(cpu, frame, access) else {
             return Claimed::No;
@@ -142,9 +168,9 @@ impl Claims {
         order_after_rmw();
         // Sequentially consistent, as the exchange that put the claim there: pairs with the fences
         // in `frames` and `make_pins`.
-        let word = frames.word_in_order(frame);
+        let word = record.word_in_order();
         // The frame may hold another page by now. One that is held keeps its key.
-        if !word.may_be_claimed() || frames.key(frame) != Some(key) {
+        if !word.may_be_claimed() || !record.holds(key) {
             return match self.give_up(claim) {
                 true => Claimed::Pin,
                 false => Claimed::No,
@@ -152,7 +178,7 @@ impl Claims {
         }
         let marked = access.mark(word);
         // Of those who meet here one is counted.
-        if marked != word && frames.replace(frame, word, marked).is_ok() && access == Access::Pin {
+        if marked != word && record.replace(word, marked).is_ok() && access == Access::Pin {
             frames.mark_touched(frame);
         }
         Claimed::Held(claim)
@@ -165,14 +191,15 @@ impl Claims {
             Access::Copy => 0,
             Access::Pin | Access::Prefetch => KEPT_FOR_COPIES,
         };
+        // Beyond are numbers that no kernel gives.
+        let line = u16::try_from(cpu.number()).ok()?;
         let packed = Frame::pack(Some(frame));
-        let words = self.0.of(cpu).0.iter().enumerate().skip(first);
-        let mut free = words.filter(|(_, word)| word.load(Ordering::Relaxed) == NONE);
-        free.find_map(|(slot, word)| {
-            let claim = Claim::new(cpu, slot)?;
+        let words = self.0.of(cpu).0.iter().zip(0..).skip(first);
+        let mut free = words.filter(|(word, _)| word.load(Ordering::Relaxed) == NONE);
+        free.find_map(|(word, slot)| {
             let (put, failed) = (Ordering::SeqCst, Ordering::Relaxed);
             let is_put = word.compare_exchange(NONE, packed, put, failed).is_ok();
-            is_put.then_some(claim)
+            is_put.then(|| Claim::new(line, slot))
         })
     }
 

@@ -12,7 +12,7 @@ pub use index::{Index, Locked};
 pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
-use crate::frame::{FileList, FrameTable, State, Word, flag};
+use crate::frame::{FileList, FrameTable, Record, State, Word, flag};
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 use claims::Claimed;
@@ -298,7 +298,6 @@ impl Access {
 }
 
 /// Looks a page up and pins it. One read-modify-write on a hit, none on a miss; waits for nobody.
-/// Where other readers get in its way, the page is contended from then on.
 ///
 /// `unpin` gets a frame that turned out to hold another page: its pin may be the last one.
 #[must_use]
@@ -310,72 +309,107 @@ pub fn pin(
     access: Access,
     unpin: impl FnMut(Frame),
 ) -> Found {
-    let no_cpu = || Cpu::new(0);
-    hold(index, frames, (None, no_cpu), (key, access), unpin).0
+    hold(index, frames, None, (key, access), unpin).0
 }
 
-/// [`pin`], but a contended page is claimed by a reader on a CPU, if it can be and there are
-/// `claims`: where there is a claim, that is what holds the page that was found, and no pin.
+/// [`pin`] on a CPU, but a contended page is claimed, if it can be: where there is a claim, that is
+/// what holds the page that was found, and no pin. Where the page's word goes from CPU to CPU, it
+/// is contended from then on.
 #[must_use]
 #[inline(always)] // Large, and a hit is little else.
 pub fn hold(
     index: &Index,
     frames: &FrameTable,
-    (claims, cpu): (Option<&Claims>, impl Fn() -> Cpu),
-    (key, access): (PageKey, Access),
+    claims: Option<(&Claims, Cpu)>,
+    wish: (PageKey, Access),
     mut unpin: impl FnMut(Frame),
 ) -> (Found, Option<Claim>) {
-    while let Some(frame) = index.find(frames, key) {
-        let word = frames.word(frame);
-        if word.has(flag::CONTENDED)
-            && let Some(claims) = claims
-        {
-            match claims.claim(frames, cpu(), (frame, key), access) {
-                Claimed::Held(claim) => return (Found::Pinned(frame), Some(claim)),
-                Claimed::Pin => unpin(frame),
-                Claimed::No => {}
-            }
-        }
-        let word = match pin_frame(frames, frame, word, access) {
-            Ok(word) => word,
-            Err(word) => return (refused(word, frame), None),
-        };
-        if access == Access::Pin && !word.has(flag::YOUNG) {
-            frames.mark_touched(frame);
-        }
-        // The frame may hold another page by now: the record decides, not the index.
-        if frames.key(frame) == Some(key) {
-            let is_reading = word.state() == State::Reading;
-            let found = if is_reading {
-                Found::Reading(frame)
-            } else {
-                Found::Pinned(frame)
-            };
-            return (found, None);
-        }
-        unpin(frame);
+    match try_hold(index, frames, claims, wish, &mut unpin) {
+        Some(found) => found,
+        None => hold_again(index, frames, claims, wish, unpin),
     }
-    (Found::Miss, None)
+}
+
+/// [`hold`] after a frame had changed its page in between.
+#[cold]
+#[inline(never)]
+fn hold_again(
+    index: &Index,
+    frames: &FrameTable,
+    claims: Option<(&Claims, Cpu)>,
+    wish: (PageKey, Access),
+    mut unpin: impl FnMut(Frame),
+) -> (Found, Option<Claim>) {
+    loop {
+        if let Some(found) = try_hold(index, frames, claims, wish, &mut unpin) {
+            return found;
+        }
+    }
+}
+
+/// [`hold`], or `None` where the frame that the index had holds another page by now.
+#[inline(always)]
+fn try_hold(
+    index: &Index,
+    frames: &FrameTable,
+    claims: Option<(&Claims, Cpu)>,
+    (key, access): (PageKey, Access),
+    unpin: &mut impl FnMut(Frame),
+) -> Option<(Found, Option<Claim>)> {
+    let Some((frame, record)) = index.find_record(frames, key) else {
+        return Some((Found::Miss, None));
+    };
+    let word = record.word();
+    if word.has(flag::CONTENDED)
+        && let Some((claims, cpu)) = claims
+    {
+        match claims.claim(frames, cpu, (frame, record), (key, access)) {
+            Claimed::Held(claim) => return Some((Found::Pinned(frame), Some(claim))),
+            Claimed::Pin => unpin(frame),
+            Claimed::No => {}
+        }
+    }
+    let word = match pin_record(record, word, access) {
+        Ok(word) => word,
+        Err(word) => return Some((refused(word, frame), None)),
+    };
+    if access == Access::Pin && !word.has(flag::YOUNG) {
+        frames.mark_touched(frame);
+    }
+    // The frame may hold another page by now: the record decides, not the index.
+    if !record.holds(key) {
+        unpin(frame);
+        return None;
+    }
+    if let Some((claims, cpu)) = claims
+        && record.was_pinned_elsewhere(cpu)
+    {
+        claims.note_pinned_on(frames, (frame, record, word), cpu);
+    }
+    let is_reading = word.state() == State::Reading;
+    let found = if is_reading {
+        Found::Reading(frame)
+    } else {
+        Found::Pinned(frame)
+    };
+    Some((found, None))
 }
 
 /// Pins a frame whose word was `seen`; the word before, or the one for which it may not be.
 #[inline]
-fn pin_frame(frames: &FrameTable, frame: Frame, seen: Word, access: Access) -> Result<Word, Word> {
-    let (mut word, mut is_contended) = (seen, false);
+fn pin_record(record: Record<'_>, seen: Word, access: Access) -> Result<Word, Word> {
+    let mut word = seen;
     loop {
         let pinned = word.may_be_pinned().then(|| word.pinned()).flatten();
-        let mut pinned = access.mark(pinned.ok_or(word)?);
-        if is_contended && word.state() == State::Live {
-            pinned = pinned.with(flag::CONTENDED);
-        }
-        match frames.replace(frame, word, pinned) {
+        let pinned = access.mark(pinned.ok_or(word)?);
+        match record.replace(word, pinned) {
             Ok(()) => return Ok(word),
-            Err(found) => (word, is_contended) = (found, true),
+            Err(found) => word = found,
         }
     }
 }
 
-/// Has readers claim a page from here on, as if they had got in each other's way.
+/// Has readers claim a page from here on, as if its word went from CPU to CPU.
 pub fn contend(frames: &FrameTable, frame: Frame) {
     let contended = |word: Word| {
         let is_live = word.may_be_pinned() && word.state() == State::Live;

@@ -39,9 +39,9 @@ impl World {
         &self.page.1
     }
 
-    fn hold(&self) -> (Found, Option<Claim>) {
+    fn hold(&self, cpu: Cpu) -> (Found, Option<Claim>) {
         let (index, frames) = &*self.page;
-        let (claims, wish) = ((Some(&self.claims), || CPU), (key(1), Access::Copy));
+        let (claims, wish) = (Some((&self.claims, cpu)), (key(1), Access::Copy));
         page_cache::hold(index, frames, claims, wish, |frame| self.unpin(frame))
     }
 
@@ -71,8 +71,8 @@ impl World {
     }
 
     /// Looks at the page, if it is there.
-    fn read(&self) {
-        let (found, claim) = self.hold();
+    fn read(&self, cpu: Cpu) {
+        let (found, claim) = self.hold(cpu);
         if found != Found::Pinned(FRAME) {
             return;
         }
@@ -99,7 +99,7 @@ impl World {
         // Each word is free again: one that is left marked would be lost for ever.
         let free = [(); 2].map(|()| {
             page_cache::contend(self.frames(), FRAME);
-            self.hold()
+            self.hold(CPU)
         });
         let is_live = self.frames().word(FRAME).may_be_claimed();
         assert!(!is_live || free.iter().all(|(_, claim)| claim.is_some()));
@@ -107,8 +107,12 @@ impl World {
 }
 
 fn reader(world: &Arc<World>) -> thread::JoinHandle<()> {
+    reader_on(world, CPU)
+}
+
+fn reader_on(world: &Arc<World>, cpu: Cpu) -> thread::JoinHandle<()> {
     let world = Arc::clone(world);
-    thread::spawn(move || world.read())
+    thread::spawn(move || world.read(cpu))
 }
 
 #[test]
@@ -202,7 +206,7 @@ fn a_pin_becomes_the_latch_beside_no_claim() {
 fn of_two_latches_and_a_claim_nobody_is_forgotten() {
     loom::model(|| {
         let world = World::new();
-        let (found, claim) = world.hold();
+        let (found, claim) = world.hold(CPU);
         assert_eq!(found, Found::Pinned(FRAME));
         let claim = claim.expect("it is contended");
         let ask = |world: &World| match world.latch() {
@@ -234,18 +238,44 @@ fn of_two_latches_and_a_claim_nobody_is_forgotten() {
 }
 
 #[test]
-fn a_page_is_contended_once_readers_met_at_its_word() {
+fn a_page_is_contended_once_two_cpus_pinned_it() {
     let contended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seen = std::sync::Arc::clone(&contended);
     loom::model(move || {
         let world = World::new();
         world.claims.end(world.frames(), FRAME, |_| ());
-        let reader = reader(&world);
-        world.read();
+        world.frames().set_group(FRAME, 7);
+        let reader = reader_on(&world, Cpu::new(1));
+        world.read(CPU);
         reader.join().expect("the reader does not panic");
         let is_contended = world.frames().word(FRAME).has(flag::CONTENDED);
         seen.fetch_or(is_contended, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(world.frames().group(FRAME), 7);
         world.check();
     });
     assert!(contended.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+#[test]
+fn a_reader_notes_nothing_in_a_frame_that_somebody_owns() {
+    loom::model(|| {
+        let world = World::new();
+        let frames = world.frames();
+        world.claims.end(frames, FRAME, |_| ());
+        world.read(CPU);
+        let reader = reader_on(&world, Cpu::new(1));
+        let seen = frames.word(FRAME);
+        if page_cache::detach(frames, FRAME, seen) {
+            assert!(world.page.0.remove(key(1), FRAME));
+            // The next page in the frame, of another group.
+            frames.set_group(FRAME, 7);
+            frames.set_key(FRAME, Some(key(2)));
+            frames.change_owned(FRAME, |word| word.with_state(State::Live).next_version());
+            reader.join().expect("the reader does not panic");
+            assert_eq!(frames.group(FRAME), 7);
+        } else {
+            reader.join().expect("the reader does not panic");
+        }
+        assert_eq!(frames.word(FRAME).pins(), 0);
+    });
 }

@@ -88,6 +88,7 @@ impl Block {
         Frame::unpack((self.0 >> 32) as u32).expect("`new` put a frame there")
     }
 
+    #[inline]
     pub(super) fn order(self) -> Order {
         let [order, ..] = self.0.to_le_bytes();
         Order::new(order & Block::ORDER).expect("`new` put an order there")

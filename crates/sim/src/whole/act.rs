@@ -121,8 +121,8 @@ impl World<'_> {
         }
     }
 
-    /// Has a page that is there as the runtime's hits do, every other one as if readers got in each
-    /// other's way at it; false where that is left to an operation.
+    /// Has a page that is there as the runtime's hits do, every other one as if its word went from
+    /// CPU to CPU; false where that is left to an operation.
     fn hit(&self, cpu: Cpu, (file, key): (usize, PageKey), goal: Goal) -> bool {
         let access = match goal {
             Goal::Hold => Access::Pin,
@@ -133,7 +133,7 @@ impl World<'_> {
             self.memory.contend(key);
         }
         let unpin = |frame| self.unpin(cpu, frame);
-        let (found, claim) = self.memory.hold(|| cpu, key, access, unpin);
+        let (found, claim) = self.memory.hold(cpu, key, access, unpin);
         match found {
             Found::Pinned(frame) => {
                 self.check_bytes(frame, file, key);

@@ -13,7 +13,7 @@ fn contended(memory: &Memory, group: u32, page: PageKey) -> Frame {
 }
 
 fn hold(memory: &Memory, cpu: Cpu, page: PageKey, access: Access) -> (Found, Option<Claim>) {
-    memory.hold(|| cpu, page, access, |_| panic!("no page comes or goes"))
+    memory.hold(cpu, page, access, |_| panic!("no page comes or goes"))
 }
 
 /// Claims a page of `frame`.
@@ -56,18 +56,58 @@ fn a_claim_changes_the_word_as_long_as_a_mark_is_missing() {
     memory.check();
 }
 
-#[test]
-fn a_page_is_contended_where_pins_get_in_each_others_way_only() {
-    let (memory, group, file) = memory(2, Policy::Fifo);
-    let page = key(file, 0);
-    touch(&memory, group, page);
-    let mut effects = Effects::new();
-    let (found, claim) = hold(&memory, CPU, page, Access::Copy);
+/// Pins a page and drops it; whether a claim had it.
+fn hit(memory: &Memory, cpu: u32, page: PageKey) -> bool {
+    let cpu = Cpu::new(cpu);
+    let (found, claim) = hold(memory, cpu, page, Access::Copy);
     let Found::Pinned(frame) = found else {
-        panic!("it is resident")
+        panic!("it is resident: {found:?}")
     };
-    assert!(claim.is_none() && !memory.frames().word(frame).has(flag::CONTENDED));
-    memory.unpin(CPU, frame, &mut effects);
+    let mut effects = Effects::new();
+    match claim {
+        Some(claim) => memory.give_up(cpu, (frame, claim), &mut effects),
+        None => memory.unpin(cpu, frame, &mut effects),
+    }
+    claim.is_some()
+}
+
+#[test]
+fn a_page_that_goes_from_cpu_to_cpu_is_claimed_after_as_many_moves_as_there_are_lines() {
+    for nr_cpus in [1, 2, 8, 9, 100] {
+        let memory = Memory::try_new(Config::for_resident(2, nr_cpus, Policy::Fifo)).unwrap();
+        let group = memory.groups().root();
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        let page = key(file, 0);
+        touch(&memory, group, page);
+        assert!(!(0..1000).any(|_| hit(&memory, 1, page)), "one CPU");
+        let mut cpu = 0;
+        let mut is_claimed = || {
+            cpu = 1 - cpu;
+            hit(&memory, cpu, page)
+        };
+        assert!(!is_claimed());
+        for _ in 0..2 {
+            assert!(!(0..nr_cpus.max(8)).any(|_| is_claimed()), "{nr_cpus} CPUs");
+            assert!((0..1000).all(|_| is_claimed()), "{nr_cpus} CPUs");
+            // Somebody changes it, and it is pinned again.
+            let mut effects = Effects::new();
+            let Latched::Held(frame) = memory.latch(CPU, page, &mut effects) else {
+                panic!("nobody has it")
+            };
+            memory.unlatch(CPU, frame, false, &mut effects);
+        }
+        memory.check();
+    }
+}
+
+#[test]
+fn what_a_frame_knows_of_cpus_goes_with_its_page() {
+    let (memory, group, file) = memory(1, Policy::Fifo);
+    for page in (0..100).map(|page| key(file, page)) {
+        touch(&memory, group, page);
+        assert!(!(0..8).any(|cpu| hit(&memory, cpu % 2, page)));
+    }
+    memory.check();
 }
 
 #[test]

@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a pin does not look which page the frame holds",
         file: "page_cache/mod.rs",
-        find: "if frames.key(frame) == Some(key) {",
-        replace: "if frames.key(frame).is_some() {",
+        find: "    if !record.holds(key) {\n",
+        replace: "    if false {\n",
         tests: Tests::Loom,
     },
     Mutant {
@@ -154,8 +154,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a reader does not look at the word after its claim",
         file: "page_cache/claims.rs",
-        find: "if !word.may_be_claimed() || frames.key(frame) != Some(key) {",
-        replace: "if frames.key(frame) != Some(key) {",
+        find: "if !word.may_be_claimed() || !record.holds(key) {",
+        replace: "if !record.holds(key) {",
         tests: Tests::Loom,
     },
     Mutant {
@@ -229,10 +229,41 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
-        name: "a page at which readers meet is not contended",
+        name: "a page that goes from CPU to CPU is not contended",
+        file: "page_cache/claims.rs",
+        find: "            super::contend(frames, frame);\n",
+        replace: "",
+        tests: Tests::Unit("memory::tests::claims"),
+    },
+    Mutant {
+        name: "a page is claimed before that pays",
+        file: "page_cache/claims.rs",
+        find: ".max(MIN_BOUNCES);",
+        replace: ".min(MIN_BOUNCES);",
+        tests: Tests::Unit("memory::tests::claims"),
+    },
+    Mutant {
+        name: "what a record says of CPUs outlives the page",
+        file: "frame/mod.rs",
+        find: "owner.store(pack(block, group), Ordering::Relaxed);\n        Place::of",
+        replace: "owner.store(pack(block | high(before) & !0x7F, group), \
+                  Ordering::Relaxed);\n        Place::of",
+        tests: Tests::Unit("memory::tests::claims"),
+    },
+    Mutant {
+        name: "pages of many files crowd in some buckets",
+        file: "page_cache/index.rs",
+        find: "    folded.wrapping_mul(0xE703_7ED1_A0B4_28DB)\n",
+        replace: "    folded\n",
+        tests: Tests::Unit("index"),
+    },
+    Mutant {
+        name: "a reader notes its CPU in a frame that it has not pinned",
         file: "page_cache/mod.rs",
-        find: "(word, is_contended) = (found, true),",
-        replace: "(word, is_contended) = (found, false),",
+        find: "    let word = match pin_record(",
+        replace: "    if let Some((claims, cpu)) = claims {\n        \
+                  claims.note_pinned_on(frames, (frame, record, word), cpu);\n    }\n    \
+                  let word = match pin_record(",
         tests: Tests::Loom,
     },
     Mutant {

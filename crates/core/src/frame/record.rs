@@ -1,0 +1,98 @@
+//! The record of one frame, found once and looked at more often: what a hit does.
+
+use super::{KEY, OWNER, STATE, TYPE_SHIFT, WORDS_PER_RECORD, Word, high, low, pack};
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::{Cpu, PageKey};
+
+/// Bits of a record's last word, from its upper half on: the CPU that pinned the page last, as
+/// [`last_cpu`] says, and how often that was another one.
+const LAST_CPU_SHIFT: u32 = TYPE_SHIFT + 1;
+const LAST_CPU_MASK: u32 = 0x1FFF;
+const IS_KNOWN: u32 = 0x1000;
+const BOUNCES_SHIFT: u32 = LAST_CPU_SHIFT + LAST_CPU_MASK.count_ones();
+
+/// Changes of the last CPU that a frame counts at most.
+pub const MAX_BOUNCES: u32 = u32::MAX >> BOUNCES_SHIFT;
+
+/// What a record says of a CPU: its number, of which those 4096 apart are one.
+#[inline]
+fn last_cpu(cpu: Cpu) -> u32 {
+    cpu.number() & (IS_KNOWN - 1) | IS_KNOWN
+}
+
+/// The record of a frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a>(&'a [AtomicU64; WORDS_PER_RECORD]);
+
+impl<'a> Record<'a> {
+    #[inline]
+    pub(super) fn new(words: &'a [AtomicU64; WORDS_PER_RECORD]) -> Record<'a> {
+        Record(words)
+    }
+
+    /// The state word.
+    #[must_use]
+    #[inline]
+    pub fn word(self) -> Word {
+        // Acquire pairs with the Release half of `replace`: who sees a state sees what led to it.
+        Word::from_bits(self.0[STATE].load(Ordering::Acquire))
+    }
+
+    /// The state word, in one order with all other sequentially consistent accesses.
+    #[inline]
+    pub(crate) fn word_in_order(self) -> Word {
+        Word::from_bits(self.0[STATE].load(Ordering::SeqCst))
+    }
+
+    /// Replaces the state word if it is still exactly `old`. One read-modify-write.
+    ///
+    /// # Errors
+    /// The word that was found instead.
+    #[inline]
+    pub fn replace(self, old: Word, new: Word) -> Result<(), Word> {
+        // AcqRel pairs with itself and with the load in `word`.
+        self.0[STATE]
+            .compare_exchange(old.bits(), new.bits(), Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+            .map_err(Word::from_bits)
+    }
+
+    /// Whether the frame holds this page: see [`super::FrameTable::key`].
+    #[must_use]
+    #[inline]
+    pub fn holds(self, key: PageKey) -> bool {
+        self.0[KEY].load(Ordering::Relaxed) == key.bits()
+    }
+
+    /// Whether the CPU that pinned the page last was another one, or is not known. A load of the
+    /// line that the state word is on.
+    #[must_use]
+    #[inline]
+    pub fn was_pinned_elsewhere(self, cpu: Cpu) -> bool {
+        let block = high(self.0[OWNER].load(Ordering::Relaxed));
+        (block >> LAST_CPU_SHIFT ^ last_cpu(cpu)) & LAST_CPU_MASK != 0
+    }
+
+    /// Notes that the page was pinned on `cpu`, and counts where that is not the CPU of the time
+    /// before; true where it is `limit` times, at most [`MAX_BOUNCES`], since the frame came from
+    /// the allocator or since the last `true`. A load and a store.
+    ///
+    /// The caller has a pin on the page, so that nobody owns the frame and all that others write
+    /// here are notes: one of two may be lost.
+    ///
+    /// Source: the kernel's `folio_xchg_last_cpupid()`, which finds pages that tasks share.
+    pub fn note_pinned_on(self, cpu: Cpu, limit: u32) -> bool {
+        let before = self.0[OWNER].load(Ordering::Relaxed);
+        let block = high(before);
+        let is_known = block >> LAST_CPU_SHIFT & IS_KNOWN != 0;
+        let is_bounce = is_known && self.was_pinned_elsewhere(cpu);
+        let nr_bounces = (block >> BOUNCES_SHIFT) + u32::from(is_bounce);
+        let is_enough = is_bounce && nr_bounces >= limit.min(MAX_BOUNCES);
+        let nr_bounces = if is_enough { 0 } else { nr_bounces };
+        let block = block & ((1 << LAST_CPU_SHIFT) - 1)
+            | last_cpu(cpu) << LAST_CPU_SHIFT
+            | nr_bounces << BOUNCES_SHIFT;
+        self.0[OWNER].store(pack(block, low(before)), Ordering::Relaxed);
+        is_enough
+    }
+}
