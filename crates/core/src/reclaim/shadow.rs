@@ -93,8 +93,8 @@ impl Shadows {
     #[must_use]
     pub fn take(&self, key: PageKey, group: u32) -> Option<Token> {
         let bucket = self.bucket(key);
-        let entries = bucket * WORDS_PER_BUCKET + 1;
-        for word in self.words.run(entries, WORDS_PER_BUCKET - 1) {
+        let words: &[AtomicU64; WORDS_PER_BUCKET] = self.words.chunk(bucket);
+        for word in &words[1..] {
             let entry = word.load(Ordering::Relaxed);
             if entry & LIVE != 0 && entry >> HASH_SHIFT == named(key, group) >> HASH_SHIFT {
                 let taken = word.compare_exchange(entry, 0, Ordering::Relaxed, Ordering::Relaxed);
