@@ -30,7 +30,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// The number of its magazine.
+    /// Where its magazine is looked for first.
     #[inline]
     fn place(self) -> usize {
         if self.order.nr_pages() >= LARGE {
@@ -124,6 +124,35 @@ impl Rack {
         Label(self.labels[at].load(Ordering::Relaxed))
     }
 
+    /// Where the magazine of a form is: at its own place, or wherever there was one.
+    #[inline]
+    fn find(&self, form: Form) -> Option<usize> {
+        let first = form.place();
+        match self.label(first).is_of(form) {
+            true => Some(first),
+            false => self.find_beside(first, form),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_beside(&self, first: usize, form: Form) -> Option<usize> {
+        Rack::beside(first).find(|&at| self.label(at).is_of(form))
+    }
+
+    /// The places beside one: large blocks have none.
+    fn beside(first: usize) -> impl Iterator<Item = usize> {
+        let end = if first == 0 { 1 } else { NR_MAGAZINES };
+        (1..end).filter(move |&at| at != first)
+    }
+
+    /// A magazine that is empty, for a form that has none.
+    fn find_empty(&self, form: Form) -> Option<usize> {
+        let first = form.place();
+        let mut places = core::iter::once(first).chain(Rack::beside(first));
+        places.find(|&at| self.label(at).count() == 0)
+    }
+
     #[inline]
     fn set_label(&self, at: usize, label: Label) {
         // Relaxed: the lock orders it, and a look without is of a moment.
@@ -151,9 +180,9 @@ impl Open<'_> {
     /// Takes the block that was given back last; it is out now.
     #[inline]
     pub fn pop(&mut self, form: Form) -> Option<Frame> {
-        let at = form.place();
+        let at = self.rack.find(form)?;
         let label = self.rack.label(at);
-        if !label.is_of(form) || label.count() == 0 {
+        if label.count() == 0 {
             return None;
         }
         self.blocks.nr_out += 1;
@@ -165,19 +194,21 @@ impl Open<'_> {
     #[inline]
     #[must_use]
     pub fn has_room(&self, form: Form) -> bool {
-        let label = self.rack.label(form.place());
-        label.is_of(form) && label.count() < label.room()
+        let has_room = |at| {
+            let label = self.rack.label(at);
+            label.count() < label.room()
+        };
+        self.rack.find(form).is_some_and(has_room)
     }
 
     /// Keeps a block, after [`Open::has_room`].
     ///
     /// # Panics
-    /// Where its magazine is another's.
+    /// Where the form has no magazine.
     #[inline]
     pub fn push(&mut self, form: Form, frame: Frame) {
-        let at = form.place();
+        let at = self.rack.find(form).expect("a magazine of its own");
         let label = self.rack.label(at);
-        assert!(label.is_of(form), "a magazine of another group or order");
         self.blocks.blocks[at][label.count() % MAX_BLOCKS] = frame;
         self.rack.set_label(at, Label((label.0 + ONE) | USED));
     }
@@ -193,16 +224,14 @@ impl Open<'_> {
         self.blocks.nr_out -= 1;
     }
 
-    /// Whether the magazine is one of this form, which an empty one becomes with `room`.
+    /// Whether there is a magazine of this form, which an empty one becomes with `room`.
     pub fn make_own(&mut self, form: Form, room: u32) -> bool {
-        let at = form.place();
-        let label = self.rack.label(at);
-        if label.is_of(form) && label.room() > 0 {
+        if self.rack.find(form).is_some() {
             return true;
         }
-        if label.count() > 0 || room == 0 {
+        let Some(at) = self.rack.find_empty(form).filter(|_| room > 0) else {
             return false;
-        }
+        };
         self.rack.set_label(at, Label::new(form, room));
         // No read-modify-write: it becomes 1 once.
         if self.magazines.is_used.load(Ordering::Relaxed) == 0 {
@@ -223,7 +252,7 @@ impl Open<'_> {
         if !self.make_own(form, room) {
             return None;
         }
-        let at = form.place();
+        let at = self.rack.find(form)?;
         let label = self.rack.label(at);
         if label.count() < label.room() {
             return Some(0);
@@ -263,15 +292,16 @@ impl Magazines {
     #[inline]
     #[must_use]
     pub fn has(&self, cpu: Cpu, form: Form) -> bool {
-        let label = self.cpus.of(cpu).label(form.place());
-        label.is_of(form) && label.count() > 0
+        let rack = self.cpus.of(cpu);
+        let at = rack.find(form);
+        at.is_some_and(|at| rack.label(at).count() > 0)
     }
 
-    /// Whether a CPU's magazine may be used for a form. A look without a lock.
+    /// Whether a CPU has a magazine for a form, or an empty one. A look without a lock.
     #[must_use]
     pub fn takes(&self, cpu: Cpu, form: Form) -> bool {
-        let label = self.cpus.of(cpu).label(form.place());
-        label.is_of(form) || label.count() == 0
+        let rack = self.cpus.of(cpu);
+        rack.find(form).or_else(|| rack.find_empty(form)).is_some()
     }
 
     /// A CPU's magazines; `None` where somebody has them just now, or they are closed.

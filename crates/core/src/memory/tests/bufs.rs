@@ -65,6 +65,24 @@ fn a_pair_is_two_read_modify_writes() {
 }
 
 #[test]
+fn forms_that_are_used_side_by_side_have_a_magazine_each() {
+    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let groups = [(); 7].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let pairs = |memory: &Memory| {
+        for group in groups {
+            let frames = take(memory, CPU, group, 1);
+            free(memory, CPU, frames);
+        }
+    };
+    (0..4).for_each(|_| pairs(&memory));
+    let Some(before) = nr_rmws() else { return };
+    pairs(&memory);
+    assert_eq!(nr_rmws().unwrap() - before, 14);
+    memory.check();
+}
+
+#[test]
 fn many_blocks_are_taken_and_freed_in_batches() {
     let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
     let group = memory

@@ -128,6 +128,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
+        name: "forms whose magazines begin at one place share it",
+        file: "memory/magazine.rs",
+        find: "(1..end).filter(move |&at| at != first)",
+        replace: "(1..end).filter(move |&at| at != first).take(0)",
+        tests: Tests::Unit("forms_that_are_used"),
+    },
+    Mutant {
         name: "magazines are filled block by block",
         file: "memory/bufs.rs",
         find: "let most = self.room(form) / 2;",
