@@ -2,7 +2,7 @@
 
 use crate::data::numbered_file;
 use crate::many::{memories, numbers};
-use pagetide::{ByteSize, Error, File, Group, Shrinker};
+use pagetide::{ByteSize, Error, File, Group, OpenOptions, Shrinker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -37,7 +37,9 @@ impl<F: Fn(&File) -> bool + Send + Sync> Shrinker for Looks<F> {
 fn full_group(memory: &pagetide::Memory, path: &std::path::Path, nr_pages: u64) -> (Group, File) {
     let group = memory.root().child("web").unwrap();
     let group = group.max(ByteSize::kib(4 * nr_pages)).unwrap();
-    let file = memory.open(path, &group).unwrap();
+    // Nothing else comes in beside the batch.
+    let options = OpenOptions::new().readahead(ByteSize(0));
+    let file = options.open(memory, path, &group).unwrap();
     (0..nr_pages).for_each(|page| drop(file.pin(page).unwrap()));
     (group, file)
 }
