@@ -46,6 +46,10 @@ impl Platform for Shared {
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         trace::stalled(self, group);
         let _stall = Stall::begin(self, group);
+        // Pages whose reads have ended, but for somebody who says so, can go.
+        if self.io.is_reaped_by_waiters() {
+            self.io.reap();
+        }
         work();
     }
 

@@ -266,6 +266,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_run_that_is_dropped"),
     },
     Mutant {
+        name: "who is short of memory leaves reads that have ended to others",
+        file: "platform.rs",
+        find: "if self.io.is_reaped_by_waiters() {",
+        replace: "if false {",
+        tests: Tests::Runtime("many_reclaim::a_batch_takes"),
+    },
+    Mutant {
         name: "what a short read left is not read",
         file: "io/run.rs",
         find: "match self.is_full() || self.nr_bytes >= self.wanted() {",
