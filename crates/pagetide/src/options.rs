@@ -99,8 +99,8 @@ impl OpenOptions {
     /// that is shorter there is no byte; what is written then makes it longer, with zeros between.
     ///
     /// A file that some handle writes is open from one beginning only. Where it is no multiple of
-    /// what the device asks for, mostly 512 or 4096, all reads and writes go through the kernel's
-    /// page cache.
+    /// 4096, all writes go through the kernel's page cache; where it is none of what the device
+    /// asks for, mostly 512 or 4096, all reads, too.
     pub fn base_offset(mut self, base: u64) -> OpenOptions {
         self.base = base;
         self

@@ -315,7 +315,7 @@ impl DirectFile {
         bufs: &[IoSlice<'_>],
         offset: u64,
     ) -> Option<(&fs::File, u64)> {
-        let direct = self.direct.as_ref()?;
+        let direct = self.for_writes()?;
         let offset = self.base + offset;
         let all = bufs.iter().fold(offset, |all, buf| {
             all | (buf.as_ptr().addr() | buf.len()) as u64
@@ -370,9 +370,17 @@ impl DirectFile {
         }
     }
 
+    /// The way of writes past the kernel's page cache, where no page of the kernel has bytes of two
+    /// of ours, or of the header and ours: a direct write that is under way has no lock of the
+    /// file's, and ends with `EIO` where the kernel's copy of what it touches is written then.
+    fn for_writes(&self) -> Option<&Direct> {
+        let is_apart = self.base.is_multiple_of(crate::PAGE_BYTES as u64);
+        self.direct.as_ref().filter(|_| is_apart)
+    }
+
     /// Writes as many bytes as go to the device directly, if any do.
     fn write_direct(&self, bufs: &[IoSlice<'_>], offset: u64) -> Option<io::Result<usize>> {
-        let direct = self.direct.as_ref()?;
+        let direct = self.for_writes()?;
         let align = direct.align;
         if !offset.is_multiple_of(align as u64) {
             return None;

@@ -4,6 +4,8 @@
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, Error, File, Hint, Memory, OpenOptions, Order};
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
 
@@ -321,4 +323,33 @@ fn behind_a_header_nothing_is_lost_when_any_call_of_the_store_fails() {
             return;
         }
     }
+}
+
+#[test]
+fn a_header_that_is_written_meanwhile_fails_no_write() {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    fs::write(data.path(), header(512)).unwrap();
+    let memory = memory();
+    let options = OpenOptions::new().write(true).base_offset(512);
+    let file = options.open(&memory, data.path(), &memory.root()).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Beside the first page's bytes, in one page of the kernel's.
+            let owner = fs::File::options().write(true).open(data.path()).unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                owner.write_all_at(&header(512), 0).unwrap();
+            }
+        });
+        let synced = (0..=199).cycle().take(400).try_for_each(|round: u8| {
+            // Two writes: they are under way at once, with no lock of the file's.
+            file.write_at(&[round; PAGE], 0)?;
+            file.write_at(&[round; PAGE], 2 * PAGE as u64)?;
+            file.sync()
+        });
+        is_over.store(true, Ordering::Relaxed);
+        synced.unwrap();
+    });
+    let found = fs::read(data.path()).unwrap();
+    assert!(found[..512] == *header(512) && found[512..512 + PAGE] == [199; PAGE]);
 }
