@@ -221,7 +221,12 @@ impl Memory {
                 // Where no limit was lowered, what is charged has a frame: if none is free, others
                 // have it in hand. What they have is a block for them, or comes back.
                 let is_in_hand = order == Order::ZERO && is_anywhere && over.is_none();
-                if (is_in_hand || self.evacuation.is_under_way()) && yields < MAX_YIELDS {
+                let most = match self.evacuation.is_under_way() {
+                    true => MAX_YIELDS,
+                    false if is_in_hand => MAX_YIELDS >> 4,
+                    false => 0,
+                };
+                if yields < most {
                     yields += 1;
                     yield_now();
                     continue;
