@@ -103,23 +103,23 @@ impl Shared {
 
 /// What a page keeps its memory by, the pin that it holds on a frame; or a block of working memory,
 /// by being one. Neither has a part in any count of shares.
-pub(crate) struct ByPin(NonNull<Shared>);
+pub(crate) struct ByFrame(NonNull<Shared>);
 
 // SAFETY: as a `&Shared` or an `Arc<Shared>`, which any thread may have, because `Shared` is made
 // for many threads.
-unsafe impl Send for ByPin where Arc<Shared>: Send {}
+unsafe impl Send for ByFrame where Arc<Shared>: Send {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for ByPin where Arc<Shared>: Sync {}
+unsafe impl Sync for ByFrame where Arc<Shared>: Sync {}
 
-impl ByPin {
+impl ByFrame {
     /// # Safety
     /// While the value is looked at, its owner has a pin on a frame of this memory that core gave
     /// for a page of a file, or a block of working memory of it, or knows of a handle or a share.
-    pub(crate) unsafe fn new(home: &Home) -> ByPin {
+    pub(crate) unsafe fn new(home: &Home) -> ByFrame {
         // Not by way of a reference, which would not reach the counts beside the value.
         let shared = Arc::as_ptr(home.shared()).cast_mut();
         // SAFETY: an `Arc`'s value is somewhere.
-        ByPin(unsafe { NonNull::new_unchecked(shared) })
+        ByFrame(unsafe { NonNull::new_unchecked(shared) })
     }
 
     /// A share of its own, for what is to be done after the pin or the block was given back.
@@ -163,7 +163,7 @@ impl ByPin {
     }
 }
 
-impl Deref for ByPin {
+impl Deref for ByFrame {
     type Target = Shared;
 
     fn deref(&self) -> &Shared {

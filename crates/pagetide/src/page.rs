@@ -6,7 +6,7 @@ mod block;
 use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
-use crate::home::{ByPin, Home};
+use crate::home::{ByFrame, Home};
 use crate::pin_accounts::Account;
 use crate::pin_sites::Site;
 use crate::shared::Shared;
@@ -155,7 +155,7 @@ impl<'a> Pin<'a> {
         Page {
             site: pin.shared.sites.enter(pin.frame()),
             // SAFETY: the pin goes over to the page, which drops it last.
-            shared: unsafe { ByPin::new(pin.shared) },
+            shared: unsafe { ByFrame::new(pin.shared) },
             block: pin.block.hold(pin.shared),
             len,
             account,
@@ -188,7 +188,7 @@ impl Drop for Pin<'_> {
 /// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
 pub struct Page {
     /// Not to be looked at once the pin was dropped.
-    shared: ByPin,
+    shared: ByFrame,
     block: Block,
     len: usize,
     /// The pin budgets that it counts in, if any.
@@ -380,7 +380,7 @@ impl PageMut {
         self.settle();
         Page {
             // SAFETY: core made the latch a pin, which the page drops last.
-            shared: unsafe { ByPin::new(shared) },
+            shared: unsafe { ByFrame::new(shared) },
             block,
             len: self.len,
             account: self.account.take(),
@@ -476,7 +476,7 @@ impl fmt::Debug for PageMut {
 /// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
 /// until dropped.
 pub struct Buf {
-    shared: ByPin,
+    shared: ByFrame,
     block: Block,
 }
 
@@ -486,7 +486,7 @@ impl Buf {
     pub(crate) fn new(home: &Home, frame: Frame, order: Order) -> Buf {
         let block = Block::new(frame, order);
         // SAFETY: core gave the block, and gets it back in `drop`.
-        let shared = unsafe { ByPin::new(home) };
+        let shared = unsafe { ByFrame::new(home) };
         Buf { shared, block }
     }
 }

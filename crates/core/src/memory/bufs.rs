@@ -99,14 +99,13 @@ impl Memory {
         match self.magazines.open(cpu) {
             Some(mut open) => {
                 open.count_out();
-                if !more.is_empty() && open.make_own(form, self.room(form)) {
+                if !more.is_empty() && open.make_own(form, self.room(form)).is_some() {
                     for &frame in more {
-                        if !open.has_room(form) {
+                        if !open.push(form, frame) {
                             break;
                         }
                         self.make_buf(frame);
                         self.enter_magazine(frame, form);
-                        open.push(form, frame);
                         nr_kept += 1;
                     }
                 }
@@ -152,10 +151,9 @@ impl Memory {
         let (form, is_own) = self.buf(cpu, frame);
         if is_own
             && let Some(mut open) = self.magazines.open(cpu)
-            && open.has_room(form)
+            && open.push(form, frame)
         {
             self.frames.set_block(frame, form.order, Place::Magazine);
-            open.push(form, frame);
             // The last thing that it counts for: whoever has the lock next may take all away.
             open.count_in();
             return false;
@@ -199,8 +197,9 @@ impl Memory {
             let room = self.room(form);
             nr_cold = open.make_room(form, room, &mut cold);
             if nr_cold.is_some() {
+                let is_kept = open.push(form, frame);
+                assert!(is_kept, "there was made room");
                 self.frames.set_block(frame, form.order, Place::Magazine);
-                open.push(form, frame);
             }
         }
         match nr_cold {

@@ -190,27 +190,20 @@ impl Open<'_> {
         Some(self.blocks.blocks[at][(label.count() - 1) % MAX_BLOCKS])
     }
 
-    /// Whether [`Open::push`] may be called.
+    /// Keeps a block; false where its form has no magazine, or a full one.
     #[inline]
     #[must_use]
-    pub fn has_room(&self, form: Form) -> bool {
-        let has_room = |at| {
-            let label = self.rack.label(at);
-            label.count() < label.room()
+    pub fn push(&mut self, form: Form, frame: Frame) -> bool {
+        let Some(at) = self.rack.find(form) else {
+            return false;
         };
-        self.rack.find(form).is_some_and(has_room)
-    }
-
-    /// Keeps a block, after [`Open::has_room`].
-    ///
-    /// # Panics
-    /// Where the form has no magazine.
-    #[inline]
-    pub fn push(&mut self, form: Form, frame: Frame) {
-        let at = self.rack.find(form).expect("a magazine of its own");
         let label = self.rack.label(at);
-        self.blocks.blocks[at][label.count() % MAX_BLOCKS] = frame;
-        self.rack.set_label(at, Label((label.0 + ONE) | USED));
+        let has_room = label.count() < label.room();
+        if has_room {
+            self.blocks.blocks[at][label.count() % MAX_BLOCKS] = frame;
+            self.rack.set_label(at, Label((label.0 + ONE) | USED));
+        }
+        has_room
     }
 
     /// One block more is out.
@@ -224,20 +217,19 @@ impl Open<'_> {
         self.blocks.nr_out -= 1;
     }
 
-    /// Whether there is a magazine of this form, which an empty one becomes with `room`.
-    pub fn make_own(&mut self, form: Form, room: u32) -> bool {
-        if self.rack.find(form).is_some() {
-            return true;
+    /// Where the magazine of this form is, which an empty one becomes with `room`.
+    pub fn make_own(&mut self, form: Form, room: u32) -> Option<usize> {
+        let own = self.rack.find(form);
+        if own.is_some() || room == 0 {
+            return own;
         }
-        let Some(at) = self.rack.find_empty(form).filter(|_| room > 0) else {
-            return false;
-        };
+        let at = self.rack.find_empty(form)?;
         self.rack.set_label(at, Label::new(form, room));
         // No read-modify-write: it becomes 1 once.
         if self.magazines.is_used.load(Ordering::Relaxed) == 0 {
             self.magazines.is_used.store(1, Ordering::Relaxed);
         }
-        true
+        Some(at)
     }
 
     /// Sees to it that there is room: an empty magazine becomes one of this form with `room`, of a
@@ -249,10 +241,7 @@ impl Open<'_> {
         room: u32,
         cold: &mut [Frame; MAX_BLOCKS],
     ) -> Option<usize> {
-        if !self.make_own(form, room) {
-            return None;
-        }
-        let at = self.rack.find(form)?;
+        let at = self.make_own(form, room)?;
         let label = self.rack.label(at);
         if label.count() < label.room() {
             return Some(0);

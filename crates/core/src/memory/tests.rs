@@ -45,6 +45,18 @@ fn memory(nr_pages: u32, policy: Policy) -> (Memory, u32, u32) {
     (memory, group, file)
 }
 
+/// Refaults of a group's file pages, those that went among the used ones, and all page-ins that
+/// were waited for.
+fn workingset_counts(memory: &Memory, group: u32) -> [u64; 3] {
+    let record = memory.groups().get(group).unwrap();
+    let counts = [
+        Count::WorkingsetRefaultFile,
+        Count::WorkingsetActivateFile,
+        Count::Pgmajfault,
+    ];
+    counts.map(|count| record.count(count))
+}
+
 fn key(file: u32, page: u64) -> PageKey {
     Mappings::key(file, page).unwrap()
 }

@@ -157,13 +157,7 @@ fn what_a_batch_brings_back_counts_as_each_of_it_would() {
             }
         }
         memory.check();
-        let record = memory.groups().get(group).unwrap();
-        let counts = [
-            Count::WorkingsetRefaultFile,
-            Count::WorkingsetActivateFile,
-            Count::Pgmajfault,
-        ];
-        counts.map(|count| record.count(count))
+        workingset_counts(&memory, group)
     };
     let [refaults, activated, _] = counts(true);
     assert!(refaults > 0 && activated > 0);

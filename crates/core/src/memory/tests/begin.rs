@@ -85,17 +85,11 @@ fn reads_begun_together_are_as_if_each_was_begun_alone() {
             drop(ahead);
         }
         memory.check();
-        let record = memory.groups().get(group).unwrap();
-        let counts = [
-            Count::WorkingsetRefaultFile,
-            Count::WorkingsetActivateFile,
-            Count::Pgmajfault,
-        ];
         let resident: Vec<bool> = keys(file, 0..200)
             .into_iter()
             .map(|key| memory.is_resident(key))
             .collect();
-        (counts.map(|count| record.count(count)), resident)
+        (workingset_counts(&memory, group), resident)
     };
     let (counts, resident) = states(true);
     assert!(counts.iter().all(|&count| count > 0));
