@@ -2,7 +2,7 @@
 
 use super::cgroup;
 use super::readers::{self, Source};
-use super::spec::{Outcome, Spec};
+use super::spec::{Outcome, Reads, Spec};
 use crate::failure::Failure;
 use crate::{load, output};
 use hdrhistogram::Histogram;
@@ -25,7 +25,8 @@ pub(in crate::bench) fn run(spec: &str) -> Result<(), Failure> {
     if let Some(folder) = &spec.cgroup {
         cgroup::enter(folder)?;
     }
-    let requests = spec.requests();
+    let reads = spec.reads();
+    let reads = reads.map_err(|error| Failure::of("cannot tell what a cache misses", &error))?;
     let baseline = resident()?;
     if let Some(folder) = &spec.cgroup {
         // What the last run cached there is charged there still.
@@ -36,7 +37,7 @@ pub(in crate::bench) fn run(spec: &str) -> Result<(), Failure> {
         cgroup::leave_room(folder, pages + u64::from(spec.threads) * OF_THREAD)?;
     }
     let source = Source::open(&spec)?;
-    let mut outcome = measure(&spec, &source, &requests)?;
+    let mut outcome = measure(&source, &reads)?;
     outcome.resident_bytes = match &spec.cgroup {
         Some(folder) => cgroup::usage(folder)?,
         None => resident()?.saturating_sub(baseline),
@@ -70,14 +71,10 @@ impl Counts {
     }
 }
 
-fn measure(
-    spec: &Spec,
-    source: &Source,
-    requests: &[(Vec<u32>, Vec<u32>)],
-) -> Result<Outcome, Failure> {
-    let barrier = &Barrier::new(requests.len() + 1);
+fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
+    let barrier = &Barrier::new(reads.len() + 1);
     let (counts, done) = std::thread::scope(|scope| {
-        let threads: Vec<_> = requests
+        let threads: Vec<_> = reads
             .iter()
             .map(|(warm_up, measured)| scope.spawn(|| thread(source, (warm_up, measured), barrier)))
             .collect();
@@ -101,7 +98,7 @@ fn measure(
         latencies.add(thread.latencies).expect("of the same bounds");
         hits.extend(thread.hits);
     }
-    let requests = f64::from(spec.requests);
+    let requests = reads.iter().map(|reads| reads.1.len()).sum::<usize>() as f64;
     let elapsed = after.at - before.at;
     let misses = (after.misses - before.misses) as f64;
     let mean = |of: fn(&Hits) -> f64| {
@@ -150,22 +147,26 @@ fn thread(
     let read = run(measured, &mut latencies);
     barrier.wait();
     barrier.wait();
-    let hits = match source.misses() {
-        Some(_) => Some(hits(&mut run, measured)?),
-        None => None,
+    let there: Vec<u32> = measured
+        .iter()
+        .copied()
+        .filter(|&page| source.has(page))
+        .collect();
+    let hits = match there.is_empty() {
+        false => Some(hits(&mut run, &there)?),
+        true => None,
     };
     reader.and(warmed.and(read))?;
     Ok(Measured { latencies, hits })
 }
 
-/// Reads what is there, in one thread: a few pages, again and again.
+/// Reads what is there, in one thread: as often as it was asked for, so that what a hit waits for
+/// is where it was among the others.
 fn hits(
     run: &mut impl FnMut(&[u32], &mut Histogram<u64>) -> Result<(), Failure>,
-    pages: &[u32],
+    there: &[u32],
 ) -> Result<Hits, Failure> {
-    let few = &pages[..pages.len().min(64)];
-    let again: Vec<u32> = few.iter().copied().cycle().take(NR_HITS).collect();
-    run(few, &mut load::histogram())?;
+    let again: Vec<u32> = there.iter().copied().cycle().take(NR_HITS).collect();
     let (start, cpu) = (Instant::now(), load::thread_time());
     run(&again, &mut load::histogram())?;
     let of_one = |time: Duration| time.as_nanos() as f64 / again.len() as f64;

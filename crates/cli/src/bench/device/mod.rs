@@ -124,7 +124,7 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
         Err(reason) => skipped.push(Skipped::new("the kernel's page cache", reason)),
     }
     match readers::try_direct(path) {
-        Ok(()) => engines.push(Engine::Direct),
+        Ok(()) => engines.extend([Engine::Direct, Engine::MissedDirect]),
         Err(error) => skipped.push(Skipped::new("direct reads", &error.to_string())),
     }
     for (engine, what) in [
@@ -132,6 +132,9 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
         (Engine::RegisteredRing, "registered reads"),
     ] {
         match readers::try_ring(path, engine) {
+            Ok(()) if engine == Engine::DirectRing => {
+                engines.extend([engine, Engine::MissedRing]);
+            }
             Ok(()) => engines.push(engine),
             Err(error) => skipped.push(Skipped::new(what, &error.to_string())),
         }

@@ -18,6 +18,7 @@ pub(super) struct Source {
     kind: Kind,
     is_stamped: bool,
     depth: u32,
+    nr_buffers: u32,
 }
 
 enum Kind {
@@ -85,8 +86,8 @@ impl Source {
                 let len = spec.nr_pages() as usize * PAGE_BYTES;
                 Kind::Mapped(Mapping::of(&file, len).map_err(failed)?)
             }
-            Engine::Direct => Kind::Direct(direct(path).map_err(failed)?),
-            Engine::DirectRing | Engine::RegisteredRing => Kind::Ring {
+            Engine::Direct | Engine::MissedDirect => Kind::Direct(direct(path).map_err(failed)?),
+            Engine::DirectRing | Engine::RegisteredRing | Engine::MissedRing => Kind::Ring {
                 file: direct(path).map_err(failed)?,
                 is_registered: spec.engine == Engine::RegisteredRing,
             },
@@ -95,6 +96,7 @@ impl Source {
             kind,
             is_stamped: spec.is_stamped,
             depth: spec.depth,
+            nr_buffers: spec.nr_buffers(),
         })
     }
 
@@ -106,22 +108,36 @@ impl Source {
         }
     }
 
+    /// Whether a page is there, where that can be told.
+    pub(super) fn has(&self, page: u32) -> bool {
+        match &self.kind {
+            Kind::Ours { file, .. } => matches!(file.try_pin(page.into()), Ok(Some(_))),
+            _ => false,
+        }
+    }
+
     pub(super) fn reader(&self) -> Result<Reader<'_>, Failure> {
         let ring = match &self.kind {
             Kind::Ring {
                 file,
                 is_registered,
             } => {
+                let room = (self.depth, self.nr_buffers);
                 let ring = file
                     .try_clone()
-                    .and_then(|file| Ring::new(file, self.depth, *is_registered));
+                    .and_then(|file| Ring::new(file, room, *is_registered));
                 Some(ring.map_err(|error| Failure::of("cannot make a ring", &error))?)
             }
             _ => None,
         };
+        let nr_bufs = match ring {
+            Some(_) => 1,
+            None => self.nr_buffers as usize,
+        };
         Ok(Reader {
             source: self,
-            buf: Aligned::zeroed(),
+            bufs: Aligned::scattered((0..nr_bufs).map(|_| Aligned::zeroed()).collect()),
+            next: 0,
             ring,
         })
     }
@@ -138,7 +154,9 @@ impl Source {
 /// One thread of a source.
 pub(super) struct Reader<'a> {
     source: &'a Source,
-    buf: Box<Aligned>,
+    /// Read to in turn.
+    bufs: Vec<Box<Aligned>>,
+    next: usize,
     ring: Option<Ring>,
 }
 
@@ -163,13 +181,17 @@ impl Reader<'_> {
         }
         for &page in pages {
             load::timed(latencies, || self.read(page))?;
-            source.check(page, &self.buf.0).map_err(failed)?;
+            source
+                .check(page, &self.bufs[self.next].0)
+                .map_err(failed)?;
         }
         Ok(())
     }
 
     fn read(&mut self, page: u32) -> Result<(), Failure> {
-        let (buf, offset) = (&mut self.buf.0, u64::from(page) * PAGE_BYTES as u64);
+        self.next = (self.next + 1) % self.bufs.len();
+        let buf = &mut self.bufs[self.next].0;
+        let offset = u64::from(page) * PAGE_BYTES as u64;
         match &self.source.kind {
             Kind::Ours { file, .. } => {
                 file.read_at(buf, offset)?;
@@ -229,5 +251,5 @@ pub(super) fn try_registered() -> Result<(), String> {
 /// Why it cannot be read by a ring.
 pub(super) fn try_ring(path: &Path, engine: Engine) -> io::Result<()> {
     let is_registered = engine == Engine::RegisteredRing;
-    Ring::new(direct(path)?, 1, is_registered)?.read(&[0], |_, _, _| Ok(()))
+    Ring::new(direct(path)?, (1, 1), is_registered)?.read(&[0], |_, _, _| Ok(()))
 }

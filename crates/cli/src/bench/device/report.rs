@@ -31,7 +31,8 @@ pub(super) struct Row {
     resident_bytes: u64,
     /// Of pagetide: reads that are there cost so much, of as many threads.
     hit_ns: Option<u64>,
-    /// Of pagetide: reads/s where a hit costs this, and a miss what the device alone takes.
+    /// Of pagetide: reads/s where a hit costs this, and a miss what the same page takes without a
+    /// cache.
     ceiling_iops: Option<u64>,
     of_ceiling: Option<f64>,
     /// The same of CPU time: what hits and direct reads take, to what these reads took.
@@ -111,8 +112,8 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
             .hit_ns
             .map(|_| median(|run| run.hit_ns.unwrap_or(0.0)));
         let raw = match spec.depth {
-            1 => Engine::Direct,
-            _ => Engine::DirectRing,
+            1 => Engine::MissedDirect,
+            _ => Engine::MissedRing,
         };
         let raw = runs_of(raw, spec, spec.depth);
         let ceiling_iops = hit_ns.zip(raw).map(|(hit_ns, raw)| {

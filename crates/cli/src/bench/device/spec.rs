@@ -2,6 +2,7 @@
 
 use super::super::random_read::PAGES;
 use pagetide_sim::requests::{Distribution, Requests};
+use pagetide_sim::{CoreCache, CorePolicy, RunError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -29,6 +30,10 @@ pub(super) enum Engine {
     DirectRing,
     /// The same with file and buffers registered.
     RegisteredRing,
+    /// As [`Engine::Direct`], only what a cache of the limit's size misses, to memory of its size.
+    MissedDirect,
+    /// As [`Engine::DirectRing`], the same.
+    MissedRing,
 }
 
 impl Engine {
@@ -42,6 +47,8 @@ impl Engine {
             Engine::Direct => "direct pread",
             Engine::DirectRing => "direct io_uring",
             Engine::RegisteredRing => "direct io_uring, registered",
+            Engine::MissedDirect => "direct pread, misses",
+            Engine::MissedRing => "direct io_uring, misses",
         }
     }
 
@@ -54,8 +61,13 @@ impl Engine {
     pub(super) fn is_deep(self) -> bool {
         !matches!(
             self,
-            Engine::ReadAt | Engine::Pread | Engine::Mmap | Engine::Direct
+            Engine::ReadAt | Engine::Pread | Engine::Mmap | Engine::Direct | Engine::MissedDirect
         )
+    }
+
+    /// Whether it reads what a cache would have read, and to where.
+    pub(super) fn is_of_misses(self) -> bool {
+        matches!(self, Engine::MissedDirect | Engine::MissedRing)
     }
 }
 
@@ -89,9 +101,52 @@ impl Spec {
         self.frames * TIMES
     }
 
+    /// Buffers that each thread reads to.
+    pub(super) fn nr_buffers(&self) -> u32 {
+        match self.engine.is_of_misses() {
+            true => (self.frames / self.threads).max(self.depth),
+            false => self.depth,
+        }
+    }
+
+    /// What each thread reads: in its warm-up, and measured.
+    ///
+    /// # Errors
+    /// Of engines that read misses, why there is no cache that has some.
+    pub(super) fn reads(&self) -> Result<Vec<Reads>, RunError> {
+        match self.engine.is_of_misses() {
+            true => self.misses(),
+            false => Ok(self.requests()),
+        }
+    }
+
+    /// Requests that miss in a cache with the default policy: of all threads in turn.
+    fn misses(&self) -> Result<Vec<Reads>, RunError> {
+        let mut cache = CoreCache::try_new(CorePolicy::default(), self.frames)?;
+        let requests = self.requests();
+        let mut missed = vec![(Vec::new(), Vec::new()); requests.len()];
+        let parts: [(Part, PartMut); 2] = [
+            (|reads| &reads.0, |reads| &mut reads.0),
+            (|reads| &reads.1, |reads| &mut reads.1),
+        ];
+        for (of, to) in parts {
+            let most = requests.iter().map(|reads| of(reads).len()).max();
+            for at in 0..most.unwrap_or(0) {
+                for (reads, missed) in requests.iter().zip(&mut missed) {
+                    if let Some(&page) = of(reads).get(at)
+                        && cache.read(page)?
+                    {
+                        to(missed).push(page);
+                    }
+                }
+            }
+        }
+        Ok(missed)
+    }
+
     /// The requests of each thread: those of its warm-up, and those that are measured. The same
     /// for all engines.
-    pub(super) fn requests(&self) -> Vec<(Vec<u32>, Vec<u32>)> {
+    fn requests(&self) -> Vec<Reads> {
         let mut requests = Requests::new(self.distribution(), self.nr_pages(), SEED);
         let share = |nr: u32, thread: u32| {
             let up_to = |thread| u64::from(nr) * u64::from(thread) / u64::from(self.threads);
@@ -108,6 +163,12 @@ impl Spec {
         warm_up.into_iter().zip(take(self.requests)).collect()
     }
 }
+
+/// Pages that a thread reads: in its warm-up, and measured.
+pub(super) type Reads = (Vec<u32>, Vec<u32>);
+
+type Part = fn(&Reads) -> &Vec<u32>;
+type PartMut = fn(&mut Reads) -> &mut Vec<u32>;
 
 /// What one run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -151,6 +212,32 @@ mod tests {
         let warm_up: Vec<u32> = three.iter().flat_map(|thread| thread.0.clone()).collect();
         let measured: Vec<u32> = three.iter().flat_map(|thread| thread.1.clone()).collect();
         assert!((warm_up, measured) == *one);
+    }
+
+    #[test]
+    fn misses_are_what_a_cache_of_the_limit_would_read() {
+        let mut spec = Spec {
+            engine: Engine::MissedRing,
+            file: "data".into(),
+            is_stamped: true,
+            frames: 64,
+            pages: 2,
+            threads: 2,
+            depth: 8,
+            requests: 4000,
+            cgroup: None,
+        };
+        let missed = spec.reads().expect("a cache");
+        let all = spec.requests();
+        for (missed, all) in missed.iter().zip(&all) {
+            let mut left = all.1.iter();
+            assert!(missed.1.iter().all(|page| left.any(|other| other == page)));
+            let ratio = missed.1.len() as f64 / all.1.len() as f64;
+            assert!((0.05..0.5).contains(&ratio), "{ratio}");
+        }
+        assert_eq!(spec.nr_buffers(), 32);
+        spec.engine = Engine::DirectRing;
+        assert_eq!((spec.nr_buffers(), spec.reads().expect("all")), (8, all));
     }
 
     #[test]

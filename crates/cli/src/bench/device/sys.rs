@@ -22,6 +22,16 @@ impl Aligned {
     pub(in crate::bench) fn zeroed() -> Box<Aligned> {
         Box::new(Aligned([0; PAGE_BYTES]))
     }
+
+    /// The same in an order in which none is beside the one before.
+    pub(super) fn scattered<T>(in_order: Vec<T>) -> Vec<T> {
+        const STRIDE: usize = 61;
+        let mut rows: Vec<Vec<T>> = (0..STRIDE).map(|_| Vec::new()).collect();
+        for (at, one) in in_order.into_iter().enumerate() {
+            rows[at % STRIDE].push(one);
+        }
+        rows.into_iter().flatten().collect()
+    }
 }
 
 /// A file mapped for reading by all threads, without readahead.
@@ -78,6 +88,7 @@ pub(super) struct Ring {
     file: File,
     /// A buffer a read; the kernel writes to those in flight.
     buffers: Box<[UnsafeCell<Aligned>]>,
+    depth: usize,
     nr_in_flight: usize,
     /// The kernel holds file and buffers for the ring, by number.
     is_registered: bool,
@@ -87,13 +98,19 @@ pub(super) struct Ring {
 const BATCH: usize = 32;
 
 impl Ring {
-    /// For reads of `file`, which is open for direct reads.
-    pub(super) fn new(file: File, depth: u32, is_registered: bool) -> io::Result<Ring> {
-        let buffers = (0..depth).map(|_| UnsafeCell::new(Aligned([0; PAGE_BYTES])));
+    /// For reads of `file`, which is open for direct reads, into so many buffers in turn, at least
+    /// as many as the depth.
+    pub(super) fn new(
+        file: File,
+        (depth, nr_buffers): (u32, u32),
+        is_registered: bool,
+    ) -> io::Result<Ring> {
+        let buffers = (0..nr_buffers.max(depth)).map(|_| UnsafeCell::new(Aligned([0; PAGE_BYTES])));
         let ring = Ring {
             ring: IoUring::new(depth.next_power_of_two())?,
             file,
             buffers: buffers.collect(),
+            depth: usize::try_from(depth).expect("a depth is short"),
             nr_in_flight: 0,
             is_registered,
         };
@@ -118,21 +135,20 @@ impl Ring {
         pages: &[u32],
         mut done: impl FnMut(u32, &[u8; PAGE_BYTES], u64) -> io::Result<()>,
     ) -> io::Result<()> {
-        let batch = BATCH.min(self.buffers.len());
-        let mut free: VecDeque<usize> = (0..self.buffers.len()).collect();
+        let batch = BATCH.min(self.depth);
+        let mut free: VecDeque<usize> =
+            Aligned::scattered((0..self.buffers.len()).collect()).into();
         let mut asked: Vec<(u32, Instant)> = vec![(0, Instant::now()); self.buffers.len()];
         let mut left = pages.iter();
         loop {
-            while free.len() >= batch || left.len() == 0 {
-                let some = left.by_ref().take(batch);
-                let mut nr_pushed = 0;
-                for (&page, slot) in some.zip(free.drain(..batch.min(free.len()))) {
+            loop {
+                let nr_next = batch.min(left.len());
+                if nr_next == 0 || self.depth - self.nr_in_flight < nr_next {
+                    break;
+                }
+                for (slot, &page) in free.drain(..nr_next).zip(left.by_ref()) {
                     asked[slot] = (page, Instant::now());
                     self.push(page, slot)?;
-                    nr_pushed += 1;
-                }
-                if nr_pushed == 0 {
-                    break;
                 }
             }
             if self.nr_in_flight == 0 {
@@ -217,10 +233,11 @@ mod tests {
         let data = numbered(100);
         let file = OpenOptions::new().read(true).open(data.path());
         let pages: Vec<u32> = (0..997).map(|at| at * 37 % 100).collect();
-        for (depth, is_registered) in [(1, false), (7, false), (128, false), (128, true)] {
+        let rooms = [(1, 1), (7, 7), (7, 100), (128, 128), (128, 300)];
+        for (room, is_registered) in rooms.into_iter().zip([false, true].into_iter().cycle()) {
             let file = file.as_ref().expect("the file").try_clone();
             let file = file.expect("a descriptor");
-            let Ok(mut ring) = Ring::new(file, depth, is_registered) else {
+            let Ok(mut ring) = Ring::new(file, room, is_registered) else {
                 return println!("skipped: io_uring: the kernel has none for us");
             };
             let mut seen = vec![0; 100];
@@ -239,7 +256,7 @@ mod tests {
     fn a_ring_whose_reader_fails_waits_for_the_rest() {
         let data = numbered(64);
         let file = File::open(data.path()).expect("the file");
-        let Ok(mut ring) = Ring::new(file, 32, false) else {
+        let Ok(mut ring) = Ring::new(file, (32, 32), false) else {
             return println!("skipped: io_uring: the kernel has none for us");
         };
         let pages: Vec<u32> = (0..64).collect();
