@@ -227,8 +227,24 @@ impl Zones {
     pub fn take_whole(&self, frames: &FrameTable, (first, order): (Frame, Order), to: Mobility) {
         frames.set_block(first, order, Place::Out);
         frames.set_group(first, 0);
+        self.touch(frames, (first, order));
         if order.get() >= PAGEBLOCK_ORDER {
             self.set_mobility(frames, (first, order), to);
+        }
+    }
+
+    /// Says that the OS holds memory for a block in hand, which was free as whole pageblocks
+    /// perhaps. No lock where that is known.
+    fn touch(&self, frames: &FrameTable, (first, order): (Frame, Order)) {
+        let mut is_known = true;
+        for_pageblocks(first, order, |block| {
+            is_known &= pageblock::idle_since(frames, block).is_some();
+        });
+        if !is_known {
+            self.zone_of(frames, first).hold(|_, _| {
+                for_pageblocks(first, order, |block| pageblock::touch(frames, block));
+                0
+            });
         }
     }
 
@@ -329,5 +345,23 @@ mod tests {
         zones.put_pieces(&frames, &pieces);
         zones.audit(&frames).unwrap();
         assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES);
+    }
+
+    #[test]
+    fn a_pageblock_of_which_a_part_was_taken_has_memory() {
+        let whole = order_of(u32::from(PAGEBLOCK_ORDER));
+        for part in [Order::ZERO, whole] {
+            let (frames, zones) = bed(2 * PAGEBLOCK_PAGES);
+            let mut pieces = Pieces::of(Frame::FIRST, order_of(10));
+            zones.take_pieces(&frames, &mut pieces, false);
+            let first = pieces.take_first(part);
+            zones.take_whole(&frames, (first, part), Mobility::Movable);
+            zones.put_pieces(&frames, &pieces);
+            zones.free(&frames, CPU, first, part);
+            zones.drain(&frames);
+            let taken = [(); 2].map(|()| zones.take_region(&frames).unwrap());
+            assert_eq!(taken.map(|(_, has)| has), [false, true]);
+            assert_eq!(taken[1].0, first);
+        }
     }
 }

@@ -67,6 +67,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("evacuate"),
     },
     Mutant {
+        name: "a pageblock of which a part was taken in hand is taken for untouched",
+        file: "alloc/region.rs",
+        find: "        self.touch(frames, (first, order));\n",
+        replace: "",
+        tests: Tests::Unit("alloc::region"),
+    },
+    Mutant {
         name: "what caches hold is missing on a node",
         file: "alloc/node.rs",
         find: "zone.nr_missing(zone.nr_free(), false)",
