@@ -377,7 +377,7 @@ impl Buddy {
         self.list(Frame::new(at), order, kind, frames, End::Head);
     }
 
-    fn is_free(&self, frames: &FrameTable, first: u32, order: Order) -> bool {
+    pub(super) fn is_free(&self, frames: &FrameTable, first: u32, order: Order) -> bool {
         first >= self.start
             && self.end.saturating_sub(first) >= order.nr_pages()
             && frames.block(Frame::new(first)) == (order, Place::Zone)

@@ -110,7 +110,28 @@ impl Buddy {
                 nr_pages += order.nr_pages();
             }
         }
+        if nr_pages == 0 {
+            nr_pages = self.take_within(frames, pieces);
+        }
         nr_pages
+    }
+
+    /// Takes a block in hand that lies within a larger free one; returns its pages.
+    fn take_within(&mut self, frames: &FrameTable, pieces: &mut Pieces) -> u32 {
+        let (first, order) = (pieces.first(), pieces.order());
+        for have in order.index() + 1..NR_ORDERS {
+            let have = order_of(count(have));
+            let head = first.number() & !(have.nr_pages() - 1);
+            if self.is_free(frames, head, have) {
+                let head = Frame::new(head);
+                let kind = pageblock::mobility(frames, head);
+                self.unlist(head, have, kind, frames);
+                self.list_around(frames, (head, have), (first, order), kind);
+                pieces.add(first, order);
+                return order.nr_pages();
+            }
+        }
+        0
     }
 
     /// Takes a free pageblock, best one that the OS holds no memory for; says whether it does.
@@ -127,7 +148,8 @@ impl Buddy {
                     });
                     if let Some((block, first)) = found {
                         self.unlist(block, order, kind, frames);
-                        self.list_around(frames, (block, order), first, kind);
+                        let pageblock = (first, order_of(u32::from(PAGEBLOCK_ORDER)));
+                        self.list_around(frames, (block, order), pageblock, kind);
                         return Some((first, has_memory));
                     }
                 }
@@ -136,15 +158,15 @@ impl Buddy {
         None
     }
 
-    /// Lists what a block holds beside one of its pageblocks, in halves.
+    /// Lists what a block holds beside a smaller one in it, in halves.
     fn list_around(
         &mut self,
         frames: &FrameTable,
         (mut block, mut order): (Frame, Order),
-        first: Frame,
+        (first, least): (Frame, Order),
         kind: Mobility,
     ) {
-        while order.get() > PAGEBLOCK_ORDER {
+        while order > least {
             order = order_of(u32::from(order.get()) - 1);
             let upper = Frame::new(block.number() + order.nr_pages());
             let other = if first < upper { upper } else { block };
@@ -362,6 +384,21 @@ mod tests {
             let taken = [(); 2].map(|()| zones.take_region(&frames).unwrap());
             assert_eq!(taken.map(|(_, has)| has), [false, true]);
             assert_eq!(taken[1].0, first);
+        }
+    }
+
+    #[test]
+    fn a_block_is_taken_out_of_a_larger_free_one() {
+        for (first, part) in [(Frame::new(24), 3), (Frame::new(513), 0), (Frame::FIRST, 9)] {
+            let (frames, zones) = bed(2 * PAGEBLOCK_PAGES);
+            let mut pieces = Pieces::of(first, order_of(part));
+            zones.take_pieces(&frames, &mut pieces, false);
+            assert!(pieces.is_full() && pieces.first() == first);
+            zones.audit(&frames).unwrap();
+            assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES - (1 << part));
+            zones.put_pieces(&frames, &pieces);
+            zones.audit(&frames).unwrap();
+            assert_eq!(zones.nr_free(), 2 * PAGEBLOCK_PAGES);
         }
     }
 }

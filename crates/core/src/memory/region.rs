@@ -82,7 +82,11 @@ impl Memory {
         let mut pieces = Pieces::of(first, order);
         let (mut nr_moved, mut nr_evicted) = (0, 0);
         for round in 0..MAX_ROUNDS {
-            // Caches of other CPUs are emptied only where pages alone do not make it.
+            // Magazines, and caches of other CPUs, are emptied only where pages alone do not make
+            // it.
+            if round > 0 {
+                self.drain_magazines(|_| true);
+            }
             self.zones.take_pieces(&self.frames, &mut pieces, round > 0);
             if !pieces.is_full() && may_move {
                 nr_moved += self.move_pieces(here, &mut pieces);

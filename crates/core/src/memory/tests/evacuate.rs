@@ -3,6 +3,7 @@
 use super::region::{shared_by_two, usage};
 use super::*;
 use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Pieces, Request, Topology};
+use crate::frame::{Place, State};
 use crate::group::Limit;
 use crate::memory::evacuate::{Evacuated, UnderWay};
 use std::cell::{Cell, RefCell};
@@ -41,8 +42,14 @@ fn min_keeps_its_pages_and_low_gives_way_last() {
 
 /// Takes all frames that are free.
 fn take_free(memory: &Memory) -> Vec<Frame> {
-    let single = Request::new(Order::ZERO, Mobility::Movable);
     memory.drain();
+    take_cached(memory)
+}
+
+/// Takes all frames that are free, but those that wait in magazines.
+fn take_cached(memory: &Memory) -> Vec<Frame> {
+    let single = Request::new(Order::ZERO, Mobility::Movable);
+    memory.zones().drain(memory.frames());
     std::iter::from_fn(|| memory.zones().alloc(memory.frames(), CPU, &single).ok()).collect()
 }
 
@@ -266,5 +273,57 @@ fn who_is_refused_while_the_budget_is_lower_is_over_a_limit() {
     put_free(&memory, spare);
     bufs.into_iter()
         .for_each(|frame| memory.free_buf(CPU, frame));
+    memory.check();
+}
+
+/// A memory with blocks of working memory in magazines, and the pageblock that those are in.
+fn with_waiting() -> (Memory, u32, Frame) {
+    let (memory, group, _) = memory(1 << 14, Policy::Fifo);
+    let take = || memory.alloc_buf(CPU.into(), group, Order::ZERO).unwrap().0;
+    let bufs = [(); 4].map(|()| take());
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    assert!(memory.magazines.nr_pages(|_| true) > 0);
+    let waiting = bufs.into_iter().find(|&frame| waits(&memory, frame));
+    let first = waiting.unwrap().number() & !(REGION.nr_pages() - 1);
+    (memory, group, Frame::new(first))
+}
+
+fn waits(memory: &Memory, frame: Frame) -> bool {
+    memory.frames().block(frame).1 == Place::Magazine
+}
+
+#[test]
+fn a_block_that_waits_in_a_magazine_is_there_for_whoever_wants_it_emptied() {
+    let (memory, _, _) = with_waiting();
+    let spare = take_cached(&memory);
+    // Nothing else is free, and no page can go.
+    let request = Request::new(Order::ZERO, Mobility::Unmovable);
+    let root = memory.groups().root();
+    let single = memory.evacuate_unmovable(CPU.into(), &request, root);
+    let single = single.expect("nobody has the blocks that wait");
+    put_free(&memory, spare);
+    put_free(&memory, std::vec![single]);
+    memory.check();
+}
+
+#[test]
+fn no_page_goes_in_vain_beside_a_block_that_waits_in_a_magazine() {
+    let (memory, group, first) = with_waiting();
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    let is_near = |frame: &Frame| frame.number() / REGION.nr_pages() == first.number() / 512;
+    // Pages come to where the blocks are: nothing is free elsewhere.
+    let (near, far): (Vec<Frame>, Vec<Frame>) = take_cached(&memory).into_iter().partition(is_near);
+    put_free(&memory, near);
+    (0..100).for_each(|page| assert!(touch(&memory, group, key(file, page))));
+    put_free(&memory, far);
+    let frames = (0..REGION.nr_pages()).map(|at| Frame::new(first.number() + at));
+    let is_live = |frame: &Frame| memory.frames().word(*frame).state() == State::Live;
+    assert!(frames.clone().filter(is_live).count() == 100);
+    assert!(frames.clone().any(|frame| waits(&memory, frame)));
+    let captured = memory.capture(CPU.into(), (first, REGION), false);
+    assert_eq!(captured.as_ref().err(), None, "pages gone in vain");
+    let pieces = captured.unwrap().pieces;
+    memory.zones().put_pieces(memory.frames(), &pieces);
     memory.check();
 }

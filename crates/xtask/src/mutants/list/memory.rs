@@ -233,6 +233,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("longterm"),
     },
     Mutant {
+        name: "blocks that wait in magazines are in the way of one that is emptied",
+        file: "memory/region.rs",
+        find: "                self.drain_magazines(|_| true);\n",
+        replace: "",
+        tests: Tests::Unit("waits_in_a_magazine"),
+    },
+    Mutant {
         name: "pages of a block are evicted though there are free frames",
         file: "memory/region.rs",
         find: "if !pieces.is_full() && may_move {",
