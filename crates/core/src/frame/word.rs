@@ -225,10 +225,10 @@ impl Word {
         (self.pins() < MAX_PINS).then_some(Word(self.0 + 1))
     }
 
-    /// With one pin more for a claim, of which there are fewer than the field has room above
-    /// [`MAX_PINS`].
+    /// With one pin more for a claim, or for whoever takes the page out of its file: of these there
+    /// are fewer than the field has room above [`MAX_PINS`].
     #[must_use]
-    pub(crate) const fn with_claim_as_pin(self) -> Word {
+    pub(crate) const fn with_own_pin(self) -> Word {
         Word(self.0 + 1)
     }
 
@@ -237,7 +237,7 @@ impl Word {
     #[must_use]
     pub(crate) fn ending_claims(self) -> Option<Word> {
         let is_meant = self.state() == State::Live && self.has(flag::CONTENDED);
-        is_meant.then(|| self.without(flag::CONTENDED).with_claim_as_pin())
+        is_meant.then(|| self.without(flag::CONTENDED).with_own_pin())
     }
 
     /// With one pin less.

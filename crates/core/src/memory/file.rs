@@ -4,7 +4,7 @@ use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
 use crate::page_cache;
-use crate::sync::NoMetadata;
+use crate::sync::{NoMetadata, yield_now};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// What became of a page that is to be dropped.
@@ -70,7 +70,8 @@ impl Memory {
             // It may have been evicted meanwhile, and hold another file's page.
             let key = key.filter(|key| key.mapping() == number);
             if !key.is_some_and(|key| self.truncate(cpu, (frame, key, seen), &mut effects)) {
-                core::hint::spin_loop();
+                // Who evicts it may be preempted.
+                yield_now();
             }
             run(&mut effects);
         }
@@ -140,9 +141,11 @@ impl Memory {
         (frame, key, seen): (Frame, PageKey, Word),
         effects: &mut Effects,
     ) -> bool {
-        let pinned = seen.pinned().filter(|_| seen.state() == State::Live);
-        let Some(pinned) = pinned else { return false };
-        let detached = pinned.with_state(State::Detached).next_version();
+        if seen.state() != State::Live {
+            return false;
+        }
+        let detached = seen.with_own_pin().with_state(State::Detached);
+        let detached = detached.next_version();
         let detached = detached.without(flag::DIRTY | flag::CONTENDED);
         self.left_pins.add(seen.pins());
         if self.frames.replace(frame, seen, detached).is_err() {

@@ -271,7 +271,7 @@ impl Claims {
                 continue;
             }
             // The pin first: the holder may drop it at once.
-            let pin = frames.update(frame, |word| Some(word.with_claim_as_pin()));
+            let pin = frames.update(frame, |word| Some(word.with_own_pin()));
             let before = pin.expect("an update without a condition");
             if before.state() == State::Detached {
                 count(true);

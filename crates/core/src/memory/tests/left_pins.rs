@@ -1,6 +1,8 @@
 //! Pins on pages that left their files, and who is the last to need the memory.
 
 use super::*;
+use crate::frame::MAX_PINS;
+use crate::memory::Discard;
 use crate::page_cache::Latched;
 use std::cell::Cell;
 
@@ -140,6 +142,26 @@ fn a_memory_that_is_abandoned_during_a_move_ends_with_it() {
     assert_eq!(goes.nr_told.get(), 1);
     let pieces = &captured.pieces;
     memory.zones().put_pieces(memory.frames(), pieces);
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
+}
+
+#[test]
+fn a_page_with_as_many_pins_as_there_may_be_leaves_its_file() {
+    let (memory, group, file) = memory(4, Policy::Fifo);
+    let pages = [1, 2].map(|page| key(file, page));
+    let frames = pages.map(|page| pinned(&memory, group, page));
+    for frame in frames {
+        (1..MAX_PINS).for_each(|_| assert!(memory.pin_again(frame)));
+        assert!(!memory.pin_again(frame));
+    }
+    let discarded = memory.discard_page(CPU, pages[0], &mut Effects::new());
+    assert_eq!(discarded, Discard::Gone);
+    memory.close_mapping(CPU, file, &mut |_| ());
+    memory.check();
+    for frame in frames {
+        (0..MAX_PINS).for_each(|_| assert!(!unpin(&memory, frame)));
+    }
     assert_eq!(memory.stats().nr_used, 0);
     memory.check();
 }
