@@ -5,6 +5,8 @@
 mod longterm;
 #[path = "shuttle/reserve.rs"]
 mod reserve;
+#[path = "shuttle/short.rs"]
+mod short;
 
 use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;

@@ -19,6 +19,8 @@ const MAX_BLOCK_ROUNDS: u32 = 16;
 /// Times that a request lets others run who have frames in hand, before that counts as a round that
 /// came to nothing.
 const MAX_YIELDS: u32 = 1 << 12;
+/// The same, where nobody empties a block.
+pub(super) const MAX_YIELDS_FOR_A_FRAME: u32 = MAX_YIELDS >> 4;
 
 /// A free block on its way to the OS. Whoever holds it is the only one who may touch its bytes.
 #[derive(Debug)]
@@ -223,7 +225,7 @@ impl Memory {
                 let is_in_hand = order == Order::ZERO && is_anywhere && over.is_none();
                 let most = match self.evacuation.is_under_way() {
                     true => MAX_YIELDS,
-                    false if is_in_hand => MAX_YIELDS >> 4,
+                    false if is_in_hand => MAX_YIELDS_FOR_A_FRAME,
                     false => 0,
                 };
                 if yields < most {
@@ -405,7 +407,11 @@ impl Memory {
                 };
                 let round = self.reclaim_round(here, group, reach, nr_pages);
                 is_unwritten = round.is_unwritten;
-                retries += u32::from(round.nr_freed == 0);
+                if round.nr_freed == 0 {
+                    retries += 1;
+                    // Others may have in hand what is charged ahead, and give it back.
+                    yield_now();
+                }
             }
             charged = self.charge_again(here.cpu, group, amount);
         }

@@ -4,10 +4,11 @@
 //! Its pages are charged to the root when the memory is built, and stay charged: what is taken from
 //! it is charged to nobody else, and comes back to it. As for every charge, a frame is there.
 
-use super::{AllocError, Here, MAX_RETRIES, Memory};
+use super::alloc::MAX_YIELDS_FOR_A_FRAME;
+use super::{AllocError, Here, Memory};
 use crate::alloc::{Mobility, Request};
 use crate::frame::{State, flag};
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering, yield_now};
 use crate::units::{Cpu, Frame, Order};
 
 /// What is left of the reserve.
@@ -54,7 +55,7 @@ impl Memory {
             return Err(AllocError::OverLimit { group: root });
         }
         let request = Request::new(order, Mobility::Unmovable);
-        for _ in 0..=MAX_RETRIES {
+        for _ in 0..=MAX_YIELDS_FOR_A_FRAME {
             let (taken, nr_drained) = self.take_frames(here, root, &request, false);
             if let Some(frame) = taken {
                 // Of no group: whoever has the frame next finds bytes that are not its own.
@@ -65,9 +66,12 @@ impl Memory {
                 });
                 return Ok((frame, false));
             }
-            // What other CPUs free meanwhile is drained the next time.
-            if nr_drained == 0 && order != Order::ZERO {
-                break;
+            // What other CPUs free meanwhile is drained the next time. A single page is there: if
+            // none is free, others have it in hand.
+            match nr_drained {
+                0 if order == Order::ZERO => yield_now(),
+                0 => break,
+                _ => {}
             }
         }
         self.write_reserve.put(order.nr_pages());

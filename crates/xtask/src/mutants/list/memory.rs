@@ -219,6 +219,28 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("evacuate"),
     },
     Mutant {
+        name: "a charge is refused while others have the stocks in hand",
+        file: "memory/alloc.rs",
+        find: "                    yield_now();\n                }\n            }\n            \
+               charged",
+        replace: "                }\n            }\n            charged",
+        tests: Tests::Shuttle,
+    },
+    Mutant {
+        name: "the reserve of writes gives up while others have its frame in hand",
+        file: "memory/write_reserve.rs",
+        find: "0 if order == Order::ZERO => yield_now(),",
+        replace: "0 if order == Order::ZERO => {}",
+        tests: Tests::Shuttle,
+    },
+    Mutant {
+        name: "who closes a file does not let those run who evict its pages",
+        file: "memory/file.rs",
+        find: "                yield_now();\n",
+        replace: "",
+        tests: Tests::Shuttle,
+    },
+    Mutant {
         name: "a page that moved is still on its old frame's list",
         file: "memory/migrate.rs",
         find: "lists.remove(&self.frames, old);",
