@@ -27,7 +27,8 @@ pub trait Platform: Debug {
     /// By default there are no bytes.
     fn copy(&self, _io: &mut Io) {}
 
-    /// Wakes all who wait for a frame. By default nobody does.
+    /// Wakes all who wait for a frame, which may unwind, but not while the thread unwinds already.
+    /// By default nobody waits.
     fn wake(&self, _frame: Frame) {}
 
     /// What [`Effect::LastPin`] says. By default no memory is abandoned.
@@ -119,17 +120,33 @@ impl<'a> Here<'a> {
 }
 
 impl Here<'_> {
-    /// Has all woken who are named: effects of a call that asks for nothing else.
+    /// Has all woken who are named, also where waking one of them unwinds: effects of a call that
+    /// asks for nothing else.
     pub(super) fn wake_all(self, effects: &mut Effects) {
-        while let Some(effect) = effects.pop() {
-            match effect {
-                Effect::Wake(frame) => self.platform.wake(frame),
-                Effect::LastPin => self.platform.last_pin(),
-                Effect::Read(_) | Effect::Copy(_) => {
-                    unreachable!("only an operation's step asks for these")
-                }
+        let Some(effect) = effects.pop() else { return };
+        let _others = Others {
+            here: self,
+            effects,
+        };
+        match effect {
+            Effect::Wake(frame) => self.platform.wake(frame),
+            Effect::LastPin => self.platform.last_pin(),
+            Effect::Read(_) | Effect::Copy(_) => {
+                unreachable!("only an operation's step asks for these")
             }
         }
+    }
+}
+
+/// Those who are woken next, when this is dropped.
+struct Others<'a> {
+    here: Here<'a>,
+    effects: &'a mut Effects,
+}
+
+impl Drop for Others<'_> {
+    fn drop(&mut self) {
+        self.here.wake_all(self.effects);
     }
 }
 

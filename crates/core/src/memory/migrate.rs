@@ -121,10 +121,10 @@ impl Memory {
         let was_ours = self.frames.group(new) == group;
         self.frames.set_group(new, group);
         let Some(mut io) = self.exchange((old, new), was_ours, 1) else {
-            self.leave(here, old);
             self.make_bare(new);
             self.frames.set_group(new, 0);
             self.zones.free(&self.frames, here.cpu, new, order);
+            self.leave(here, old);
             return Moved::InUse;
         };
         let pinned = self.frames.update(old, Word::pinned);
@@ -132,14 +132,19 @@ impl Memory {
         here.platform.copy(&mut io);
         let mut effects = Effects::new();
         self.complete(here.cpu, io, Ok(()), &mut effects);
-        here.wake_all(&mut effects);
-        // The caller may have no handle: whoever closes the file waits for the copy, and not for
-        // the end of this. So the pin that goes last is one whose drop says that it was the last.
-        self.leave(here, new);
         // On no list, with the last pin: nobody else frees it. The charge went with the page.
         self.frames.unpin(old);
         self.make_bare(old);
         pieces.add(old, order);
+        // The caller may have no handle: whoever closes the file waits for the copy, and not for
+        // the end of this. So the pin that goes last is one whose drop says that it was the last.
+        let _left_last = Pinned {
+            memory: self,
+            here,
+            frame: new,
+        };
+        // Foreign code, which may unwind: `capture` gives back what is in hand then.
+        here.wake_all(&mut effects);
         Moved::Page(order.nr_pages())
     }
 
@@ -167,6 +172,19 @@ impl Memory {
         let mut effects = Effects::new();
         self.unpin(here.cpu, frame, &mut effects);
         here.wake_all(&mut effects);
+    }
+}
+
+/// A page that has moved, with the caller's pin until this is dropped.
+struct Pinned<'a> {
+    memory: &'a Memory,
+    here: Here<'a>,
+    frame: Frame,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.memory.leave(self.here, self.frame);
     }
 }
 

@@ -27,6 +27,20 @@ pub(super) struct Captured {
     pub(super) nr_evicted: u32,
 }
 
+/// Frames in hand while others are woken, who are code of the program and may unwind: they go back
+/// when this is dropped.
+struct InHand<'a> {
+    memory: &'a Memory,
+    pieces: Pieces,
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        let memory = self.memory;
+        memory.zones.put_pieces(&memory.frames, &self.pieces);
+    }
+}
+
 impl Memory {
     /// Empties a pageblock of pages of the groups in `subtree`: that of the coldest page of the
     /// group whose turn it is, else the next one with nothing in it that has to stay.
@@ -79,7 +93,11 @@ impl Memory {
         (first, order): (Frame, Order),
         may_move: bool,
     ) -> Result<Captured, u32> {
-        let mut pieces = Pieces::of(first, order);
+        let mut in_hand = InHand {
+            memory: self,
+            pieces: Pieces::of(first, order),
+        };
+        let pieces = &mut in_hand.pieces;
         let (mut nr_moved, mut nr_evicted) = (0, 0);
         for round in 0..MAX_ROUNDS {
             // Magazines, and caches of other CPUs, are emptied only where pages alone do not make
@@ -87,18 +105,18 @@ impl Memory {
             if round > 0 {
                 self.drain_magazines(|_| true);
             }
-            self.zones.take_pieces(&self.frames, &mut pieces, round > 0);
+            self.zones.take_pieces(&self.frames, pieces, round > 0);
             if !pieces.is_full() && may_move {
-                nr_moved += self.move_pieces(here, &mut pieces);
+                nr_moved += self.move_pieces(here, pieces);
             }
             if !pieces.is_full() {
-                nr_evicted += self.evict_pieces(here, &mut pieces);
+                nr_evicted += self.evict_pieces(here, pieces);
             }
             if pieces.is_full() {
+                let pieces = core::mem::replace(pieces, Pieces::of(first, order));
                 return Ok(Captured { pieces, nr_evicted });
             }
         }
-        self.zones.put_pieces(&self.frames, &pieces);
         Err(nr_evicted + nr_moved)
     }
 

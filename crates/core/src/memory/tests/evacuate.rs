@@ -6,7 +6,9 @@ use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Pieces, Request, Topology};
 use crate::frame::{Place, State};
 use crate::group::Limit;
 use crate::memory::evacuate::{Evacuated, UnderWay};
+use std::boxed::Box;
 use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
     Some(order) => order,
@@ -326,4 +328,68 @@ fn no_page_goes_in_vain_beside_a_block_that_waits_in_a_magazine() {
     let pieces = captured.unwrap().pieces;
     memory.zones().put_pieces(memory.frames(), &pieces);
     memory.check();
+}
+
+/// Whoever is woken unwinds, after so many who did not.
+#[derive(Debug)]
+struct Unwinding(Cell<u32>);
+
+impl Platform for Unwinding {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn wake(&self, _frame: Frame) {
+        match self.0.get().checked_sub(1) {
+            Some(left) => self.0.set(left),
+            None if std::thread::panicking() => {}
+            None => resume_unwind(Box::new("who is woken")),
+        }
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn who_is_woken_and_unwinds_keeps_nothing_of_a_block_that_is_emptied() {
+    for nr_woken in [0, 1, 40] {
+        let (memory, group, file) = memory(2048, Policy::Fifo);
+        (0..1500).for_each(|page| assert!(touch(&memory, group, key(file, page))));
+        for page in (0..1500).step_by(2) {
+            let gone = memory.discard_page(CPU, key(file, page), &mut Effects::new());
+            assert!(matches!(gone, Discard::Gone), "{gone:?}");
+        }
+        let nr_free = || {
+            let free = take_free(&memory);
+            let nr_free = free.len();
+            put_free(&memory, free);
+            nr_free
+        };
+        let before = nr_free();
+        let platform = Unwinding(Cell::new(nr_woken));
+        let (here, block) = (Here::new(CPU, &platform), (Frame::new(512), REGION));
+        let captured = catch_unwind(AssertUnwindSafe(|| memory.capture(here, block, true)));
+        assert!(captured.is_err(), "nobody was woken");
+        assert_eq!(nr_free(), before);
+        memory.check();
+        // The pages are there, nobody holds them, and the block can be had after all.
+        let pages = (1..1500).step_by(2);
+        assert!(
+            !pages
+                .clone()
+                .any(|page| touch(&memory, group, key(file, page)))
+        );
+        let captured = memory.capture(CPU.into(), block, true).unwrap();
+        memory.zones().put_pieces(memory.frames(), &captured.pieces);
+        assert!(
+            !pages
+                .clone()
+                .any(|page| touch(&memory, group, key(file, page)))
+        );
+        memory.check();
+    }
 }

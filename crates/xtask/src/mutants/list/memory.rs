@@ -186,8 +186,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "frames in hand are lost where a pageblock cannot be emptied",
         file: "memory/region.rs",
-        find: "self.zones.put_pieces(&self.frames, &pieces);",
-        replace: "drop(pieces);",
+        find: "memory.zones.put_pieces(&memory.frames, &self.pieces);",
+        replace: "let _ = memory;",
         tests: Tests::Shuttle,
     },
     Mutant {
@@ -472,5 +472,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "mapping.list_all(&self.frames, listed());",
         replace: "",
         tests: Tests::Unit("begin"),
+    },
+    Mutant {
+        name: "who is woken and unwinds keeps a block that is emptied",
+        file: "memory/region.rs",
+        find: "        memory.zones.put_pieces(&memory.frames, &self.pieces);",
+        replace: "        let _ = memory;",
+        tests: Tests::Unit("who_is_woken_and_unwinds"),
     },
 ];
