@@ -1,8 +1,8 @@
 //! Reads that go on while nobody waits for them: a ring that all share, and who reaps it.
 
-use super::Counts;
 use super::run::{self, Next, Run};
 use super::uring::Ring;
+use super::{Counts, note_lost};
 use crate::shared::locked;
 use crate::worker::keep_off;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -27,6 +27,8 @@ struct State {
     event: OwnedFd,
     is_over: AtomicBool,
     counts: Arc<Counts>,
+    /// The engine's: the kernel allows no ring any more.
+    is_lost: Arc<AtomicBool>,
 }
 
 /// The shared ring, with the thread that reaps it where there is one.
@@ -38,6 +40,7 @@ pub(crate) struct Background {
 impl State {
     /// Hands over as much as there is room for. Runs that a broken ring leaves come back.
     fn hand_over(&self, queue: &mut Queue, over: &mut Vec<Run>) {
+        self.renew(queue);
         while queue.ring.has_room()
             && let Some(run) = queue.waiting.pop_front()
         {
@@ -48,8 +51,21 @@ impl State {
         queue.ring.enter(0);
         self.counts.add_enters(&mut queue.ring);
         if queue.ring.is_broken() {
+            note_lost(&self.is_lost, &queue.ring);
             over.extend(queue.ring.take_back());
             over.extend(queue.waiting.drain(..));
+        }
+    }
+
+    /// Takes another ring for one that was given up because the kernel had no memory.
+    fn renew(&self, queue: &mut Queue) {
+        let ring = &mut queue.ring;
+        let is_spent = ring.is_broken() && !ring.is_refused() && ring.nr_in_flight() == 0;
+        if is_spent
+            && let Ok(new) = ring.another()
+            && new.signal(self.event.as_fd()).is_ok()
+        {
+            *ring = new;
         }
     }
 
@@ -121,7 +137,7 @@ impl Background {
     /// What the OS says.
     pub(crate) fn start(
         ring: Ring,
-        counts: Arc<Counts>,
+        (counts, is_lost): (Arc<Counts>, Arc<AtomicBool>),
         keeps_off: Option<&[u32]>,
     ) -> io::Result<Background> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -135,6 +151,7 @@ impl Background {
             event,
             is_over: AtomicBool::new(false),
             counts,
+            is_lost,
         });
         let mut reaper = None;
         if let Some(isolated) = keeps_off {
@@ -186,5 +203,13 @@ impl Background {
             // If it panicked, it said so itself.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+impl Background {
+    /// The next system calls for its ring come to these, the last one first.
+    pub(super) fn fake(&self, faked: Vec<super::uring::Faked>) {
+        locked(&self.state.queue).ring.faked = faked;
     }
 }

@@ -29,6 +29,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use uring::{DEPTH, Ring};
 
+/// Why there is no ring any more.
+const LOST: &str = "io_uring_enter was refused";
+
 /// What carries out reads of many pages of a file, and writes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -137,8 +140,8 @@ pub(crate) struct Engine {
     rings: Mutex<Rings>,
     /// Why io_uring is not used, once somebody asked.
     refused: OnceLock<Option<String>>,
-    /// A ring was taken away while it was used.
-    is_lost: AtomicBool,
+    /// The kernel allows no ring any more.
+    is_lost: Arc<AtomicBool>,
     /// Made at the first read in the background; `None` where there is no ring for it.
     background: OnceLock<Option<Background>>,
     pool: Pool,
@@ -185,7 +188,7 @@ impl Engine {
             max_rings: max_rings.max(1),
             rings: Mutex::default(),
             refused: OnceLock::new(),
-            is_lost: AtomicBool::new(false),
+            is_lost: Arc::default(),
             background: OnceLock::new(),
             counts: Arc::default(),
             nr_flights: AtomicU32::new(0),
@@ -211,7 +214,7 @@ impl Engine {
             },
         });
         let is_lost = self.is_lost.load(Ordering::Relaxed);
-        let lost = is_lost.then(|| "io_uring_enter was refused".to_owned());
+        let lost = is_lost.then(|| LOST.to_owned());
         let reason = refused.clone().or(lost);
         let engine = match reason {
             None => IoEngine::IoUring,
@@ -307,9 +310,9 @@ impl Engine {
         }
         let background = self.background.get_or_init(|| {
             let ring = Ring::new(&self.registry).ok()?;
-            let counts = Arc::clone(&self.counts);
+            let told = (Arc::clone(&self.counts), Arc::clone(&self.is_lost));
             let thread = self.has_threads.then_some(self.isolated.as_slice());
-            Background::start(ring, counts, thread).ok()
+            Background::start(ring, told, thread).ok()
         });
         background.as_ref()
     }
@@ -374,10 +377,11 @@ struct Lease<'a> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        let is_broken = self.ring.as_ref().is_some_and(Ring::is_broken);
-        self.engine.is_lost.fetch_or(is_broken, Ordering::Relaxed);
+        if let Some(ring) = &self.ring {
+            note_lost(&self.engine.is_lost, ring);
+        }
         // One with reads under way goes here: it waits for them.
-        let is_whole = |ring: &Ring| ring.nr_in_flight() == 0 && !is_broken;
+        let is_whole = |ring: &Ring| ring.nr_in_flight() == 0 && !ring.is_broken();
         let ring = self.ring.take().filter(is_whole);
         let mut rings = locked(&self.engine.rings);
         match ring {
@@ -416,6 +420,13 @@ impl Lease<'_> {
         }
         // Of a broken ring.
         run::read_each(left);
+    }
+}
+
+/// Notes where the kernel does not allow a ring any more: it will allow no other.
+fn note_lost(is_lost: &AtomicBool, ring: &Ring) {
+    if ring.is_refused() && !is_lost.swap(true, Ordering::Relaxed) {
+        trace::no_ring(LOST);
     }
 }
 

@@ -6,8 +6,8 @@ mod writes;
 pub(crate) use writes::{Piece, UnderWay};
 
 use super::registered::{Registry, RingTables};
-use super::run::{Few, Next, Run};
-use io_uring::{IoUring, Probe, opcode, squeue, types};
+use super::run::{self, Few, Next, Run};
+use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -15,6 +15,9 @@ use std::sync::Arc;
 
 /// Reads that one ring has under way at most.
 pub(crate) const DEPTH: usize = 128;
+/// Calls in a row for which the kernel has no memory, while nothing is under way that could give it
+/// some back, before a ring is given up: the kernel has looked for memory itself each time.
+const MAX_REFUSALS: u32 = 16;
 
 /// A run that the kernel reads, and the list of its buffers.
 struct Slot {
@@ -34,8 +37,15 @@ pub(crate) struct Ring {
     free: Vec<usize>,
     /// Slots that the kernel has not taken yet, oldest first.
     queued: Vec<usize>,
-    /// A system call failed for good: no more are made.
+    /// No more system calls are made: what it has not seen of what is queued it never will.
     is_broken: bool,
+    /// Because the kernel does not allow them any more.
+    is_refused: bool,
+    /// Calls in a row for which the kernel had no memory.
+    nr_refusals: u32,
+    /// What the next system calls come to, the last one first.
+    #[cfg(test)]
+    pub(super) faked: Vec<Faked>,
     nr_enters: u64,
     nr_fixed: u64,
     /// The kernel reads and writes one buffer without a list of buffers: from 5.6 on.
@@ -57,20 +67,27 @@ impl Drop for Ring {
             self.slots.drain(..).for_each(std::mem::forget);
             return;
         }
-        // What the kernel has not seen of a broken one fails.
-        drop(self.take_back());
-        while self.nr_in_flight() > 0 {
+        let mut over = Vec::new();
+        loop {
+            // What the kernel has not seen of a broken one fails.
+            over.extend(self.take_back());
+            if self.nr_in_flight() == 0 {
+                break;
+            }
             self.enter(1);
             self.reap(|mut run, result| {
                 // Whatever is left of it is read here.
                 if run.landed(result) == Next::Again {
                     run.read_now();
                 }
+                over.push(run);
             });
         }
         self.registered.delist(&self.ring);
         // SAFETY: it is not used again; no read is under way (the loop above).
         unsafe { ManuallyDrop::drop(&mut self.ring) };
+        // Who is woken is foreign code, which may unwind: the kernel has nothing by now.
+        run::end(&mut over);
     }
 }
 
@@ -90,11 +107,23 @@ impl Ring {
             free: (0..DEPTH).rev().collect(),
             queued: Vec::with_capacity(DEPTH),
             is_broken: false,
+            is_refused: false,
+            nr_refusals: 0,
+            #[cfg(test)]
+            faked: Vec::new(),
             nr_enters: 0,
             nr_fixed: 0,
             has_plain,
             registered,
         })
+    }
+
+    /// Makes another one of the same memory.
+    ///
+    /// # Errors
+    /// As [`Ring::new`].
+    pub(crate) fn another(&self) -> io::Result<Ring> {
+        Ring::new(&self.registered.registry)
     }
 
     /// Makes a descriptor readable whenever a read lands.
@@ -110,9 +139,14 @@ impl Ring {
         !self.free.is_empty() && !self.is_broken
     }
 
-    /// Whether the kernel refused it for good.
+    /// Whether it is not to be used any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
+    }
+
+    /// Whether the kernel does not allow it any more, nor any other.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
     }
 
     /// Reads that have not landed.
@@ -171,37 +205,90 @@ impl Ring {
     }
 
     /// Hands over what was queued, and waits until `want` reads have landed: one system call, more
-    /// where it is interrupted. Where the kernel refuses for good, the ring is broken.
+    /// where the kernel does not take all. Some may stay queued as long as others are under way:
+    /// until they land. Where the kernel refuses for good, or has no memory for the only ones, the
+    /// ring is broken.
     pub(crate) fn enter(&mut self, want: usize) {
         let want = want.min(self.nr_in_flight());
         if want == 0 && self.queued.is_empty() {
             return;
         }
         while !self.is_broken {
-            self.nr_enters += 1;
-            match self.ring.submit_and_wait(want) {
-                Ok(nr_taken) => {
-                    let nr_taken = nr_taken.min(self.queued.len());
-                    self.queued.drain(..nr_taken);
+            let nr_taken = self.nr_in_flight() - self.queued.len();
+            match self.call(want) {
+                Ok(nr_more) => {
+                    let nr_more = nr_more.min(self.queued.len());
+                    self.queued.drain(..nr_more);
                     if self.queued.is_empty() {
                         return;
                     }
                 }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    // No memory for requests, or too many that have landed.
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
-                        std::thread::yield_now();
-                        if !self.ring.completion().is_empty() {
-                            return;
-                        }
+                Err(NoMemory) if nr_taken == 0 => self.count_refusal(),
+                Err(NoMemory) => {
+                    if want > 0 {
+                        self.await_landed(1);
                     }
-                    _ => self.is_broken = true,
-                },
+                    return;
+                }
             }
         }
         // What is under way lands without us.
         std::thread::yield_now();
+    }
+
+    /// Hands over what was queued, and waits until `want` have landed. Returns how many it took: 0,
+    /// too, where a signal came first, or the ring is broken from now on.
+    ///
+    /// # Errors
+    /// The kernel has no memory for any, or too many have landed: once more of those have that it
+    /// took before, it is to be asked again.
+    fn call(&mut self, want: usize) -> Result<usize, NoMemory> {
+        self.nr_enters += 1;
+        match self.submit_and_wait(want) {
+            Ok(nr_taken) => {
+                self.nr_refusals = 0;
+                Ok(nr_taken)
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(0),
+                Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => Err(NoMemory),
+                _ => {
+                    (self.is_broken, self.is_refused) = (true, true);
+                    Ok(0)
+                }
+            },
+        }
+    }
+
+    fn submit_and_wait(&mut self, want: usize) -> io::Result<usize> {
+        #[cfg(test)]
+        if let Some(faked) = self.faked.pop() {
+            return faked.call(&self.ring);
+        }
+        self.ring.submit_and_wait(want)
+    }
+
+    /// The kernel had no memory though nothing is under way: some times in a row it may have some
+    /// the next time.
+    fn count_refusal(&mut self) {
+        self.nr_refusals += 1;
+        self.is_broken |= self.nr_refusals >= MAX_REFUSALS;
+        std::thread::yield_now();
+    }
+
+    /// Waits until so many have landed that were not reaped, of those that the kernel took: one
+    /// system call, which a signal may end.
+    fn await_landed(&mut self, nr_landed: usize) {
+        let nr_landed = u32::try_from(nr_landed).expect("a ring is small");
+        self.nr_enters += 1;
+        let flags = EnterFlags::GETEVENTS.bits();
+        let submitter = self.ring.submitter();
+        // SAFETY: it hands nothing over, so that the kernel looks at no entry.
+        let waited = unsafe { submitter.enter::<libc::sigset_t>(0, nr_landed, flags, None) };
+        if waited.is_err() {
+            // They land without us.
+            std::thread::yield_now();
+        }
     }
 
     /// Runs that the kernel has not seen, of a broken ring: it never will.
@@ -234,6 +321,30 @@ impl Ring {
             let run = self.take(at).zip(result);
             let (run, result) = run.expect("each read lands once");
             landed(run, result);
+        }
+    }
+}
+
+/// The kernel has no memory for requests.
+struct NoMemory;
+
+/// What a system call comes to instead.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Faked {
+    /// It fails with this number.
+    Error(i32),
+    /// So many are taken, and none is waited for.
+    Takes(u32),
+}
+
+#[cfg(test)]
+impl Faked {
+    fn call(self, ring: &IoUring) -> io::Result<usize> {
+        match self {
+            Faked::Error(number) => Err(io::Error::from_raw_os_error(number)),
+            // SAFETY: as `submit_and_wait`, which hands over these and more.
+            Faked::Takes(nr) => unsafe { ring.submitter().enter::<libc::sigset_t>(nr, 0, 0, None) },
         }
     }
 }
@@ -351,3 +462,6 @@ pub(super) fn update(ring: RawFd, number: u32, entry: Entry) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Writes of one file that get under way together, on a ring that their caller has for itself.
 #![allow(unsafe_code)]
 
-use super::{DEPTH, Ring};
+use super::{DEPTH, NoMemory, Ring};
 use crate::io::{Engine, Lease};
 use crate::shared::locked;
 use crate::store::DirectFile;
@@ -179,22 +179,24 @@ impl<'a> UnderWay<'a> {
         }
     }
 
-    /// Hands over what is queued, and waits until `want` writes are over.
+    /// Hands over what is queued, and waits until `want` writes are over. Where the kernel has no
+    /// memory for any, one more of those that are under way.
     fn enter(&mut self, want: usize) {
+        let nr_taken = self.nr_taken;
         let ring = self.ring();
-        ring.nr_enters += 1;
-        match ring.ring.submit_and_wait(want) {
-            Ok(nr_taken) => {
-                let nr_taken = nr_taken.min(self.nr_queued);
-                self.nr_queued -= nr_taken;
-                self.nr_taken += nr_taken;
+        match ring.call(want) {
+            Ok(nr_more) => {
+                let nr_more = nr_more.min(self.nr_queued);
+                self.nr_queued -= nr_more;
+                self.nr_taken += nr_more;
             }
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                // No memory for requests, or too many that have landed.
-                Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => std::thread::yield_now(),
-                _ => ring.is_broken = true,
-            },
+            Err(NoMemory) => {
+                let nr_landed = ring.ring.completion().len();
+                match nr_landed < nr_taken {
+                    true => ring.await_landed(nr_landed + 1),
+                    false => ring.count_refusal(),
+                }
+            }
         }
     }
 

@@ -447,4 +447,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "true => Advice::LinuxNoHugepage,",
         tests: Tests::Runtime("huge_pages::"),
     },
+    Mutant {
+        name: "a kernel without memory is asked for ever",
+        file: "io/uring.rs",
+        find: "self.is_broken |= self.nr_refusals >= MAX_REFUSALS;",
+        replace: "",
+        tests: Tests::RuntimeUnit("io::uring::tests::"),
+    },
+    Mutant {
+        name: "a ring that was given up is used again",
+        file: "io/mod.rs",
+        find: "ring.nr_in_flight() == 0 && !ring.is_broken();",
+        replace: "ring.nr_in_flight() == 0;",
+        tests: Tests::RuntimeUnit("io::uring::tests::"),
+    },
 ];
