@@ -4,7 +4,7 @@ use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::trace;
-use crate::worker::{Stop, keep_off};
+use crate::worker::{Stop, keep_off, piece};
 use crate::writeback::{Which, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ fn run(stop: &Stop, is_told: &AtomicBool, shared: &Weak<Shared>) {
             return;
         };
         is_told.store(false, Ordering::Relaxed);
-        shared.flush_background(shared.second());
+        piece(|| shared.flush_background(shared.second()));
     }
 }
 
@@ -337,8 +337,10 @@ impl Shared {
         let Some(_held) = Held::new(self, backing) else {
             return 0;
         };
-        // What failed is kept for the file's next `sync`.
-        self.write_dirty(backing, 0..=u64::MAX, which).unwrap_or(0)
+        // What failed is kept for the file's next `sync`. A store that panics failed, too, and a
+        // waker has others than these for its own: the other files are written all the same.
+        let written = piece(|| self.write_dirty(backing, 0..=u64::MAX, which));
+        written.and_then(Result::ok).unwrap_or(0)
     }
 }
 
@@ -347,6 +349,69 @@ mod tests {
     use super::*;
     use crate::{ByteSize, Memory, Order, Store};
     use std::io;
+    use std::sync::atomic::AtomicU32;
+
+    /// A store that unwinds where it is written in the background, and counts that.
+    struct Unwinds(Arc<AtomicU32>);
+
+    impl Store for Unwinds {
+        fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn is_writable(&self) -> bool {
+            true
+        }
+
+        fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+            if std::thread::current().name() == Some("pagetide-flush") {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                // Without a word to the panic hook.
+                std::panic::resume_unwind(Box::new("a store that unwinds"));
+            }
+            Ok(buf.len())
+        }
+    }
+
+    #[test]
+    fn a_store_that_panics_does_not_end_writing_in_the_background() {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let web = memory.root().child("web").unwrap();
+        let web = web.max(ByteSize::mib(4)).unwrap();
+        let store = |nr_calls: &Arc<AtomicU32>| Box::new(Unwinds(Arc::clone(nr_calls)));
+        let nr_calls = Arc::default();
+        let bad = memory.open_store(store(&nr_calls), "bad", Order::new(0), &web);
+        let bad = bad.unwrap();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let good = memory.open_rw(data.path(), &web).unwrap();
+        let dirty = |file: &crate::File, nr_pages: u64| {
+            for page in 0..nr_pages {
+                file.write_at(&[1], page * 4096).unwrap();
+            }
+        };
+        // Of 1,024 pages more than a tenth, and less than a fifth with those below.
+        dirty(&bad, 120);
+        let shared = memory.home();
+        let flusher = || shared.flusher.get().unwrap().as_ref().unwrap();
+        let is_over = || flusher().thread.as_ref().unwrap().is_finished();
+        let flush_until = |is_done: &dyn Fn() -> bool| {
+            while !is_done() && !is_over() {
+                shared.tell_flusher();
+                std::thread::yield_now();
+            }
+            assert!(!is_over(), "nobody writes in the background");
+        };
+        flush_until(&|| nr_calls.load(Ordering::SeqCst) > 2);
+        dirty(&good, 60);
+        let is_written = || data.as_file().metadata().unwrap().len() > 0;
+        flush_until(&is_written);
+        assert!(memory.stats().bytes_written > 0);
+        bad.discard_dirty().unwrap();
+    }
 
     struct Zeros;
 

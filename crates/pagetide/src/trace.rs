@@ -9,6 +9,7 @@
 use crate::Error;
 use crate::backing::Backing;
 use crate::shared::Shared;
+use std::any::Any;
 use std::time::Duration;
 
 /// A memory was built.
@@ -74,6 +75,18 @@ pub(crate) fn written_back(pages: u64) {
 pub(crate) fn no_ring(reason: &str) {
     #[cfg(feature = "tracing")]
     guarded(|| tracing::warn!(reason, "io_uring is not used"));
+}
+
+/// Code of the program panicked on a thread of the library, which goes on.
+#[inline]
+pub(crate) fn panicked(payload: &(dyn Any + Send)) {
+    #[cfg(feature = "tracing")]
+    guarded(|| {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let thread = std::thread::current();
+        tracing::error!(thread = thread.name(), panic = text, "a callback panicked");
+    });
 }
 
 /// A block of memory went back to the OS.

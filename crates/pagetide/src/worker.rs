@@ -6,9 +6,11 @@ use crate::cpu;
 use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
 use crate::topology::list_of;
+use crate::trace;
 use pagetide_core::units::{Node, index};
 use rustix::thread::CpuSet;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -161,6 +163,14 @@ impl Rest {
     }
 }
 
+/// Does a piece of a thread's work in which code of the program may run: a waker, a store, a
+/// shrinker. Where that panics, the piece ends and not the thread: `None`. The panic hook has said
+/// so by then, and so is `tracing` told.
+pub(crate) fn piece<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    done.map_err(|payload| trace::panicked(&*payload)).ok()
+}
+
 fn run(stop: &Stop, shared: &Weak<Shared>, node: Node) {
     let keeps_house = node.index() == 0;
     let mut due = keeps_house.then_some(Duration::ZERO);
@@ -172,12 +182,12 @@ fn run(stop: &Stop, shared: &Weak<Shared>, node: Node) {
         };
         let is_wanted = shared.reclaim.take(node);
         rest.look(&shared, node, is_wanted);
-        if is_wanted && !shared.balance(node) {
+        if is_wanted && !piece(|| shared.balance(node)).unwrap_or(false) {
             rest.0 = Some(Instant::now());
         }
         due = rest.0.map(|_| DOZE);
         if keeps_house {
-            let house = keep_house(&shared, &mut next_tick);
+            let house = piece(|| keep_house(&shared, &mut next_tick)).unwrap_or(DOZE);
             due = Some(due.map_or(house, |due| due.min(house)));
         }
         // May be the last handle: its end stops this thread, so the lock must not be held.

@@ -4,12 +4,11 @@ use super::run::{self, Next, Run};
 use super::uring::Ring;
 use super::{Counts, note_lost};
 use crate::shared::locked;
-use crate::worker::keep_off;
+use crate::worker::{keep_off, piece};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -124,8 +123,7 @@ impl State {
         while !self.is_over.load(Ordering::Acquire) {
             self.wait(None);
             self.clear_event();
-            // A waker that panics is not this thread's affair.
-            let _panic = catch_unwind(AssertUnwindSafe(|| self.reap()));
+            piece(|| self.reap());
         }
     }
 }

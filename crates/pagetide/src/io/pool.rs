@@ -4,9 +4,8 @@
 use super::run::Run;
 use crate::shared::locked;
 use crate::sleepers::Sleepers;
-use crate::worker::keep_off;
+use crate::worker::{keep_off, piece};
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -28,8 +27,8 @@ struct State {
 impl State {
     fn work(&self) {
         while let Some(mut run) = self.next() {
-            // What a store or a waker panics with is its own; the run has ended all the same.
-            let _panic = catch_unwind(AssertUnwindSafe(move || run.read_now()));
+            // The run has ended also where a store or a waker panicked.
+            piece(move || run.read_now());
         }
     }
 

@@ -461,4 +461,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "ring.nr_in_flight() == 0;",
         tests: Tests::RuntimeUnit("io::uring::tests::"),
     },
+    Mutant {
+        name: "a callback that panics ends the thread that it is on",
+        file: "worker.rs",
+        find: "let done = catch_unwind(AssertUnwindSafe(work));",
+        replace: "let done = Ok::<T, Box<dyn std::any::Any + Send>>(work());",
+        tests: Tests::RuntimeUnit("flusher::"),
+    },
 ];
