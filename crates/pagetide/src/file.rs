@@ -31,7 +31,7 @@ use crate::pins::Counted;
 use crate::stall::Stall;
 use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
-use crate::{Error, cpu};
+use crate::{Error, cpu, park};
 use ahead::Wish;
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{Effect, Effects, Io, PageError, PageIn, Step};
@@ -41,6 +41,7 @@ use patience::Patience;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, PoisonError};
@@ -452,17 +453,7 @@ impl File {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
             let step = op.step(&shared.core, shared.here(), &mut effects);
-            let mut reads = 0;
-            while let Some(effect) = effects.pop() {
-                match effect {
-                    Effect::Wake(frame) => shared.waiters.wake(frame),
-                    Effect::Read(io) | Effect::Copy(io) => {
-                        reads += 1;
-                        self.read(io, fill);
-                    }
-                    Effect::LastPin => unreachable!("the file is a handle"),
-                }
-            }
+            let reads = self.carry_out(&mut effects, fill);
             match step? {
                 Step::Done(frame) => {
                     fault.op = None;
@@ -475,6 +466,20 @@ impl File {
                 Step::Wait { .. } => {}
             }
         }
+    }
+
+    /// What a step asks for: its read, too, where a waker panics. Returns the reads.
+    fn carry_out(&self, effects: &mut Effects, fill: &Fill<'_>) -> u32 {
+        let mut reads = 0;
+        park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {
+            Effect::Wake(frame) => self.open.shared.waiters.wake(frame),
+            Effect::Read(io) | Effect::Copy(io) => {
+                reads += 1;
+                self.read(io, fill);
+            }
+            Effect::LastPin => unreachable!("the file is a handle"),
+        });
+        reads
     }
 
     /// Waits until a frame's version is no longer `version`: for a read, which ends, or for as long

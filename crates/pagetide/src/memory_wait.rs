@@ -150,7 +150,7 @@ impl MemoryWaits {
         let firsts = queue.firsts(groups, now).filter(|waiter| is_wanted(waiter));
         let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.waker.take()).collect();
         drop(queue);
-        wakers.into_iter().for_each(Waker::wake);
+        park::to_each(wakers, Waker::wake);
     }
 
     /// Wakes whose deadline has come, and lets the firsts ask again. Returns how long until the
@@ -159,14 +159,15 @@ impl MemoryWaits {
         if !self.is_any() {
             return None;
         }
-        self.wake(groups, |_| true);
         let now = Instant::now();
         let mut queue = self.lock();
+        let firsts = queue.firsts(groups, now);
+        let mut wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.waker.take()).collect();
         let late = queue
             .waiters
             .values_mut()
             .filter(|waiter| waiter.wanted.deadline <= now);
-        let wakers: Vec<Waker> = late.filter_map(|waiter| waiter.waker.take()).collect();
+        wakers.extend(late.filter_map(|waiter| waiter.waker.take()));
         let driven = queue
             .waiters
             .values()
@@ -175,7 +176,7 @@ impl MemoryWaits {
             .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
             .min();
         drop(queue);
-        wakers.into_iter().for_each(Waker::wake);
+        park::to_each(wakers, Waker::wake);
         next.map(|next| next.min(RETRY))
     }
 

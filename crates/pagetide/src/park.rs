@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
-use std::thread::Thread;
+use std::thread::{Thread, panicking};
 use std::time::{Duration, Instant};
 
 struct Unpark(Thread);
@@ -32,15 +32,76 @@ pub(crate) fn block<T>(
     }
 }
 
-/// Does something foreign to each, also after one of them panicked; the first panic goes on then.
-pub(crate) fn to_each<T>(items: impl IntoIterator<Item = T>, act: impl Fn(T)) {
+/// Does something foreign to each, also after one of them panicked; the first panic goes on then,
+/// but not where the thread unwinds from another one already: a second one would end the process.
+pub(crate) fn to_each<T>(items: impl IntoIterator<Item = T>, mut act: impl FnMut(T)) {
     let mut panic = None;
     for item in items {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| act(item))) {
             panic.get_or_insert(payload);
         }
     }
-    if let Some(payload) = panic {
+    if let Some(payload) = panic
+        && !panicking()
+    {
         resume_unwind(payload);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A waker that counts, and perhaps unwinds then.
+    #[derive(Debug, Default)]
+    pub(crate) struct Counted {
+        nr_wakes: AtomicU32,
+        unwinds: bool,
+    }
+
+    impl Counted {
+        pub(crate) fn unwinding() -> Counted {
+            Counted {
+                unwinds: true,
+                ..Counted::default()
+            }
+        }
+
+        pub(crate) fn nr_wakes(&self) -> u32 {
+            self.nr_wakes.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Counted>) {
+            self.nr_wakes.fetch_add(1, Ordering::SeqCst);
+            if self.unwinds {
+                // Without a word to the panic hook.
+                resume_unwind(Box::new("a waker that unwinds"));
+            }
+        }
+    }
+
+    /// Wakes when it is dropped.
+    struct Wakes(Vec<Waker>);
+
+    impl Drop for Wakes {
+        fn drop(&mut self) {
+            to_each(self.0.drain(..), Waker::wake);
+        }
+    }
+
+    #[test]
+    fn wakers_that_unwind_while_the_thread_does_end_no_process() {
+        let counted = Arc::new(Counted::unwinding());
+        let wakers = [(); 3].map(|()| Waker::from(Arc::clone(&counted)));
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _wakes = Wakes(wakers.into());
+            resume_unwind(Box::new("the first"));
+        }));
+        let payload = unwound.unwrap_err();
+        assert_eq!(payload.downcast_ref(), Some(&"the first"));
+        assert_eq!(counted.nr_wakes(), 3);
     }
 }

@@ -8,7 +8,7 @@ use crate::shrinker;
 use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// All pin budgets of a memory, and who waits for them.
@@ -36,9 +36,7 @@ impl Pins {
         let mut accounts = locked(&self.accounts);
         let (value, wakers) = change(&mut accounts);
         drop(accounts);
-        for waker in wakers {
-            waker.wake();
-        }
+        park::to_each(wakers, Waker::wake);
         value
     }
 

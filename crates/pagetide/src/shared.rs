@@ -10,6 +10,7 @@ use crate::group;
 use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
+use crate::park;
 use crate::pin_sites::Sites;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
@@ -26,6 +27,7 @@ use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
 use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
+use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -295,8 +297,9 @@ impl Shared {
     /// Wakes whom core names; the effects of calls that cannot ask for a read. The caller has a
     /// share of the memory, which its last pin may give up here.
     pub(crate) fn wake_all(&self, effects: &mut Effects) {
-        while let Some(effect) = effects.pop() {
-            self.carry_out(effect);
+        if let Some(first) = effects.pop() {
+            let others = iter::from_fn(|| effects.pop());
+            park::to_each(iter::once(first).chain(others), |it| self.carry_out(it));
         }
     }
 

@@ -126,25 +126,11 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::park::tests::Counted;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Counted {
-        wakes: AtomicU32,
-        panics: bool,
-    }
-
-    impl Wake for Counted {
-        fn wake(self: Arc<Counted>) {
-            self.wakes.fetch_add(1, Ordering::SeqCst);
-            assert!(!self.panics, "a waker that panics");
-        }
-    }
 
     fn count(counted: &Counted) -> u32 {
-        counted.wakes.load(Ordering::SeqCst)
+        counted.nr_wakes()
     }
 
     #[test]
@@ -183,10 +169,7 @@ mod tests {
     fn a_waker_that_panics_keeps_nobody_asleep() {
         let waiters = Waiters::new();
         let frame = Frame::new(7);
-        let bad = Arc::new(Counted {
-            panics: true,
-            ..Counted::default()
-        });
+        let bad = Arc::new(Counted::unwinding());
         let good: Vec<_> = (0..3).map(|_| Arc::new(Counted::default())).collect();
         for task in [&good[0], &bad, &good[1], &bad, &good[2]] {
             waiters.register(frame, &Arc::clone(task).into(), || true);

@@ -8,7 +8,7 @@ use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
-use crate::{Error, cpu};
+use crate::{Error, cpu, park};
 use pagetide_core::memory::{Ahead, Effect, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
 use pagetide_core::page_cache::{Access, Found, Mappings};
@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::IoSliceMut;
+use std::iter;
 use std::sync::Arc;
 
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
@@ -164,15 +165,18 @@ impl<'a> Begun<'a> {
         let shared = &self.open.shared;
         let mut effects = Effects::new();
         let step = op.step(&shared.core, here, &mut effects);
-        while let Some(effect) = effects.pop() {
-            match effect {
-                Effect::Wake(frame) => shared.waiters.wake(frame),
-                Effect::Read(io) | Effect::Copy(io) => self.push(io),
-                Effect::LastPin => unreachable!("the file is a handle"),
-            }
-        }
+        self.carry_out(&mut effects);
         self.hand_over_many();
         step
+    }
+
+    /// What a step asks for: its reads, too, where a waker panics.
+    fn carry_out(&self, effects: &mut Effects) {
+        park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {
+            Effect::Wake(frame) => self.open.shared.waiters.wake(frame),
+            Effect::Read(io) | Effect::Copy(io) => self.push(io),
+            Effect::LastPin => unreachable!("the file is a handle"),
+        });
     }
 
     /// Takes the first step of an operation.

@@ -1,7 +1,11 @@
 //! Waits for memory by askers that hold some of it.
 
 use super::*;
+use crate::park::tests::Counted;
 use crate::{ByteSize, Memory};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Context;
 
 /// Far enough for no test to meet it.
 fn later() -> Instant {
@@ -143,4 +147,57 @@ fn a_lost_wake_up_is_made_good_by_asking_again() {
             );
         });
     }
+}
+
+#[test]
+fn a_waker_that_unwinds_keeps_nobody_asleep() {
+    let web = group(ByteSize::kib(32));
+    let shared = web.shared();
+    let tick = || {
+        let _due = shared.memory_waits.tick(shared.core.groups());
+    };
+    let come_back = || shared.group_came_back(web.id());
+    let ways: [&dyn Fn(); 2] = [&tick, &come_back];
+    for way in ways {
+        let [bad, good] = [Counted::unwinding(), Counted::default()].map(Arc::new);
+        // Others may wait for what each of them holds, so that all may ask.
+        let waits = [&bad, &good, &bad, &good].map(|counted| {
+            let mut wait = MemoryWait::new(&web, 1, 1, later());
+            let refused = || -> Result<(), _> { Err(AllocError::OverLimit { group: web.id() }) };
+            let waker = Arc::clone(counted).into();
+            assert!(wait.poll(&waker, &mut { refused }).is_pending());
+            wait
+        });
+        assert!(catch_unwind(AssertUnwindSafe(way)).is_err());
+        assert_eq!((bad.nr_wakes(), good.nr_wakes()), (2, 2));
+        drop(waits);
+    }
+}
+
+#[test]
+fn a_waker_that_unwinds_does_not_end_housekeeping() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let web = web.max(ByteSize::kib(32)).unwrap();
+    let order = crate::Order::new(3);
+    let all = web.alloc(order).unwrap();
+    let bad = Arc::new(Counted::unwinding());
+    let waker = Arc::clone(&bad).into();
+    let mut alloc = std::pin::pin!(web.alloc_async(order, later()));
+    let polled = alloc.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    // Housekeeping lets the first one ask again.
+    while bad.nr_wakes() == 0 {
+        std::thread::yield_now();
+    }
+    let (begun, minute) = (Instant::now(), Duration::from_secs(60));
+    let deadline = begun + Duration::from_millis(20);
+    let mut other = std::pin::pin!(web.alloc_async(order, deadline));
+    // Woken by the housekeeping thread alone: it does not time itself.
+    let done = park::block(begun + minute, Duration::MAX, |waker| {
+        other.as_mut().poll(&mut Context::from_waker(waker))
+    });
+    assert!(matches!(done, Err(Error::TimedOut { .. })), "{done:?}");
+    assert!(begun.elapsed() < minute / 2, "it was not woken");
+    drop(all);
 }

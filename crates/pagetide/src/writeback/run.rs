@@ -430,23 +430,16 @@ pub(crate) fn write_all(
 
 #[cfg(test)]
 mod tests {
+    use crate::park::tests::Counted;
     use crate::{ByteSize, Memory, cpu};
     use pagetide_core::frame::flag;
     use pagetide_core::memory::Effects;
     use pagetide_core::page_cache::Latched;
     use std::future::Future;
-    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::pin::pin;
     use std::sync::Arc;
-    use std::task::{Context, Wake, Waker};
-
-    struct Unwinds;
-
-    impl Wake for Unwinds {
-        fn wake(self: Arc<Unwinds>) {
-            resume_unwind(Box::new("a waker that unwinds"));
-        }
-    }
+    use std::task::{Context, Waker};
 
     #[test]
     fn a_waker_that_unwinds_leaves_no_page_being_written() {
@@ -464,7 +457,7 @@ mod tests {
         let mut effects = Effects::new();
         let latched = core.latch(cpu::current(), key, &mut effects);
         assert!(matches!(latched, Latched::Busy { .. }) && has(0, flag::INTENT));
-        let waker = Waker::from(Arc::new(Unwinds));
+        let waker = Waker::from(Arc::new(Counted::unwinding()));
         let mut task = pin!(file.pin_async(0));
         let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
         assert!(polled.is_pending());

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::io::{Next, Run};
+use crate::park::tests::Counted;
 use crate::{ByteSize, Memory, Order, Store};
+use pagetide_core::page_cache::Latched;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -235,4 +237,74 @@ fn a_store_that_unwinds_leaves_no_page_being_read() {
             panic!("pages {left:?} are read by nobody, {nr_others} by others");
         }
     }
+}
+
+/// Effects that name the frames of a file's first pages, at each of which one of these tasks waits.
+fn wakes(file: &File, tasks: &[Arc<Counted>]) -> Effects {
+    let shared = &file.open.shared;
+    let mut effects = Effects::new();
+    for (page, task) in (0..).zip(tasks) {
+        let pin = file.pin(page).unwrap();
+        let frame = pin.frame_in(shared).unwrap();
+        let key = file.open.backing.key(page).unwrap();
+        let mut none = Effects::new();
+        let latched = shared.core.latch(cpu::current(), key, &mut none);
+        assert!(matches!(latched, Latched::Busy { .. }) && none.pop().is_none());
+        let waits = shared
+            .waiters
+            .register(frame, &Arc::clone(task).into(), || true);
+        assert!(waits.is_some());
+        shared.core.withdraw(frame, &mut effects);
+    }
+    effects
+}
+
+#[test]
+fn a_waker_that_unwinds_keeps_none_asleep_who_wait_for_other_frames() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    let tasks = [
+        Counted::unwinding(),
+        Counted::default(),
+        Counted::unwinding(),
+    ]
+    .map(Arc::new);
+    let mut effects = wakes(&file, &tasks);
+    let wake_all = || memory.home().wake_all(&mut effects);
+    assert!(catch_unwind(AssertUnwindSafe(wake_all)).is_err());
+    assert_eq!(tasks.map(|task| task.nr_wakes()), [1; 3]);
+}
+
+#[test]
+fn a_waker_that_unwinds_leaves_no_page_unread() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    file.advise(crate::Hint::Random);
+    for is_alone in [false, true] {
+        let mut effects = wakes(&file, &[Arc::new(Counted::unwinding())]);
+        let page = 1 + u64::from(is_alone);
+        let key = file.open.backing.key(page).unwrap();
+        let mut op = PageIn::new(key, file.group.id(), Access::Pin);
+        let core = &memory.home().core;
+        let step = op.step(core, memory.home().here(), &mut effects);
+        assert!(matches!(step, Ok(Step::Wait { .. })));
+        let begun = Begun::new(&file.open);
+        let unwound = catch_unwind(AssertUnwindSafe(|| match is_alone {
+            false => begun.carry_out(&mut effects),
+            true => drop(file.carry_out(&mut effects, &Fill::from_store())),
+        }));
+        assert!(unwound.is_err());
+        begun.hand_over();
+        assert!(
+            op.take_live(core).is_some(),
+            "page {page} is being read for ever"
+        );
+        memory.home().unpin(core_frame(&file, page));
+    }
+}
+
+/// Where a page is.
+fn core_frame(file: &File, page: u64) -> Frame {
+    let pin = file.pin(page).unwrap();
+    pin.frame_in(&file.open.shared).unwrap()
 }

@@ -468,4 +468,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let done = Ok::<T, Box<dyn std::any::Any + Send>>(work());",
         tests: Tests::RuntimeUnit("flusher::"),
     },
+    Mutant {
+        name: "a waker that unwinds keeps those asleep who wait for memory",
+        file: "memory_wait.rs",
+        find: "        drop(queue);\n        park::to_each(wakers, Waker::wake);\n        next",
+        replace: "        drop(queue);\n        wakers.into_iter().for_each(Waker::wake);\n        next",
+        tests: Tests::RuntimeUnit("memory_wait::tests::a_waker_that_unwinds_keeps"),
+    },
+    Mutant {
+        name: "a waker that unwinds leaves a page unread",
+        file: "file/many.rs",
+        find: "park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {",
+        replace: "iter::from_fn(|| effects.pop()).for_each(|effect| match effect {",
+        tests: Tests::RuntimeUnit("a_waker_that_unwinds_leaves_no_page_unread"),
+    },
+    Mutant {
+        name: "a second waker that unwinds ends the process",
+        file: "park.rs",
+        find: "        && !panicking()\n",
+        replace: "        && (true || panicking())\n",
+        tests: Tests::RuntimeUnit("park::tests::"),
+    },
 ];
