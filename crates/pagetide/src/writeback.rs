@@ -8,7 +8,7 @@ use crate::backing::{Backing, NO_NUMBER};
 use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
 use crate::trace;
-use crate::{Error, cpu};
+use crate::{Error, cpu, park};
 use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
 use run::{By, Run};
 use std::cell::Cell;
@@ -164,6 +164,25 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// Writes that reclaim offered and nobody has run yet: as if they had not begun where this is
+/// dropped, because a store or a waker unwinds.
+struct Offered<'a> {
+    shared: &'a Shared,
+    begun: [Option<Write>; MAX_OFFERED],
+}
+
+impl Drop for Offered<'_> {
+    fn drop(&mut self) {
+        let left = self.begun.iter_mut().filter_map(Option::take);
+        park::to_each(left, |write| {
+            let mut effects = Effects::new();
+            let core = &self.shared.core;
+            core.put_back_write(cpu::current(), write, &mut effects);
+            self.shared.wake_all(&mut effects);
+        });
+    }
+}
+
 impl Shared {
     /// Writes dirty pages of a file, in order; returns how many.
     ///
@@ -253,13 +272,16 @@ impl Shared {
     /// Writes what reclaim offers, files in turn, until nothing is left of it; where others write
     /// it already and that `may_wait`, waits for one of them.
     pub(crate) fn write_offered(&self, writes: &mut Writes<'_>, may_wait: bool) {
-        let mut begun = [const { None::<Write> }; MAX_OFFERED];
+        let mut offered = Offered {
+            shared: self,
+            begun: [const { None }; MAX_OFFERED],
+        };
         let mut len = 0;
         for write in writes.by_ref().take(MAX_OFFERED) {
-            begun[len] = Some(write);
+            offered.begun[len] = Some(write);
             len += 1;
         }
-        let begun = &mut begun[..len];
+        let begun = &mut offered.begun[..len];
         if begun.is_empty() {
             if may_wait && writes.has_writeback() {
                 self.landings.wait(LANDING);
@@ -267,8 +289,9 @@ impl Shared {
             return;
         }
         begun.sort_unstable_by_key(|write| write.as_ref().map(|write| write.key().bits()));
-        let mut begun = begun.iter_mut().filter_map(Option::take).peekable();
-        while let Some(write) = begun.next() {
+        let mut next = 0;
+        while let Some(write) = begun.get_mut(next).and_then(Option::take) {
+            next += 1;
             let number = write.key().mapping();
             let Some(backing) = self.backing_of(number) else {
                 // A file is there as long as a write of its pages is.
@@ -281,10 +304,15 @@ impl Shared {
             };
             let mut run = Run::new(self, &backing, By::Reclaim);
             run.push(write);
-            while let Some(next) = begun.next_if(|next| {
+            let goes_with = |run: &Run<'_>, next: &Write| {
                 next.key().mapping() == number && run.has_room_for(next.key().page())
-            }) {
-                run.push(next);
+            };
+            while let Some(write) = begun
+                .get_mut(next)
+                .and_then(|write| write.take_if(|write| goes_with(&run, write)))
+            {
+                next += 1;
+                run.push(write);
             }
             // A failure is counted at its file, whose next `sync` says so.
             if let Some(code) = run.run().error {
@@ -297,3 +325,6 @@ impl Shared {
         self.backings().get(&number).map(Arc::clone)
     }
 }
+
+#[cfg(test)]
+mod tests;

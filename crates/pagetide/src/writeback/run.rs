@@ -302,29 +302,61 @@ impl<'a> Run<'a> {
         slices: &mut [IoSlice<'_>],
         outcomes: &mut Outcomes,
     ) -> u32 {
-        let (shared, backing) = (self.shared, self.backing);
         let mut nr_failed = 0;
         for piece in pieces {
             // What a ring did not take is tried here, as long as there is hope.
             if piece.result.is_none() && nr_failed >= MAX_FAILURES {
                 break;
             }
-            let (start, nr_bytes) = (piece.offset, piece.nr_bytes);
-            let range = piece.slices.clone();
-            let written = match piece.is_over() {
-                true => Ok(()),
-                false => finish(backing.source.written(), &mut slices[range.clone()], piece),
-            };
-            match written {
-                Ok(()) => {
-                    backing.has_taken(start, nr_bytes as u64);
-                    shared.count_written(nr_bytes as u64);
-                }
-                Err(_) => nr_failed += 1,
+            let outcomes = &mut outcomes[piece.slices.clone()];
+            if piece.is_over() {
+                self.note_taken(piece.offset, piece.nr_bytes);
+                outcomes.fill(Ok(()));
+            } else {
+                let slices = &mut slices[piece.slices.clone()];
+                self.finish_piece(piece, slices, outcomes, &mut nr_failed);
             }
-            outcomes[range].fill(written);
         }
         nr_failed
+    }
+
+    /// Writes what is left of a piece. Where that fails, each page of it that is left by itself, as
+    /// long as there is hope: what is wrong with one is no matter to its neighbours.
+    fn finish_piece(
+        &self,
+        piece: Piece,
+        slices: &mut [IoSlice<'_>],
+        outcomes: &mut [Result<(), u32>],
+        nr_failed: &mut u32,
+    ) {
+        let store = self.backing.source.written();
+        let pages: Many<IoSlice<'_>> = slices.iter().copied().collect();
+        let mut at = piece.offset;
+        let (mut nr_taken, written) = finish(store, slices, piece);
+        let is_alone = pages.len() == 1;
+        for (&page, outcome) in pages.iter().zip(outcomes) {
+            let is_taken = page.len() <= nr_taken;
+            nr_taken = if is_taken { nr_taken - page.len() } else { 0 };
+            *outcome = match written {
+                _ if is_taken => Ok(()),
+                // One of lost writes takes no more.
+                Err(_) if !is_alone && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
+                    write_all(store, &mut [page], at)
+                }
+                written => written,
+            };
+            match outcome {
+                Ok(()) => self.note_taken(at, page.len()),
+                Err(_) => *nr_failed += 1,
+            }
+            at += page.len() as u64;
+        }
+    }
+
+    /// The store has taken bytes.
+    fn note_taken(&self, start: u64, nr_bytes: usize) {
+        self.backing.has_taken(start, nr_bytes as u64);
+        self.shared.count_written(nr_bytes as u64);
     }
 
     fn ended(&self) -> Ended {
@@ -388,44 +420,59 @@ impl Drop for Run<'_> {
     }
 }
 
-/// Writes what is left of a piece.
-fn finish(store: &dyn Store, mut slices: &mut [IoSlice<'_>], piece: Piece) -> Result<(), u32> {
+/// Writes what is left of a piece. Returns the bytes of it that the store has taken, too.
+fn finish(
+    store: &dyn Store,
+    mut slices: &mut [IoSlice<'_>],
+    piece: Piece,
+) -> (usize, Result<(), u32>) {
     let nr_bytes = match piece.result {
         None => 0,
         Some(Ok(nr_bytes)) => nr_bytes,
         Some(Err(error)) => match error.raw_os_error() {
             // It may be done without a ring, or through the kernel's page cache.
             Some(libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => 0,
-            _ => return Err(code_of(&error)),
+            _ => return (0, Err(code_of(&error))),
         },
     };
     IoSlice::advance_slices(&mut slices, nr_bytes);
-    write_all(store, slices, piece.offset + nr_bytes as u64)
+    let (nr_more, written) = write_some(store, slices, piece.offset + nr_bytes as u64);
+    (nr_bytes + nr_more, written)
 }
 
 /// Writes all bytes of `slices`.
 pub(crate) fn write_all(
     store: &dyn Store,
-    mut slices: &mut [IoSlice<'_>],
-    mut offset: u64,
+    slices: &mut [IoSlice<'_>],
+    offset: u64,
 ) -> Result<(), u32> {
+    write_some(store, slices, offset).1
+}
+
+/// Writes bytes of `slices` until all are written or a write fails; how many were, and whether all.
+fn write_some(
+    store: &dyn Store,
+    mut slices: &mut [IoSlice<'_>],
+    offset: u64,
+) -> (usize, Result<(), u32>) {
+    let mut nr_written = 0;
     // Leading empty ones go: an empty write says nothing.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
-        match store.write_vectored_at(slices, offset) {
-            Ok(0) => return Err(SHORT),
+        match store.write_vectored_at(slices, offset + nr_written as u64) {
+            Ok(0) => return (nr_written, Err(SHORT)),
             Ok(written) => {
                 let left: usize = slices.iter().map(|slice| slice.len()).sum();
                 // A store that says more than it was given is a bug of its own.
                 let written = written.min(left);
                 IoSlice::advance_slices(&mut slices, written);
-                offset += written as u64;
+                nr_written += written;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(code_of(&error)),
+            Err(error) => return (nr_written, Err(code_of(&error))),
         }
     }
-    Ok(())
+    (nr_written, Ok(()))
 }
 
 #[cfg(test)]

@@ -489,4 +489,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "        && (true || panicking())\n",
         tests: Tests::RuntimeUnit("park::tests::"),
     },
+    Mutant {
+        name: "a store that unwinds leaves others' writes without an end",
+        file: "writeback.rs",
+        find: "let left = self.begun.iter_mut().filter_map(Option::take);",
+        replace: "let left = self.begun.iter_mut().filter_map(Option::take).skip(1);",
+        tests: Tests::RuntimeUnit("writeback::tests::a_store_that_unwinds"),
+    },
+    Mutant {
+        name: "a page that cannot be written keeps its neighbours dirty",
+        file: "writeback/run.rs",
+        find: "Err(_) if !is_alone && *nr_failed",
+        replace: "Err(_) if false && *nr_failed",
+        tests: Tests::RuntimeUnit("writeback::tests::of_pages"),
+    },
+    Mutant {
+        name: "a store that fails for good is tried for each page",
+        file: "writeback/run.rs",
+        find: "!is_alone && *nr_failed < MAX_FAILURES",
+        replace: "!is_alone",
+        tests: Tests::RuntimeUnit("writeback::tests::a_store_that_fails"),
+    },
 ];

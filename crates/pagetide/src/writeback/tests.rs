@@ -1,0 +1,143 @@
+//! Stores that fail at one page, or unwind.
+
+use crate::{ByteSize, Error, File, Memory, Order, Store};
+use pagetide_core::group::Gauge;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+const PAGE: usize = 4096;
+const P: u64 = PAGE as u64;
+/// No page.
+const NONE: u64 = u64::MAX;
+
+/// A store in memory.
+#[derive(Default)]
+struct Disk {
+    bytes: Mutex<Vec<u8>>,
+    /// Writes of this page fail.
+    fails: AtomicU64,
+    /// Writes unwind.
+    unwinds: bool,
+    nr_calls: AtomicU64,
+}
+
+impl Store for Arc<Disk> {
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.nr_calls.fetch_add(1, Ordering::Relaxed);
+        if self.unwinds {
+            // Without a word to the panic hook.
+            resume_unwind(Box::new("a store that unwinds"));
+        }
+        let fails = self.fails.load(Ordering::Relaxed);
+        if fails != NONE && (offset / P == fails || fails == NONE - 1) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let mut bytes = self.bytes.lock().unwrap();
+        let start = usize::try_from(offset).unwrap();
+        let len = bytes.len().max(start + buf.len());
+        bytes.resize(len, 0);
+        bytes[start..start + buf.len()].copy_from_slice(buf);
+        Ok(buf.len())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn memory() -> Memory {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    memory.without_thread().build().unwrap()
+}
+
+fn open(memory: &Memory, disk: &Arc<Disk>, name: &str) -> File {
+    let store = Box::new(Arc::clone(disk));
+    let file = memory.open_store(store, name, Order::new(0), &memory.root());
+    file.unwrap()
+}
+
+#[test]
+fn of_pages_that_are_written_together_one_that_fails_is_left_alone() {
+    let memory = memory();
+    for fails in [0, 5, 19] {
+        let disk = Arc::new(Disk::default());
+        disk.fails.store(fails, Ordering::Relaxed);
+        let file = open(&memory, &disk, "disk");
+        let bytes: Vec<u8> = (1..=20).flat_map(|page| [page; PAGE]).collect();
+        file.write_at(&bytes, 0).unwrap();
+        for _ in 0..2 {
+            let failed = file.flush_range(..).unwrap_err();
+            let is_one = matches!(&failed, Error::WritebackFailed { dirty_pages: 1, .. });
+            assert!(is_one, "{failed}");
+        }
+        disk.fails.store(NONE, Ordering::Relaxed);
+        file.flush_range(..).unwrap();
+        assert!(*disk.bytes.lock().unwrap() == bytes);
+        assert_eq!(memory.audit(), Ok(()));
+    }
+}
+
+#[test]
+fn a_store_that_fails_for_good_is_not_tried_for_each_page() {
+    let memory = memory();
+    let disk = Arc::new(Disk::default());
+    disk.fails.store(NONE - 1, Ordering::Relaxed);
+    let file = open(&memory, &disk, "disk");
+    file.write_at(&[1; 300 * PAGE], 0).unwrap();
+    let failed = file.flush_range(..).unwrap_err();
+    let is_all = matches!(
+        &failed,
+        Error::WritebackFailed {
+            dirty_pages: 300,
+            ..
+        }
+    );
+    assert!(is_all, "{failed}");
+    assert!(disk.nr_calls.load(Ordering::Relaxed) < 40);
+    file.discard_dirty().unwrap();
+}
+
+#[test]
+fn a_store_that_unwinds_under_reclaim_leaves_no_other_page_being_written() {
+    let memory = memory();
+    let disks = [true, false].map(|unwinds| Disk {
+        fails: AtomicU64::new(NONE),
+        unwinds,
+        ..Disk::default()
+    });
+    let [bad, good] = disks.map(Arc::new);
+    // The pages of the first are run first.
+    let files = [&bad, &good].map(|disk| open(&memory, disk, "disk"));
+    for file in &files {
+        file.write_at(&[7; 20 * PAGE], 0).unwrap();
+    }
+    let reclaim = AssertUnwindSafe(|| memory.reclaim(ByteSize(40 * P)));
+    assert!(catch_unwind(reclaim).is_err());
+    let groups = memory.home().core.groups();
+    let root = groups.get(groups.root()).unwrap();
+    let nr_written = root.gauge(Gauge::FileWriteback);
+    if nr_written > 0 {
+        // Their close would wait for ever.
+        files.iter().for_each(|file| std::mem::forget(file.clone()));
+    }
+    assert_eq!(nr_written, 0, "pages are written by nobody");
+    let [bad_file, good_file] = files;
+    good_file.sync().unwrap();
+    assert!(*good.bytes.lock().unwrap() == [7; 20 * PAGE]);
+    bad_file.discard_dirty().unwrap();
+    assert_eq!(memory.audit(), Ok(()));
+}
