@@ -1,5 +1,6 @@
 //! Threads that wait as futures do: a waker that unparks.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
@@ -35,16 +36,32 @@ pub(crate) fn block<T>(
 /// Does something foreign to each, also after one of them panicked; the first panic goes on then,
 /// but not where the thread unwinds from another one already: a second one would end the process.
 pub(crate) fn to_each<T>(items: impl IntoIterator<Item = T>, mut act: impl FnMut(T)) {
-    let mut panic = None;
-    for item in items {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| act(item))) {
-            panic.get_or_insert(payload);
+    let mut panics = Panics::default();
+    items
+        .into_iter()
+        .for_each(|item| panics.catch(|| act(item)));
+    panics.go_on();
+}
+
+/// The first panic of what is foreign, kept until all is done that others wait for.
+#[derive(Default)]
+pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+
+impl Panics {
+    /// Does something foreign.
+    pub(crate) fn catch(&mut self, act: impl FnOnce()) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(act)) {
+            self.0.get_or_insert(payload);
         }
     }
-    if let Some(payload) = panic
-        && !panicking()
-    {
-        resume_unwind(payload);
+
+    /// The first panic goes on, as of [`to_each`].
+    pub(crate) fn go_on(self) {
+        if let Some(payload) = self.0
+            && !panicking()
+        {
+            resume_unwind(payload);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) use registered::{FileSlot, Registry};
 pub(crate) use run::{Flight, Next, Reader, Run};
 pub(crate) use uring::{Piece, UnderWay};
 
+use crate::park::Panics;
 use crate::shared::locked;
 use crate::trace;
 use background::Background;
@@ -397,6 +398,8 @@ impl Lease<'_> {
         let ring = self.ring.as_mut().expect("taken by `drop` only");
         let mut left = VecDeque::from(runs);
         let mut over = Vec::with_capacity(left.len().min(DEPTH));
+        // A waker that panics is no reason for the other reads to fail.
+        let mut panics = Panics::default();
         loop {
             while ring.has_room()
                 && let Some(run) = left.pop_front()
@@ -415,11 +418,12 @@ impl Lease<'_> {
                 Next::Over => over.push(run),
             });
             left.extend(ring.take_back());
-            run::end(&mut over);
+            panics.catch(|| run::end(&mut over));
             over.clear();
         }
         // Of a broken ring.
-        run::read_each(left);
+        panics.catch(|| run::read_each(left));
+        panics.go_on();
     }
 }
 

@@ -2,10 +2,12 @@
 //! are no files of the system.
 
 use super::run::Run;
+use crate::park;
 use crate::shared::locked;
 use crate::sleepers::Sleepers;
 use crate::worker::{keep_off, piece};
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -107,13 +109,12 @@ impl Pool {
     /// Reads on this thread what nobody has begun; whether there was something.
     pub(crate) fn help(&self) -> bool {
         let mut has_helped = false;
-        loop {
-            let Some(mut run) = locked(&self.state.queue).runs.pop_front() else {
-                return has_helped;
-            };
-            run.read_now();
+        let queued = iter::from_fn(|| locked(&self.state.queue).runs.pop_front());
+        park::to_each(queued, |mut run| {
             has_helped = true;
-        }
+            run.read_now();
+        });
+        has_helped
     }
 
     /// Ends the threads. Nobody has the memory any more, so that nothing is queued.

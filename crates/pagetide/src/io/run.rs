@@ -367,7 +367,7 @@ pub(crate) fn end(runs: &mut [Run]) {
 
 /// Reads runs one after the other on this thread, for a caller that keeps their file open.
 pub(crate) fn read_each(runs: impl IntoIterator<Item = Run>) {
-    runs.into_iter().for_each(|mut run| run.read_now());
+    park::to_each(runs, |mut run| run.read_now());
 }
 
 impl Drop for Run {

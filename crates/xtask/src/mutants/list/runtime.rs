@@ -510,4 +510,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "!is_alone",
         tests: Tests::RuntimeUnit("writeback::tests::a_store_that_fails"),
     },
+    Mutant {
+        name: "a waker that unwinds fails the reads behind its own",
+        file: "io/run.rs",
+        find: "park::to_each(runs, |mut run| run.read_now());",
+        replace: "runs.into_iter().for_each(|mut run| run.read_now());",
+        tests: Tests::RuntimeUnit("a_waker_that_unwinds_fails_no"),
+    },
 ];
