@@ -3,7 +3,7 @@
 
 extern crate std;
 
-use core::ops::{Deref, Index};
+use core::ops::Index;
 use std::boxed::Box;
 use std::vec::Vec;
 
@@ -40,8 +40,10 @@ pub use spin::{Guard, SpinLock};
 mod counted;
 #[cfg(all(test, not(any(loom, shuttle))))]
 pub(crate) mod refusals;
+mod slots;
 mod table;
 
+pub use slots::{Padded, PerCpu, Slots, Stripes};
 pub use table::Table;
 
 /// Read-modify-writes that this thread made so far through core's atomics and spin locks, each try
@@ -345,148 +347,6 @@ mod checked {
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
-    }
-}
-
-/// A value alone on its cache line.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub struct Padded<T>(T);
-
-impl<T> Deref for Padded<T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-/// A fixed array of records, each alone on its cache lines.
-#[derive(Debug)]
-pub struct Slots<T>(Box<[Padded<T>]>);
-
-impl<T> Slots<T> {
-    /// Bytes that [`Slots::try_new`] takes.
-    #[must_use]
-    pub const fn bytes(nr_slots: u32) -> usize {
-        size_of::<Padded<T>>() * crate::units::index(nr_slots)
-    }
-
-    /// `nr_slots` records, made in turn from their numbers.
-    ///
-    /// # Errors
-    /// [`NoMetadata`] where the allocator or `slot` refuses.
-    pub fn try_new(
-        nr_slots: u32,
-        mut slot: impl FnMut(u32) -> Result<T, NoMetadata>,
-    ) -> Result<Self, NoMetadata> {
-        let mut slots = room_for(crate::units::index(nr_slots))?;
-        for number in 0..nr_slots {
-            slots.push(Padded(slot(number)?));
-        }
-        Ok(Slots(slots.into_boxed_slice()))
-    }
-
-    /// Records there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The record of a number, `None` beyond them.
-    #[must_use]
-    #[inline]
-    pub fn get(&self, index: usize) -> Option<&T> {
-        self.0.get(index).map(|slot| &slot.0)
-    }
-
-    /// Whether there is no record.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// All records, in the order of their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
-        self.0.iter().map(|slot| &slot.0)
-    }
-}
-
-impl<T> Index<usize> for Slots<T> {
-    type Output = T;
-    #[inline]
-    fn index(&self, index: usize) -> &T {
-        &self.0[index].0
-    }
-}
-
-/// One padded slot for each possible CPU.
-#[derive(Debug)]
-pub struct PerCpu<T>(Slots<T>);
-
-impl<T> PerCpu<T> {
-    /// Bytes that [`PerCpu::try_new`] takes.
-    #[must_use]
-    pub const fn bytes(nr_cpus: u32) -> usize {
-        Slots::<T>::bytes(nr_cpus)
-    }
-
-    /// One slot for each of `nr_cpus` CPUs, at least one.
-    ///
-    /// # Errors
-    /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new(nr_cpus: u32, mut slot: impl FnMut() -> T) -> Result<Self, NoMetadata> {
-        Slots::try_new(nr_cpus.max(1), |_| Ok(slot())).map(PerCpu)
-    }
-
-    /// The slot of `cpu`; a number beyond the possible CPUs is folded into them.
-    #[must_use]
-    #[inline]
-    pub fn of(&self, cpu: crate::units::Cpu) -> &T {
-        let number = crate::units::index(cpu.number());
-        match self.0.get(number) {
-            Some(slot) => slot,
-            // A division costs as much as a lock: only those that are beyond pay for one.
-            None => &self.0[number % self.0.len()],
-        }
-    }
-
-    /// All slots, in the order of their CPUs.
-    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
-        self.0.iter()
-    }
-
-    /// All slots with their CPUs.
-    pub fn iter_by_cpu(&self) -> impl Iterator<Item = (crate::units::Cpu, &T)> + Clone {
-        (0..).map(crate::units::Cpu::new).zip(self.iter())
-    }
-}
-
-/// Locks that many buckets share: bucket `n` uses lock `n` modulo their number.
-#[derive(Debug)]
-pub struct Stripes<const RANK: u8>(Slots<SpinLock<(), RANK>>);
-
-impl<const RANK: u8> Stripes<RANK> {
-    /// Loom explores every lock there is: it gets few.
-    const NR: u32 = if cfg!(loom) { 2 } else { 128 };
-
-    /// Bytes that [`Stripes::try_new`] takes.
-    #[must_use]
-    pub const fn bytes() -> usize {
-        Slots::<SpinLock<(), RANK>>::bytes(Self::NR)
-    }
-
-    /// Open locks.
-    ///
-    /// # Errors
-    /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new() -> Result<Self, NoMetadata> {
-        Slots::try_new(Self::NR, |_| Ok(SpinLock::default())).map(Stripes)
-    }
-
-    /// Takes the lock of a bucket.
-    #[inline]
-    pub fn lock(&self, bucket: usize) -> Guard<'_, (), RANK> {
-        self.0[bucket % crate::units::index(Self::NR)].lock()
     }
 }
 
