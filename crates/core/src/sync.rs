@@ -32,9 +32,9 @@ pub fn nr_locks(rank: u8) -> Option<u64> {
 }
 
 #[cfg(any(loom, shuttle))]
-pub use checked::{Guard, SpinLock};
+pub use checked::{Brief, Guard, SpinLock};
 #[cfg(not(any(loom, shuttle)))]
-pub use spin::{Guard, SpinLock};
+pub use spin::{Brief, Guard, SpinLock};
 
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod counted;
@@ -231,6 +231,64 @@ mod spin {
                 }
             }
         }
+
+        /// Takes the lock if it is free now; `None` where it is not, or an earlier holder unwound.
+        /// Cheaper than [`SpinLock::try_lock`], whose guard asks twice whether the thread unwinds.
+        ///
+        /// # Panics
+        /// In debug builds where a lock of this or a higher rank is held already.
+        #[inline(always)]
+        pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
+            // Acquire pairs with the Release in `Guard::drop` and `Brief::open`.
+            let taken = self
+                .state
+                .compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed);
+            taken.ok()?;
+            held::push(RANK);
+            Some(Brief(self))
+        }
+    }
+
+    /// Exclusive access to a lock's data until [`Brief::open`]; poisons the lock where it is
+    /// dropped without, as by unwinding.
+    #[derive(Debug)]
+    #[must_use]
+    pub struct Brief<'a, T, const RANK: u8>(&'a SpinLock<T, RANK>);
+
+    impl<T, const RANK: u8> Brief<'_, T, RANK> {
+        /// Opens the lock.
+        #[inline(always)]
+        pub fn open(self) {
+            held::pop(RANK);
+            // Release pairs with the Acquire in `try_lock` and `try_brief`.
+            self.0.state.store(0, Ordering::Release);
+            core::mem::forget(self);
+        }
+    }
+
+    impl<T, const RANK: u8> Drop for Brief<'_, T, RANK> {
+        fn drop(&mut self) {
+            held::pop(RANK);
+            // Release pairs with the Acquire in `try_lock`.
+            self.0.state.store(HELD | POISONED, Ordering::Release);
+        }
+    }
+
+    impl<T, const RANK: u8> Deref for Brief<'_, T, RANK> {
+        type Target = T;
+        #[inline]
+        fn deref(&self) -> &T {
+            // SAFETY: this value holds the lock, so no `&mut` of the data lives elsewhere.
+            unsafe { &*self.0.data.get() }
+        }
+    }
+
+    impl<T, const RANK: u8> DerefMut for Brief<'_, T, RANK> {
+        #[inline]
+        fn deref_mut(&mut self) -> &mut T {
+            // SAFETY: this value holds the lock and is borrowed mutably: the only reference.
+            unsafe { &mut *self.0.data.get() }
+        }
     }
 
     impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
@@ -311,6 +369,7 @@ mod spin {
 #[cfg(any(loom, shuttle))]
 mod checked {
     //! The checker's mutex in the place of the spin loop, which would exceed its branch limit.
+    use core::ops::{Deref, DerefMut};
     #[cfg(loom)]
     use loom::sync::{Mutex, MutexGuard};
     #[cfg(shuttle)]
@@ -347,6 +406,34 @@ mod checked {
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
+
+        /// Takes the lock if it is free now.
+        pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
+            self.try_lock().map(Brief)
+        }
+    }
+
+    /// Exclusive access under a checker.
+    #[derive(Debug)]
+    #[must_use]
+    pub struct Brief<'a, T, const RANK: u8>(MutexGuard<'a, T>);
+
+    impl<T, const RANK: u8> Brief<'_, T, RANK> {
+        /// Opens the lock.
+        pub fn open(self) {}
+    }
+
+    impl<T, const RANK: u8> Deref for Brief<'_, T, RANK> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
+    impl<T, const RANK: u8> DerefMut for Brief<'_, T, RANK> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.0
+        }
     }
 }
 
@@ -354,14 +441,17 @@ mod checked {
 ///
 /// Memory that is never written costs nothing: a large array comes as untouched zero pages.
 pub struct Words {
+    /// `skew + nr_words` or more.
     words: Box<[AtomicU64]>,
     /// Words before the first cache line.
     skew: usize,
+    /// Words from there on that were asked for.
+    nr_words: usize,
 }
 
 impl core::fmt::Debug for Words {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} words", self.words.len() - Self::LINE)
+        write!(f, "{} words", self.nr_words)
     }
 }
 
@@ -381,14 +471,27 @@ impl Words {
     pub fn try_new(nr_words: usize) -> Result<Words, NoMetadata> {
         let words = zeroed(nr_words + Self::LINE)?;
         let skew = words.as_ptr().addr().wrapping_neg() % 64 / size_of::<u64>();
-        Ok(Words { words, skew })
+        assert!(skew + nr_words <= words.len(), "a line more than asked");
+        Ok(Words {
+            words,
+            skew,
+            nr_words,
+        })
     }
 
-    /// The `N` words from `number * N` on.
+    /// The `N` words from `number * N` on. One comparison: a slice of a slice would be three.
+    ///
+    /// # Panics
+    /// Where there are fewer.
     #[inline]
     pub(crate) fn chunk<const N: usize>(&self, number: usize) -> &[AtomicU64; N] {
-        let from = &self.words[self.skew + number * N..];
-        from.first_chunk().expect("a chunk of the array")
+        assert!(number < self.nr_words / N, "a chunk of the array");
+        // SAFETY: `number * N + N <= nr_words` (asserted above), and the array has as many words
+        // behind the first `skew` (asserted in `try_new`).
+        let first = unsafe { self.words.as_ptr().add(self.skew + number * N) };
+        // SAFETY: as for `first`; an array of `N` is laid out as `N` words in a row, and the
+        // borrow keeps them.
+        unsafe { &*first.cast() }
     }
 }
 

@@ -8,11 +8,21 @@ use std::fs;
 /// The CPU that this thread runs on now. It may be another one at the next instruction.
 #[inline(always)] // A load or two: every hit asks.
 pub(crate) fn current() -> Cpu {
-    Cpu::new(rseq::cpu().unwrap_or_else(by_call))
+    known().unwrap_or_else(asked)
+}
+
+/// The same where no call is needed: from the rseq area of a thread, once that was found.
+#[inline(always)]
+pub(crate) fn known() -> Option<Cpu> {
+    rseq::cpu().map(Cpu::new)
 }
 
 #[cold]
 #[inline(never)]
+fn asked() -> Cpu {
+    Cpu::new(rseq::find_cpu().unwrap_or_else(by_call))
+}
+
 fn by_call() -> u32 {
     // SAFETY: the call takes no argument and touches no memory of ours.
     let cpu = unsafe { libc::sched_getcpu() };
@@ -56,12 +66,17 @@ mod rseq {
     const NONE: isize = 1;
 
     /// Asks glibc, once.
-    #[cold]
-    #[inline(never)]
-    fn find() -> isize {
+    fn find() {
         let field = offset().map_or(NONE, |offset| offset + CPU_ID);
         FIELD.store(field, Ordering::Relaxed);
-        field
+    }
+
+    /// [`cpu`], of which glibc may have to be asked first.
+    pub(super) fn find_cpu() -> Option<u32> {
+        if FIELD.load(Ordering::Relaxed) == UNKNOWN {
+            find();
+        }
+        cpu()
     }
 
     /// Where the area lies, seen from the thread pointer; `None` where glibc has none.
@@ -83,11 +98,8 @@ mod rseq {
 
     #[inline(always)] // A load or two: every hit asks.
     pub(super) fn cpu() -> Option<u32> {
-        let mut field = FIELD.load(Ordering::Relaxed);
-        if field == UNKNOWN {
-            field = find();
-        }
-        if field == NONE {
+        let field = FIELD.load(Ordering::Relaxed);
+        if field == UNKNOWN || field == NONE {
             return None;
         }
         let cpu: i32;
@@ -114,6 +126,10 @@ mod rseq {
     //! No rseq area that this build knows to read.
 
     pub(super) fn cpu() -> Option<u32> {
+        None
+    }
+
+    pub(super) fn find_cpu() -> Option<u32> {
         None
     }
 }

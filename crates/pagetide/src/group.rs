@@ -6,6 +6,7 @@ use crate::page::Buf;
 use crate::pins;
 use crate::shared::Named;
 use crate::shrinker::{Registration, Shrinker};
+use crate::throttle;
 use crate::{ByteSize, Error, Memory, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, Count, CpuMask};
@@ -330,7 +331,47 @@ impl Group {
     ///
     /// # Errors
     /// As [`Group::alloc`].
+    #[inline] // So that a block of the CPU's magazine comes in registers.
     pub fn alloc_unzeroed(&self, order: Order) -> Result<Buf, Error> {
+        match self.take_waiting(order) {
+            Some(buf) => Ok(buf),
+            None => self.take_unzeroed(order),
+        }
+    }
+
+    /// [`Group::alloc_unzeroed`] of a block that waits on this CPU, where nothing else is to be
+    /// done. Makes no call on the way of most, for which registers would be saved each time.
+    #[inline(never)]
+    fn take_waiting(&self, order: Order) -> Option<Buf> {
+        let (shared, of_core) = (self.shared(), order.to_core());
+        if let Some(cpu) = cpu::known()
+            && !shared.core.groups().has_high()
+            && !shared.is_forked()
+            && !shared.core.is_balloon_short()
+            && let Some((frame, was_ours)) = shared.core.take_at_hand(cpu, self.id(), of_core)
+        {
+            let buf = Buf::new(shared, frame, of_core);
+            return if was_ours { Some(buf) } else { buf.zeroed() };
+        }
+        self.take_waiting_slowly(order)
+    }
+
+    /// The same, by calls where they are needed.
+    #[inline(never)]
+    fn take_waiting_slowly(&self, order: Order) -> Option<Buf> {
+        let (shared, order) = (self.shared(), order.to_core());
+        if shared.is_forked() || shared.core.is_balloon_short() || throttle::owes() {
+            return None;
+        }
+        let taken = shared.core.take_waiting(cpu::current(), self.id(), order);
+        let (frame, was_ours) = taken?;
+        let buf = Buf::new(shared, frame, order);
+        if was_ours { Some(buf) } else { buf.zeroed() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_unzeroed(&self, order: Order) -> Result<Buf, Error> {
         self.shared().check_process()?;
         let (mut buf, was_ours) = self.take_buf(order)?;
         if !was_ours {

@@ -134,9 +134,31 @@ impl ByFrame {
     }
 
     /// Gives back the block of working memory by which its owner kept the memory.
-    #[inline]
+    #[inline] // What is behind it has the pointer in a register.
     pub(crate) fn drop_block(&self, frame: Frame) {
-        let shared: &Shared = self;
+        ByFrame(self.0).drop_block_here(frame);
+    }
+
+    /// Makes no call on the way of most, for which registers would be saved each time.
+    #[inline(never)]
+    fn drop_block_here(self, frame: Frame) {
+        let shared: &Shared = &self;
+        if let Some(cpu) = cpu::known()
+            && !shared.is_forked()
+            && !shared.memory_waits.is_any()
+            && !shared.core.is_balloon_short()
+            && shared.core.drop_at_hand(cpu, frame)
+        {
+            // With the block the memory may be gone.
+            return;
+        }
+        self.drop_block_slowly(frame);
+    }
+
+    /// The same, by calls where they are needed.
+    #[inline(never)]
+    fn drop_block_slowly(self, frame: Frame) {
+        let shared: &Shared = &self;
         if shared.is_forked() {
             return;
         }
@@ -152,7 +174,7 @@ impl ByFrame {
     /// The same where somebody is to be told: with a share of the memory meanwhile.
     #[cold]
     #[inline(never)]
-    fn drop_block_sharing(&self, frame: Frame) {
+    fn drop_block_sharing(self, frame: Frame) {
         let shared = self.share();
         let is_last = shared.core.drop_buf_at_once(cpu::current(), frame);
         shared.settle();

@@ -489,6 +489,14 @@ impl Buf {
         let shared = unsafe { ByFrame::new(home) };
         Buf { shared, block }
     }
+
+    /// The same with zeros in it, as whoever takes a block returns it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn zeroed(mut self) -> Option<Buf> {
+        self.fill(0);
+        Some(self)
+    }
 }
 
 impl Deref for Buf {
@@ -514,6 +522,7 @@ impl DerefMut for Buf {
 }
 
 impl Drop for Buf {
+    #[inline]
     fn drop(&mut self) {
         self.shared.drop_block(self.block.frame());
     }

@@ -46,6 +46,11 @@ pub(crate) fn take_debt() -> Option<(u32, Duration)> {
     })
 }
 
+/// Whether [`take_debt`] would say something.
+pub(crate) fn owes() -> bool {
+    THREAD.with(|thread| thread.owed_ns.get() >= MIN_SLEEP_NS && thread.nr_held.get() == 0)
+}
+
 /// The thread holds one more pinned page.
 #[cold]
 #[inline(never)] // Off the path of those who are under no `high`.

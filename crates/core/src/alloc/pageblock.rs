@@ -104,6 +104,7 @@ pub(super) fn touch(frames: &FrameTable, frame: Frame) {
 }
 
 /// The number of the zone that a frame lies in.
+#[inline]
 pub(super) fn zone(frames: &FrameTable, frame: Frame) -> usize {
     let word = frames.pageblock(frame).load(Ordering::Relaxed);
     ((word & ZONE) >> ZONE_SHIFT) as usize

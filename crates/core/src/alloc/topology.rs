@@ -160,6 +160,7 @@ impl Topology {
 
     /// The node of a CPU.
     #[must_use]
+    #[inline]
     pub fn node_of(&self, cpu: Cpu) -> Node {
         let node = self.node_of[index(cpu.number() % MAX_CPUS)];
         Node::new(u32::from(node)).expect("only nodes are stored")

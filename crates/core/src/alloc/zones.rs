@@ -312,10 +312,12 @@ impl Zones {
 
     /// The node that a frame is on.
     #[must_use]
+    #[inline]
     pub fn node_of(&self, frames: &FrameTable, frame: Frame) -> Node {
         self.zone_of(frames, frame).config().node
     }
 
+    #[inline]
     pub(super) fn zone_of(&self, frames: &FrameTable, frame: Frame) -> &Zone {
         &self.zones[pageblock::zone(frames, frame)]
     }

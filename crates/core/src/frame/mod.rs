@@ -1,9 +1,11 @@
 #![doc = include_str!("README.md")]
 
+mod form;
 mod list;
 mod record;
 mod word;
 
+pub use form::Form;
 pub use list::{FileList, List};
 pub use record::{MAX_BOUNCES, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
@@ -118,7 +120,7 @@ impl FrameTable {
 
     #[inline]
     fn field(&self, frame: Frame, field: usize) -> &crate::sync::AtomicU64 {
-        &self.records[frame.index() * WORDS_PER_RECORD + field]
+        self.record(frame).field(field)
     }
 
     /// The record of a frame, for more than one look at it.
@@ -292,17 +294,6 @@ impl FrameTable {
         };
         owner.store(pack(block, group), Ordering::Relaxed);
         Place::of(high(before))
-    }
-
-    /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
-    /// The caller owns it.
-    #[inline]
-    pub(crate) fn leave_magazine(&self, frame: Frame, order: Order, group: u32) -> bool {
-        let owner = self.field(frame, OWNER);
-        let before = owner.load(Ordering::Relaxed);
-        let block = u32::from(order.get()) | (Place::Out as u32) << PLACE_SHIFT;
-        owner.store(pack(block, group), Ordering::Relaxed);
-        low(before) == group
     }
 
     /// The group that a free pageblock was last charged to as a whole, 0 where that is not known.

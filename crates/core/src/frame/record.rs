@@ -1,6 +1,7 @@
 //! The record of one frame, found once and looked at more often: what a hit does.
 
-use super::{KEY, OWNER, STATE, TYPE_SHIFT, WORDS_PER_RECORD, Word, high, low, pack};
+use super::{Form, KEY, OWNER, PLACE_SHIFT, Place, STATE, TYPE_SHIFT, WORDS_PER_RECORD, Word};
+use super::{high, low, pack};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{Cpu, PageKey};
 
@@ -28,6 +29,11 @@ impl<'a> Record<'a> {
     #[inline]
     pub(super) fn new(words: &'a [AtomicU64; WORDS_PER_RECORD]) -> Record<'a> {
         Record(words)
+    }
+
+    #[inline]
+    pub(super) fn field(self, field: usize) -> &'a AtomicU64 {
+        &self.0[field]
     }
 
     /// The state word.
@@ -71,6 +77,30 @@ impl<'a> Record<'a> {
     pub fn was_pinned_elsewhere(self, cpu: Cpu) -> bool {
         let block = high(self.0[OWNER].load(Ordering::Relaxed));
         (block >> LAST_CPU_SHIFT ^ last_cpu(cpu)) & LAST_CPU_MASK != 0
+    }
+
+    /// The form of working memory, but of the reserve of writes. `None` of any other frame; of a
+    /// block that waits in a magazine it is no magazine's.
+    #[inline]
+    pub(crate) fn buf_form(self) -> Option<Form> {
+        let form = Form::from_bits(self.0[OWNER].load(Ordering::Relaxed));
+        self.word().is_own_buf().then_some(form)
+    }
+
+    /// A block of this form waits in a magazine from now on. The caller owns it.
+    #[inline]
+    pub(crate) fn enter_magazine(self, form: Form) {
+        let place = pack((Place::Magazine as u32) << PLACE_SHIFT, 0);
+        self.0[OWNER].store(form.bits() | place, Ordering::Relaxed);
+    }
+
+    /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
+    /// The caller owns it.
+    #[inline]
+    pub(crate) fn leave_magazine(self, form: Form) -> bool {
+        let before = self.0[OWNER].load(Ordering::Relaxed);
+        self.0[OWNER].store(form.bits(), Ordering::Relaxed);
+        low(before) == form.group()
     }
 
     /// Notes that the page was pinned on `cpu`, and counts where that is not the CPU of the time

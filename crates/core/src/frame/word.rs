@@ -173,6 +173,14 @@ impl Word {
         self.0 & (STATE_MASK | flag::WAIT) == LIVE
     }
 
+    /// Whether it is of working memory, but of the reserve of writes.
+    #[must_use]
+    #[inline]
+    pub const fn is_own_buf(self) -> bool {
+        const BUF: u64 = (State::Buf as u64) << STATE_SHIFT;
+        self.0 & (STATE_MASK | flag::RESERVE) == BUF
+    }
+
     /// Whether a claim on the page holds it: it is live, readers use claims, nobody changes its
     /// bytes or waits to, and reclaim does not have it in hand.
     #[must_use]

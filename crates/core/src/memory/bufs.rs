@@ -1,10 +1,10 @@
 //! Working memory: by way of the CPU's magazine, which has charges and frames together.
 
 use super::alloc::Block;
-use super::magazine::{Form, MAX_BLOCKS, ROOM};
+use super::magazine::{MAX_BLOCKS, ROOM};
 use super::{AllocError, Here, Memory};
 use crate::alloc::Mobility;
-use crate::frame::{Place, State, flag};
+use crate::frame::{Form, Place, State, flag};
 use crate::group::{BATCH, Limit, MinOverMax};
 use crate::units::{Cpu, Frame, Order};
 
@@ -16,27 +16,44 @@ impl Memory {
     ///
     /// # Errors
     /// [`AllocError`].
-    #[inline]
     pub fn alloc_buf(
         &self,
         here: Here<'_>,
         group: u32,
         order: Order,
     ) -> Result<(Frame, bool), AllocError> {
-        let form = Form { group, order };
-        if self.magazines.has(here.cpu, form) {
-            let taken = self.magazines.open(here.cpu);
-            if let Some(frame) = taken.and_then(|mut open| open.pop(form)) {
-                return Ok((frame, self.frames.leave_magazine(frame, order, group)));
-            }
+        let at_hand = self.take_at_hand(here.cpu, group, order);
+        match at_hand.or_else(|| self.take_waiting(here.cpu, group, order)) {
+            Some(taken) => Ok(taken),
+            None => self.alloc_past_magazine(here, Form::new(group, order)),
         }
-        self.alloc_past_magazine(here, form)
+    }
+
+    /// [`Memory::alloc_buf`] without any call, out of the magazine at its own place; `None` where
+    /// that has no block.
+    #[inline(always)] // Its result goes through no memory.
+    #[must_use]
+    pub fn take_at_hand(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
+        let form = Form::new(group, order);
+        let frame = self.magazines.take(cpu, form)?;
+        Some((frame, self.frames.record(frame).leave_magazine(form)))
+    }
+
+    /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is.
+    #[must_use]
+    pub fn take_waiting(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
+        let form = Form::new(group, order);
+        if !self.magazines.has(cpu, form) {
+            return None;
+        }
+        let frame = self.magazines.open(cpu)?.pop(form)?;
+        Some((frame, self.frames.record(frame).leave_magazine(form)))
     }
 
     #[cold]
     #[inline(never)]
     fn alloc_past_magazine(&self, here: Here<'_>, form: Form) -> Result<(Frame, bool), AllocError> {
-        let Form { group, order } = form;
+        let (group, order) = (form.group(), form.order());
         self.zones.cache_order(order);
         let taken = match self.take_block(here, group, order, Mobility::Unmovable) {
             Err(_) if here.may_use_reserve => {
@@ -61,14 +78,14 @@ impl Memory {
 
     /// Blocks that a magazine of this form may have.
     fn room(&self, form: Form) -> u32 {
-        let room = self.groups.magazine_blocks(form.group, form.order);
+        let room = self.groups.magazine_blocks(form.group(), form.order());
         room.min(ROOM)
     }
 
     /// Blocks for the CPU's magazine, as far as its stock has charges and its per-CPU page cache
     /// frames: nobody is reclaimed from for them. Returns how many.
     fn take_more(&self, cpu: Cpu, form: Form, more: &mut [Frame; MAX_BLOCKS]) -> usize {
-        let Form { group, order } = form;
+        let (group, order) = (form.group(), form.order());
         let nr_pages = order.nr_pages();
         if nr_pages >= BATCH || !self.magazines.takes(cpu, form) {
             return 0;
@@ -114,16 +131,15 @@ impl Memory {
         }
         let rest = &more[nr_kept..];
         if !rest.is_empty() {
-            self.put_blocks(cpu, form.group, rest);
+            self.put_blocks(cpu, form.group(), rest);
         }
     }
 
     /// Says of a frame that it is in a magazine of this form. Nobody else's name is kept there, so
     /// that a group's number can come back once its own magazines are empty.
-    #[inline]
     fn enter_magazine(&self, frame: Frame, form: Form) {
-        self.frames.set_block(frame, form.order, Place::Magazine);
-        if self.frames.group(frame) != form.group {
+        self.frames.set_block(frame, form.order(), Place::Magazine);
+        if self.frames.group(frame) != form.group() {
             self.frames.set_group(frame, 0);
         }
     }
@@ -146,14 +162,17 @@ impl Memory {
     /// # Panics
     /// Where the frame is no working memory.
     #[must_use]
-    #[inline]
     pub fn drop_buf(&self, cpu: Cpu, frame: Frame) -> bool {
+        if self.drop_at_hand(cpu, frame) {
+            return false;
+        }
         let (form, is_own) = self.buf(cpu, frame);
         if is_own
+            && self.magazines.has_room(cpu, form)
             && let Some(mut open) = self.magazines.open(cpu)
             && open.push(form, frame)
         {
-            self.frames.set_block(frame, form.order, Place::Magazine);
+            self.frames.record(frame).enter_magazine(form);
             // The last thing that it counts for: whoever has the lock next may take all away.
             open.count_in();
             return false;
@@ -161,8 +180,18 @@ impl Memory {
         self.free_past_magazine(cpu, frame, form, is_own)
     }
 
+    /// [`Memory::drop_buf`] without any call, into a magazine at its own place; false where nothing
+    /// was done, because that has no room, or the frame is no such block. Where it returns true, it
+    /// has touched nothing of the memory after the block was counted.
+    #[inline(always)]
+    #[must_use]
+    pub fn drop_at_hand(&self, cpu: Cpu, frame: Frame) -> bool {
+        let record = self.frames.record(frame);
+        let form = record.buf_form().filter(|_| self.is_near(cpu, frame));
+        form.is_some_and(|form| self.magazines.give(cpu, form, frame, record))
+    }
+
     /// What kind of block working memory is, and whether it may go into the CPU's magazine.
-    #[inline]
     fn buf(&self, cpu: Cpu, frame: Frame) -> (Form, bool) {
         let word = self.frames.word(frame);
         let (order, place) = self.frames.block(frame);
@@ -170,11 +199,11 @@ impl Memory {
         assert!(is_buf, "{frame:?} is no working memory");
         let group = self.frames.group(frame);
         let is_own = !word.has(flag::RESERVE) && self.is_near(cpu, frame);
-        (Form { group, order }, is_own)
+        (Form::new(group, order), is_own)
     }
 
     /// Whether a frame is on the node of a CPU.
-    #[inline]
+    #[inline(always)]
     fn is_near(&self, cpu: Cpu, frame: Frame) -> bool {
         let topology = &self.config.alloc.topology;
         topology.nr_nodes() == 1 || self.zones.node_of(&self.frames, frame) == topology.node_of(cpu)
@@ -187,8 +216,6 @@ impl Memory {
         self.free_past_magazine(cpu, frame, form, false)
     }
 
-    #[cold]
-    #[inline(never)]
     fn free_past_magazine(&self, cpu: Cpu, frame: Frame, form: Form, may_keep: bool) -> bool {
         let mut cold = [Frame::FIRST; MAX_BLOCKS];
         let mut nr_cold = None;
@@ -199,7 +226,7 @@ impl Memory {
             if nr_cold.is_some() {
                 let is_kept = open.push(form, frame);
                 assert!(is_kept, "there was made room");
-                self.frames.set_block(frame, form.order, Place::Magazine);
+                self.frames.record(frame).enter_magazine(form);
             }
         }
         match nr_cold {
@@ -220,10 +247,10 @@ impl Memory {
     /// Gives blocks back that were in a magazine.
     fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) {
         for &frame in blocks {
-            self.frames.set_block(frame, form.order, Place::Out);
+            self.frames.set_block(frame, form.order(), Place::Out);
         }
         if !blocks.is_empty() {
-            self.put_blocks(cpu, form.group, blocks);
+            self.put_blocks(cpu, form.group(), blocks);
         }
     }
 
@@ -232,7 +259,7 @@ impl Memory {
         let mut nr_pages = 0;
         self.magazines.drain(wanted, |cpu, form, blocks| {
             self.put_cold(cpu, form, blocks);
-            nr_pages += crate::units::count(blocks.len()) * form.order.nr_pages();
+            nr_pages += crate::units::count(blocks.len()) * form.order().nr_pages();
         });
         nr_pages
     }

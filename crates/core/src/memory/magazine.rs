@@ -7,8 +7,9 @@
 //! charge comes with its blocks; a CPU has one of each kind, and half of it is exchanged at once in
 //! the place of a second one; there is no depot, because stocks and per-CPU page caches are one.
 
+use crate::frame::{Form, Record};
 use crate::sync::{AtomicU32, AtomicU64, Guard, NoMetadata, Ordering, PerCpu, SpinLock, rank};
-use crate::units::{Cpu, Frame, Order, index};
+use crate::units::{Cpu, Frame, index};
 
 /// Magazines of a CPU: one for blocks of a batch of pages or more, the others for smaller ones.
 /// Their labels are one cache line.
@@ -20,40 +21,26 @@ pub const ROOM: u32 = 32;
 /// Blocks of at least so many pages share one magazine.
 const LARGE: u32 = crate::group::BATCH;
 
-/// What one kind of block is: its group and order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
-    /// The group that it is charged to.
-    pub group: u32,
-    /// Its order.
-    pub order: Order,
-}
-
-impl Form {
-    /// Where its magazine is looked for first.
-    #[inline]
-    fn place(self) -> usize {
-        if self.order.nr_pages() >= LARGE {
-            return 0;
-        }
-        // Numbers in a row are spread evenly. Source: Fibonacci hashing.
-        let mixed = self.group.wrapping_add(u32::from(self.order.get()) << 24);
-        let hash = u64::from(mixed.wrapping_mul(0x9E37_79B9));
-        1 + index(((hash * (NR_MAGAZINES as u64 - 1)) >> 32) as u32)
+/// Where the magazine of a form is looked for first.
+#[inline]
+fn place(form: Form) -> usize {
+    let order = (form.bits() >> 32) as u32;
+    if order >= LARGE.ilog2() {
+        return 0;
     }
-
-    #[inline]
-    fn key(self) -> u64 {
-        u64::from(self.group) << 8 | u64::from(self.order.get())
-    }
+    // Numbers in a row are spread evenly. Source: Fibonacci hashing.
+    let mixed = form.group().wrapping_add(order << 24);
+    let hash = u64::from(mixed.wrapping_mul(0x9E37_79B9));
+    1 + index(((hash * (NR_MAGAZINES as u64 - 1)) >> 32) as u32)
 }
 
 /// What a magazine is for, how many blocks it may have and has, and whether it was used since the
-/// last tick: group 32, order 8, room 8, count 8, used 8 bits. 0: nothing.
-#[derive(Clone, Copy, Debug, Default)]
+/// last tick: form 40, room 8, count 8, used 8 bits. 0: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Label(u64);
 
-const KEY_SHIFT: u32 = 24;
+const FORM_SHIFT: u32 = 24;
+const _: () = assert!(FORM_SHIFT + Form::NR_BITS == u64::BITS);
 const ROOM_SHIFT: u32 = 16;
 const COUNT_SHIFT: u32 = 8;
 const ONE: u64 = 1 << COUNT_SHIFT;
@@ -61,20 +48,17 @@ const USED: u64 = 1;
 
 impl Label {
     fn new(form: Form, room: u32) -> Label {
-        Label(form.key() << KEY_SHIFT | u64::from(room) << ROOM_SHIFT | USED)
+        Label(form.bits() << FORM_SHIFT | u64::from(room) << ROOM_SHIFT | USED)
     }
 
     #[inline]
     fn is_of(self, form: Form) -> bool {
-        self.0 >> KEY_SHIFT == form.key()
+        self.0 >> FORM_SHIFT == form.bits()
     }
 
     fn form(self) -> Option<Form> {
-        let group = u32::try_from(self.0 >> 32).expect("the upper half");
-        let order = Order::new((self.0 >> KEY_SHIFT & 0xFF) as u8);
-        order
-            .filter(|_| group != 0)
-            .map(|order| Form { group, order })
+        let form = Form::from_bits(self.0 >> FORM_SHIFT);
+        (form.group() != 0).then_some(form)
     }
 
     #[inline]
@@ -85,6 +69,23 @@ impl Label {
     #[inline]
     fn room(self) -> usize {
         index((self.0 >> ROOM_SHIFT & 0xFF) as u32)
+    }
+
+    #[inline]
+    fn has_room(self) -> bool {
+        self.count() < self.room()
+    }
+
+    /// With a block more; there is room.
+    #[inline]
+    fn with_more(self) -> Label {
+        Label((self.0 + ONE) | USED)
+    }
+
+    /// With a block less; there is one.
+    #[inline]
+    fn with_less(self) -> Label {
+        Label((self.0 - ONE) | USED)
     }
 }
 
@@ -97,6 +98,14 @@ struct Blocks {
     is_closed: bool,
     /// The one given back last is the last one.
     blocks: [[Frame; MAX_BLOCKS]; NR_MAGAZINES],
+}
+
+impl Blocks {
+    /// A place in a magazine. Both numbers are in bounds: by the masks the compiler knows it, too.
+    #[inline]
+    fn place(&mut self, at: usize, number: usize) -> &mut Frame {
+        &mut self.blocks[at % NR_MAGAZINES][number % MAX_BLOCKS]
+    }
 }
 
 /// The magazines of one CPU.
@@ -124,20 +133,21 @@ impl Rack {
         Label(self.labels[at].load(Ordering::Relaxed))
     }
 
-    /// Where the magazine of a form is: at its own place, or wherever there was one.
-    #[inline]
-    fn find(&self, form: Form) -> Option<usize> {
-        let first = form.place();
-        match self.label(first).is_of(form) {
-            true => Some(first),
-            false => self.find_beside(first, form),
-        }
+    /// Where the magazine of a form is, and what its label says: at its own place, or wherever
+    /// there was one.
+    fn find(&self, form: Form) -> Option<(usize, Label)> {
+        self.find_own(form).or_else(|| {
+            let mut labels = Rack::beside(place(form)).map(|at| (at, self.label(at)));
+            labels.find(|(_, label)| label.is_of(form))
+        })
     }
 
-    #[cold]
-    #[inline(never)]
-    fn find_beside(&self, first: usize, form: Form) -> Option<usize> {
-        Rack::beside(first).find(|&at| self.label(at).is_of(form))
+    /// The same, at its own place only.
+    #[inline]
+    fn find_own(&self, form: Form) -> Option<(usize, Label)> {
+        let at = place(form);
+        let label = self.label(at);
+        label.is_of(form).then_some((at, label))
     }
 
     /// The places beside one: large blocks have none.
@@ -148,7 +158,7 @@ impl Rack {
 
     /// A magazine that is empty, for a form that has none.
     fn find_empty(&self, form: Form) -> Option<usize> {
-        let first = form.place();
+        let first = place(form);
         let mut places = core::iter::once(first).chain(Rack::beside(first));
         places.find(|&at| self.label(at).count() == 0)
     }
@@ -178,32 +188,28 @@ pub struct Open<'a> {
 
 impl Open<'_> {
     /// Takes the block that was given back last; it is out now.
-    #[inline]
     pub fn pop(&mut self, form: Form) -> Option<Frame> {
-        let at = self.rack.find(form)?;
-        let label = self.rack.label(at);
+        let (at, label) = self.rack.find(form)?;
         if label.count() == 0 {
             return None;
         }
+        let left = label.with_less();
+        self.rack.set_label(at, left);
         self.blocks.nr_out += 1;
-        self.rack.set_label(at, Label((label.0 - ONE) | USED));
-        Some(self.blocks.blocks[at][(label.count() - 1) % MAX_BLOCKS])
+        Some(*self.blocks.place(at, left.count()))
     }
 
     /// Keeps a block; false where its form has no magazine, or a full one.
-    #[inline]
     #[must_use]
     pub fn push(&mut self, form: Form, frame: Frame) -> bool {
-        let Some(at) = self.rack.find(form) else {
+        let Some((at, label)) = self.rack.find(form) else {
             return false;
         };
-        let label = self.rack.label(at);
-        let has_room = label.count() < label.room();
-        if has_room {
-            self.blocks.blocks[at][label.count() % MAX_BLOCKS] = frame;
-            self.rack.set_label(at, Label((label.0 + ONE) | USED));
+        if label.has_room() {
+            *self.blocks.place(at, label.count()) = frame;
+            self.rack.set_label(at, label.with_more());
         }
-        has_room
+        label.has_room()
     }
 
     /// One block more is out.
@@ -212,14 +218,13 @@ impl Open<'_> {
     }
 
     /// One block less is out.
-    #[inline]
     pub fn count_in(&mut self) {
         self.blocks.nr_out -= 1;
     }
 
     /// Where the magazine of this form is, which an empty one becomes with `room`.
     pub fn make_own(&mut self, form: Form, room: u32) -> Option<usize> {
-        let own = self.rack.find(form);
+        let own = self.rack.find(form).map(|(at, _)| at);
         if own.is_some() || room == 0 {
             return own;
         }
@@ -243,7 +248,7 @@ impl Open<'_> {
     ) -> Option<usize> {
         let at = self.make_own(form, room)?;
         let label = self.rack.label(at);
-        if label.count() < label.room() {
+        if label.has_room() {
             return Some(0);
         }
         let nr_cold = label.count() / 2;
@@ -277,24 +282,83 @@ impl Magazines {
         })
     }
 
+    /// Takes the block of a form that was given back last on a CPU; it is out now. `None` where its
+    /// magazine has none, is not at its own place, or in somebody's hands just now.
+    ///
+    /// One read-modify-write, and no call, for which callers would save registers each time.
+    #[inline(always)]
+    #[must_use]
+    pub fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
+        let rack = self.cpus.get(cpu)?;
+        let (at, seen) = rack.find_own(form)?;
+        if seen.count() == 0 {
+            return None;
+        }
+        let mut blocks = rack.lock.try_brief()?;
+        let mut taken = None;
+        if !blocks.is_closed && rack.label(at) == seen {
+            let left = seen.with_less();
+            rack.set_label(at, left);
+            blocks.nr_out += 1;
+            taken = Some(*blocks.place(at, left.count()));
+        }
+        blocks.open();
+        taken
+    }
+
+    /// Gives a block back to the magazine of its form; false where that has no room, is not at its
+    /// own place, or in somebody's hands just now. Otherwise its record says so, and then it is out
+    /// no more: whoever has the lock next may take all away.
+    ///
+    /// As [`Magazines::take`]: one read-modify-write, and no call.
+    #[inline(always)]
+    #[must_use]
+    pub fn give(&self, cpu: Cpu, form: Form, frame: Frame, record: Record<'_>) -> bool {
+        let Some(rack) = self.cpus.get(cpu) else {
+            return false;
+        };
+        let Some((at, seen)) = rack.find_own(form) else {
+            return false;
+        };
+        if !seen.has_room() {
+            return false;
+        }
+        let Some(mut blocks) = rack.lock.try_brief() else {
+            return false;
+        };
+        let is_kept = !blocks.is_closed && rack.label(at) == seen;
+        if is_kept {
+            *blocks.place(at, seen.count()) = frame;
+            rack.set_label(at, seen.with_more());
+            record.enter_magazine(form);
+            blocks.nr_out -= 1;
+        }
+        blocks.open();
+        is_kept
+    }
+
     /// Whether a CPU has a block of a form. A look without a lock.
-    #[inline]
     #[must_use]
     pub fn has(&self, cpu: Cpu, form: Form) -> bool {
-        let rack = self.cpus.of(cpu);
-        let at = rack.find(form);
-        at.is_some_and(|at| rack.label(at).count() > 0)
+        let found = self.cpus.of(cpu).find(form);
+        found.is_some_and(|(_, label)| label.count() > 0)
+    }
+
+    /// Whether a CPU has room for a block of a form. A look without a lock.
+    #[must_use]
+    pub fn has_room(&self, cpu: Cpu, form: Form) -> bool {
+        let found = self.cpus.of(cpu).find(form);
+        found.is_some_and(|(_, label)| label.has_room())
     }
 
     /// Whether a CPU has a magazine for a form, or an empty one. A look without a lock.
     #[must_use]
     pub fn takes(&self, cpu: Cpu, form: Form) -> bool {
         let rack = self.cpus.of(cpu);
-        rack.find(form).or_else(|| rack.find_empty(form)).is_some()
+        rack.find(form).is_some() || rack.find_empty(form).is_some()
     }
 
     /// A CPU's magazines; `None` where somebody has them just now, or they are closed.
-    #[inline]
     #[must_use]
     pub fn open(&self, cpu: Cpu) -> Option<Open<'_>> {
         let rack = self.cpus.of(cpu);
@@ -314,8 +378,9 @@ impl Magazines {
         if self.is_used.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let holds =
-            |label: Label| label.count() > 0 && label.form().is_some_and(|form| wanted(form.group));
+        let holds = |label: Label| {
+            label.count() > 0 && label.form().is_some_and(|form| wanted(form.group()))
+        };
         for (cpu, rack) in self.cpus.iter_by_cpu() {
             if (0..NR_MAGAZINES).any(|at| holds(rack.label(at))) {
                 let keep = |label| (!holds(label)).then_some(label);
@@ -331,7 +396,7 @@ impl Magazines {
     pub fn forget(&self, wanted: impl Fn(u32) -> bool, mut out: impl FnMut(Cpu, Form, &[Frame])) {
         for (cpu, rack) in self.cpus.iter_by_cpu() {
             let keep = |label: Label| {
-                let is_kept = label.form().is_some_and(|form| !wanted(form.group));
+                let is_kept = label.form().is_some_and(|form| !wanted(form.group()));
                 is_kept.then_some(label)
             };
             Magazines::empty(rack, keep, |form, blocks| out(cpu, form, blocks));
@@ -404,9 +469,9 @@ impl Magazines {
         let labels = self.cpus.iter().flat_map(|rack| &rack.labels);
         let of = |label: &AtomicU64| {
             let label = Label(label.load(Ordering::Relaxed));
-            let form = label.form().filter(|form| wanted(form.group));
+            let form = label.form().filter(|form| wanted(form.group()));
             form.map_or(0, |form| {
-                crate::units::count(label.count()) << form.order.get()
+                crate::units::count(label.count()) << form.order().get()
             })
         };
         labels.map(of).sum()

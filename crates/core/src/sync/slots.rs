@@ -106,6 +106,13 @@ impl<T> PerCpu<T> {
         }
     }
 
+    /// The slot of `cpu`, if it is one of the possible CPUs.
+    #[must_use]
+    #[inline]
+    pub fn get(&self, cpu: crate::units::Cpu) -> Option<&T> {
+        self.0.get(crate::units::index(cpu.number()))
+    }
+
     /// All slots, in the order of their CPUs.
     pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         self.0.iter()

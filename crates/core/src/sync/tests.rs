@@ -45,6 +45,33 @@ fn a_refused_charge_leaves_the_table_as_it_was() {
 }
 
 #[test]
+fn a_brief_hold_excludes_others_until_it_opens() {
+    let lock = SpinLock::<u32, { rank::ZONE }>::new(1);
+    let mut held = lock.try_brief().unwrap();
+    *held += 1;
+    assert!(lock.try_brief().is_none() && lock.try_lock().is_none());
+    held.open();
+    assert_eq!(lock.try_lock().map(|value| *value), Some(2));
+}
+
+#[test]
+#[should_panic(expected = "a lock of rank 7 is poisoned")]
+fn a_brief_hold_that_does_not_open_poisons() {
+    let lock = SpinLock::<u32, { rank::ZONE }>::new(1);
+    drop(lock.try_brief());
+    assert!(lock.try_brief().is_none());
+    lock.lock();
+}
+
+#[test]
+#[should_panic(expected = "a chunk of the array")]
+fn a_chunk_beyond_the_words_panics() {
+    let words = Words::try_new(10).unwrap();
+    assert_eq!(words.chunk::<4>(1).len(), 4);
+    _ = words.chunk::<4>(2);
+}
+
+#[test]
 fn words_start_on_a_line() {
     let words = Words::try_new(100).unwrap();
     assert_eq!(std::ptr::from_ref(&words[0]).addr() % 64, 0);

@@ -190,6 +190,7 @@ impl Zone {
 
     /// What it was built from.
     #[must_use]
+    #[inline]
     pub fn config(&self) -> &ZoneConfig {
         &self.config
     }

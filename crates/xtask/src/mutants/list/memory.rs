@@ -122,9 +122,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "bytes of another group are taken for a block's own",
-        file: "frame/mod.rs",
-        find: "low(before) == group\n",
-        replace: "low(before) != group.wrapping_add(1)\n",
+        file: "frame/record.rs",
+        find: "low(before) == form.group()\n",
+        replace: "low(before) != form.group().wrapping_add(1)\n",
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
