@@ -200,7 +200,10 @@ impl Zones {
             let number = pageblock::zone(frames, first);
             let zone = &self.zones[number];
             let is_here = |frame: &&Frame| pageblock::zone(frames, **frame) == number;
-            let nr_here = blocks.iter().take_while(is_here).count();
+            let nr_here = match self.zones.len() {
+                1 => blocks.len(),
+                _ => blocks.iter().take_while(is_here).count(),
+            };
             let nr_freed = zone.free_some(frames, Here { cpu, now }, &blocks[..nr_here]);
             self.after_free(number, zone);
             blocks = &blocks[nr_freed..];

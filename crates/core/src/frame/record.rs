@@ -94,6 +94,17 @@ impl<'a> Record<'a> {
         self.0[OWNER].store(form.bits() | place, Ordering::Relaxed);
     }
 
+    /// [`Record::enter_magazine`] of a block that comes from the allocator. Nobody else's name is
+    /// kept in a magazine, so that a group's number can come back once its own are empty.
+    #[inline]
+    pub(crate) fn enter_magazine_anew(self, form: Form) {
+        let before = low(self.0[OWNER].load(Ordering::Relaxed));
+        let is_own = before == form.group();
+        let group = if is_own { before } else { 0 };
+        let block = high(form.bits()) | (Place::Magazine as u32) << PLACE_SHIFT;
+        self.0[OWNER].store(pack(block, group), Ordering::Relaxed);
+    }
+
     /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
     /// The caller owns it.
     #[inline]

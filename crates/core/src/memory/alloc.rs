@@ -505,6 +505,11 @@ impl Memory {
         let nr_pages = |&frame: &Frame| self.frames.block(frame).0.nr_pages();
         let nr_pages = blocks.iter().map(nr_pages).sum();
         blocks.iter().for_each(|&frame| self.make_bare(frame));
+        self.put_bare_blocks(cpu, group, nr_pages, blocks);
+    }
+
+    /// [`Memory::put_blocks`] of blocks of `nr_pages` pages together that are bare already.
+    pub(super) fn put_bare_blocks(&self, cpu: Cpu, group: u32, nr_pages: u32, blocks: &[Frame]) {
         self.zones.free_many(&self.frames, cpu, blocks);
         if nr_pages > 0 {
             self.groups.uncharge_many(cpu, group, nr_pages);

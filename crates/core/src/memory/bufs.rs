@@ -22,8 +22,7 @@ impl Memory {
         group: u32,
         order: Order,
     ) -> Result<(Frame, bool), AllocError> {
-        let at_hand = self.take_at_hand(here.cpu, group, order);
-        match at_hand.or_else(|| self.take_waiting(here.cpu, group, order)) {
+        match self.take_waiting(here.cpu, group, order) {
             Some(taken) => Ok(taken),
             None => self.alloc_past_magazine(here, Form::new(group, order)),
         }
@@ -42,6 +41,9 @@ impl Memory {
     /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is.
     #[must_use]
     pub fn take_waiting(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
+        if let Some(taken) = self.take_at_hand(cpu, group, order) {
+            return Some(taken);
+        }
         let form = Form::new(group, order);
         if !self.magazines.has(cpu, form) {
             return None;
@@ -117,13 +119,10 @@ impl Memory {
             Some(mut open) => {
                 open.count_out();
                 if !more.is_empty() && open.make_own(form, self.room(form)).is_some() {
-                    for &frame in more {
-                        if !open.push(form, frame) {
-                            break;
-                        }
+                    nr_kept = open.push_many(form, more);
+                    for &frame in &more[..nr_kept] {
                         self.make_buf(frame);
-                        self.enter_magazine(frame, form);
-                        nr_kept += 1;
+                        self.frames.record(frame).enter_magazine_anew(form);
                     }
                 }
             }
@@ -132,15 +131,6 @@ impl Memory {
         let rest = &more[nr_kept..];
         if !rest.is_empty() {
             self.put_blocks(cpu, form.group(), rest);
-        }
-    }
-
-    /// Says of a frame that it is in a magazine of this form. Nobody else's name is kept there, so
-    /// that a group's number can come back once its own magazines are empty.
-    fn enter_magazine(&self, frame: Frame, form: Form) {
-        self.frames.set_block(frame, form.order(), Place::Magazine);
-        if self.frames.group(frame) != form.group() {
-            self.frames.set_group(frame, 0);
         }
     }
 
@@ -248,9 +238,11 @@ impl Memory {
     fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) {
         for &frame in blocks {
             self.frames.set_block(frame, form.order(), Place::Out);
+            self.make_bare(frame);
         }
         if !blocks.is_empty() {
-            self.put_blocks(cpu, form.group(), blocks);
+            let nr_pages = crate::units::count(blocks.len()) * form.order().nr_pages();
+            self.put_bare_blocks(cpu, form.group(), nr_pages, blocks);
         }
     }
 

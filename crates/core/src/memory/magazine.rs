@@ -212,6 +212,21 @@ impl Open<'_> {
         label.has_room()
     }
 
+    /// Keeps as many blocks of a form as there is room for, the first ones; returns how many.
+    #[must_use]
+    pub fn push_many(&mut self, form: Form, frames: &[Frame]) -> usize {
+        let Some((at, label)) = self.rack.find(form) else {
+            return 0;
+        };
+        let from = label.count();
+        let nr_kept = frames.len().min(label.room().saturating_sub(from));
+        let places = &mut self.blocks.blocks[at][from..from + nr_kept];
+        places.copy_from_slice(&frames[..nr_kept]);
+        self.rack
+            .set_label(at, Label((label.0 + nr_kept as u64 * ONE) | USED));
+        nr_kept
+    }
+
     /// One block more is out.
     pub fn count_out(&mut self) {
         self.blocks.nr_out += 1;
