@@ -12,6 +12,7 @@ use crate::shared::FileKey;
 use crate::store::{DirectFile, Store};
 use crate::trace;
 use crate::writeback::Which;
+use pagetide_core::memory::Here;
 use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicU32;
@@ -101,22 +102,19 @@ impl Open {
     }
 
     fn new(
-        shared: &Arc<Home>,
+        mapping: Spare<'_>,
         source: Source,
         name: String,
-        order: Order,
         (key, len_found): (Option<FileKey>, Option<u64>),
     ) -> Result<Open, Error> {
-        shared.check_process()?;
         let failed = |source| Error::Open {
             path: name.clone().into(),
             source,
         };
         let len = len_found.map_or_else(|| source.store().len(), Ok);
         let len = len.map_err(failed)?;
-        let order = order.to_core();
-        let mapping = shared.core.open_mapping(shared.here(), order);
-        let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
+        let (shared, order) = (mapping.shared, mapping.order);
+        let mapping = mapping.take();
         Ok(Open::of(shared, (mapping, order), (source, len), name, key))
     }
 
@@ -141,6 +139,41 @@ impl Open {
             readers: Readers::default(),
             key,
         }
+    }
+}
+
+/// A mapping of core's that is no file's yet: closed when it is dropped.
+struct Spare<'a> {
+    shared: &'a Arc<Home>,
+    mapping: u32,
+    order: pagetide_core::units::Order,
+}
+
+impl Drop for Spare<'_> {
+    fn drop(&mut self) {
+        self.shared.close_mapping(self.mapping);
+    }
+}
+
+impl<'a> Spare<'a> {
+    /// By a caller `here`: one that may reclaim has no lock, because that calls foreign code.
+    ///
+    /// # Errors
+    /// [`Error::NoMetadata`].
+    fn new(shared: &'a Arc<Home>, here: Here<'_>, order: Order) -> Result<Spare<'a>, Error> {
+        let order = order.to_core();
+        let mapping = shared.core.open_mapping(here, order);
+        let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
+        Ok(Spare {
+            shared,
+            mapping,
+            order,
+        })
+    }
+
+    /// A file's from here on.
+    fn take(self) -> u32 {
+        std::mem::ManuallyDrop::new(self).mapping
     }
 }
 
@@ -201,16 +234,17 @@ impl File {
         let key = (device, inode, pages);
         // Before the lock: this may have to reclaim.
         let hooked = Hooked::of(hooks, group, order)?;
+        let mut spare = None;
+        // Open while they are looked at: each may be the last handle, whose end takes the lock.
+        let mut kept = Vec::new();
         let mut files = shared.files();
-        loop {
+        let spare = loop {
             let others = files.iter().filter(|((dev, ino, other), _)| {
                 (*dev, *ino) == (device, inode) && *other != pages
             });
             let writes = |open: &Arc<Open>| may_write || open.backing.source.is_writable();
-            if others
-                .filter_map(|(_, open)| open.upgrade())
-                .any(|open| writes(&open))
-            {
+            kept.extend(others.filter_map(|(_, open)| open.upgrade()));
+            if kept.iter().any(writes) {
                 let source = io::Error::other("it is open with pages of another size or beginning");
                 let path = name.into();
                 return Err(Error::Open { path, source });
@@ -228,10 +262,26 @@ impl File {
                     return Ok(File::of(open, group, may_write));
                 }
                 // Its last handle is just writing it back.
-                Some(None) => files = shared.wait_closed(files),
-                None => break,
+                Some(None) => {
+                    files = shared.wait_closed(files);
+                    continue;
+                }
+                None => {}
             }
-        }
+            let here = shared.here();
+            let made = spare
+                .take()
+                .map_or_else(|| Spare::new(shared, here.without_reclaim(), order), Ok);
+            match made {
+                Ok(spare) => break spare,
+                Err(_) if here.may_reclaim => {
+                    drop(files);
+                    spare = Some(Spare::new(shared, here, order)?);
+                    files = shared.files();
+                }
+                Err(error) => return Err(error),
+            }
+        };
         // A file that was closed meanwhile may be this one, longer now.
         let is_fresh = shared.nr_closed() == nr_closed;
         let len_found = is_fresh.then(|| file.len_found());
@@ -239,13 +289,7 @@ impl File {
             reader: file,
             writer: OnceLock::new(),
         };
-        let open = Arc::new(Open::new(
-            shared,
-            source,
-            name,
-            order,
-            (Some(key), len_found),
-        )?);
+        let open = Arc::new(Open::new(spare, source, name, (Some(key), len_found))?);
         open.set_hooks(hooked);
         files.insert(key, Arc::downgrade(&open));
         Ok(File::of(open, group, may_write))
@@ -260,8 +304,10 @@ impl File {
     ) -> Result<File, Error> {
         let may_write = store.is_writable();
         let hooked = Hooked::of(hooks, group, order)?;
+        shared.check_process()?;
+        let mapping = Spare::new(shared, shared.here(), order)?;
         let source = Source::Store(store);
-        let open = Arc::new(Open::new(shared, source, name, order, (None, None))?);
+        let open = Arc::new(Open::new(mapping, source, name, (None, None))?);
         open.set_hooks(hooked);
         Ok(File::of(open, group, may_write))
     }
@@ -291,5 +337,83 @@ mod tests {
         let file = file.unwrap();
         assert_eq!(file.len(), 5000);
         assert_eq!(file.read_at(&mut [0; 8192], 0).unwrap(), 5000);
+    }
+
+    /// Opens and closes a file again and again, with pages of a few sizes.
+    fn open_and_close(memory: &Memory, path: &std::path::Path, orders: std::ops::Range<u8>) {
+        for order in orders.cycle().take(200_000) {
+            let options = crate::OpenOptions::new().order(Order::new(order));
+            drop(options.open(memory, path, &memory.root()).unwrap());
+        }
+    }
+
+    #[test]
+    fn who_looks_whether_a_file_is_open_does_not_close_it() {
+        let data = tempfile::NamedTempFile::new().unwrap();
+        fs::write(data.path(), [1; 100]).unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let (over, is_over) = std::sync::mpsc::channel();
+        for orders in [0..3, 3..6] {
+            let (memory, over) = (memory.clone(), over.clone());
+            let path = data.path().to_owned();
+            std::thread::spawn(move || {
+                open_and_close(&memory, &path, orders);
+                over.send(()).unwrap();
+            });
+        }
+        for _ in 0..2 {
+            let minute = std::time::Duration::from_secs(60);
+            is_over
+                .recv_timeout(minute)
+                .expect("somebody waits for himself");
+        }
+    }
+
+    /// Closes a file where it is asked for memory.
+    struct Closes(std::sync::Mutex<Option<File>>);
+
+    impl crate::Shrinker for Closes {
+        fn count(&self) -> u64 {
+            u64::from(crate::shared::locked(&self.0).is_some())
+        }
+
+        fn scan(&self, nr_objects: u64) -> Option<u64> {
+            let file = crate::shared::locked(&self.0).take();
+            file.map(|_| nr_objects)
+        }
+    }
+
+    #[test]
+    fn who_is_asked_for_the_record_of_a_file_may_close_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let (over, is_over) = std::sync::mpsc::channel();
+        let path = folder.path().to_owned();
+        std::thread::spawn(move || {
+            let root = memory.root();
+            let open = |number: u32| {
+                let path = path.join(number.to_string());
+                fs::write(&path, [1; 100]).unwrap();
+                memory.open(path, &root)
+            };
+            let closed = open(0).unwrap();
+            // All of the budget is in use.
+            let alloc = || root.alloc(Order::new(0)).ok();
+            let bufs: Vec<crate::Buf> = std::iter::from_fn(alloc).collect();
+            let closes = Arc::new(Closes(Some(closed).into()));
+            let registered = root.add_shrinker(Arc::clone(&closes));
+            // More than the records of files that there is room for.
+            let files: Vec<_> = (1..200).map(open).collect();
+            let is_asked = crate::shared::locked(&closes.0).is_none();
+            over.send(is_asked).unwrap();
+            drop((registered, files, bufs));
+        });
+        let minute = std::time::Duration::from_secs(60);
+        let is_asked = is_over
+            .recv_timeout(minute)
+            .expect("who opens waits for himself");
+        assert!(is_asked, "there was room");
     }
 }

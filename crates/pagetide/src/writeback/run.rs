@@ -320,8 +320,9 @@ impl<'a> Run<'a> {
         nr_failed
     }
 
-    /// Writes what is left of a piece. Where that fails, each page of it that is left by itself, as
-    /// long as there is hope: what is wrong with one is no matter to its neighbours.
+    /// Writes what is left of a piece. Where that fails, its first page that is left has failed,
+    /// and the others are written each by itself, as long as there is hope: what is wrong with one
+    /// is no matter to its neighbours.
     fn finish_piece(
         &self,
         piece: Piece,
@@ -333,18 +334,19 @@ impl<'a> Run<'a> {
         let pages: Many<IoSlice<'_>> = slices.iter().copied().collect();
         let mut at = piece.offset;
         let (mut nr_taken, written) = finish(store, slices, piece);
-        let is_alone = pages.len() == 1;
+        let mut is_first = true;
         for (&page, outcome) in pages.iter().zip(outcomes) {
             let is_taken = page.len() <= nr_taken;
             nr_taken = if is_taken { nr_taken - page.len() } else { 0 };
             *outcome = match written {
                 _ if is_taken => Ok(()),
                 // One of lost writes takes no more.
-                Err(_) if !is_alone && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
+                Err(_) if !is_first && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
                     write_all(store, &mut [page], at)
                 }
                 written => written,
             };
+            is_first &= is_taken;
             match outcome {
                 Ok(()) => self.note_taken(at, page.len()),
                 Err(_) => *nr_failed += 1,

@@ -206,7 +206,7 @@ fn fail_behind_the_limit(folder: &Path, (end, step): (u64, u64)) {
             panic!("{failed:?}");
         };
         assert_eq!(source.kind(), io::ErrorKind::FileTooLarge);
-        let failed = scattered().filter(|number| *number >= LIMIT - 1);
+        let failed = scattered().filter(|number| *number >= LIMIT);
         assert_eq!(dirty_pages, failed.count() as u64, "{engine:?}");
         let is_there = |number: &u64| *number < LIMIT && scattered().any(|it| it == *number);
         check(folder, (0..NR_PAGES).filter(is_there));

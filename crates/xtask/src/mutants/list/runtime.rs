@@ -471,8 +471,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a waker that unwinds keeps those asleep who wait for memory",
         file: "memory_wait.rs",
-        find: "        drop(queue);\n        park::to_each(wakers, Waker::wake);\n        next",
-        replace: "        drop(queue);\n        wakers.into_iter().for_each(Waker::wake);\n        next",
+        find: "park::to_each(wakers, Waker::wake);\n        next",
+        replace: "wakers.into_iter().for_each(Waker::wake);\n        next",
         tests: Tests::RuntimeUnit("memory_wait::tests::a_waker_that_unwinds_keeps"),
     },
     Mutant {
@@ -499,15 +499,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that cannot be written keeps its neighbours dirty",
         file: "writeback/run.rs",
-        find: "Err(_) if !is_alone && *nr_failed",
-        replace: "Err(_) if false && *nr_failed",
+        find: "Err(_) if !is_first && *nr_failed",
+        replace: "Err(_) if false && !is_first && *nr_failed",
         tests: Tests::RuntimeUnit("writeback::tests::of_pages"),
     },
     Mutant {
         name: "a store that fails for good is tried for each page",
         file: "writeback/run.rs",
-        find: "!is_alone && *nr_failed < MAX_FAILURES",
-        replace: "!is_alone",
+        find: "!is_first && *nr_failed < MAX_FAILURES",
+        replace: "!is_first",
         tests: Tests::RuntimeUnit("writeback::tests::a_store_that_fails"),
     },
     Mutant {
@@ -516,5 +516,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "park::to_each(runs, |mut run| run.read_now());",
         replace: "runs.into_iter().for_each(|mut run| run.read_now());",
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_fails_no"),
+    },
+    Mutant {
+        name: "reclaim runs under the lock of files",
+        file: "file/open.rs",
+        find: "|| Spare::new(shared, here.without_reclaim(), order)",
+        replace: "|| Spare::new(shared, here, order)",
+        tests: Tests::RuntimeUnit("file::open::tests::who_is_asked"),
     },
 ];
