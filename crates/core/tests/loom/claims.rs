@@ -162,22 +162,49 @@ fn a_latch_waits_for_claims_and_is_woken() {
     });
 }
 
+/// Takes the page out of its file, as the memory does.
+fn truncate(world: &World) {
+    let frames = world.frames();
+    let truncated = frames.update(FRAME, |word| {
+        let word = word.pinned().expect("one pin more");
+        let word = word.without(flag::CONTENDED).with_state(State::Detached);
+        Some(word.next_version())
+    });
+    assert!(truncated.is_ok(), "an update without a condition");
+    world.claims.make_pins(frames, FRAME, |_| ());
+    assert!(world.page.0.remove(key(1), FRAME));
+    let is_freed = world.is_freed.load(Ordering::Relaxed);
+    assert!(!is_freed, "freed from under a pin");
+    world.unpin(FRAME);
+}
+
 #[test]
 fn a_truncated_page_is_freed_once_by_the_last_of_pins_and_claims() {
     loom::model(|| {
         let world = World::new();
         let reader = reader(&world);
-        let frames = world.frames();
-        let truncated = frames.update(FRAME, |word| {
-            let word = word.pinned().expect("one pin more");
-            let word = word.without(flag::CONTENDED).with_state(State::Detached);
-            Some(word.next_version())
-        });
-        assert!(truncated.is_ok(), "an update without a condition");
-        world.claims.make_pins(frames, FRAME, |_| ());
-        assert!(world.page.0.remove(key(1), FRAME));
-        world.unpin(FRAME);
+        truncate(&world);
         reader.join().expect("the reader does not panic");
+        assert!(world.is_freed.load(Ordering::Relaxed), "nobody freed it");
+        world.check();
+    });
+}
+
+#[test]
+fn a_claim_that_is_given_up_while_it_becomes_a_pin_drops_that_pin_only() {
+    loom::model(|| {
+        let world = World::new();
+        let claim = world.hold(CPU).1.expect("it is contended");
+        let holder = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                if world.claims.give_up(claim) {
+                    world.unpin(FRAME);
+                }
+            })
+        };
+        truncate(&world);
+        holder.join().expect("the holder does not panic");
         assert!(world.is_freed.load(Ordering::Relaxed), "nobody freed it");
         world.check();
     });

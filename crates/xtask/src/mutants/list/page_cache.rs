@@ -222,6 +222,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
+        name: "a claim is marked as a pin before it is one",
+        file: "page_cache/claims.rs",
+        find: "            let pin = frames.update(frame, |word| Some(word.with_own_pin()));\n",
+        replace: "            let marked = word.compare_exchange(\n                \
+                  claimed, PINNED, Ordering::AcqRel, Ordering::Acquire);\n            \
+                  let pin = frames.update(frame, |word| Some(word.with_own_pin()));\n            \
+                  if marked.is_ok() {\n                continue;\n            }\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "who gives a claim up does not end his reads before",
+        file: "page_cache/claims.rs",
+        find: "self.0.swap(NONE, Ordering::AcqRel) == PINNED",
+        replace: "self.0.swap(NONE, Ordering::Relaxed) == PINNED",
+        tests: Tests::Loom,
+    },
+    Mutant {
         name: "a claim that became a pin is given back as a claim",
         file: "page_cache/claims.rs",
         find: "self.0.swap(NONE, Ordering::AcqRel) == PINNED",
