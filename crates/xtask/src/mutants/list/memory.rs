@@ -66,8 +66,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the pin of a move may be the last one and says nothing",
         file: "memory/migrate.rs",
-        find: "self.leave(here, new);",
-        replace: "self.drop_pin(here.cpu, new);",
+        find: "self.memory.leave(self.here, self.frame);",
+        replace: "self.memory.drop_pin(self.here.cpu, self.frame);",
         tests: Tests::Unit("left_pins"),
     },
     Mutant {
