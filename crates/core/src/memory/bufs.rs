@@ -129,6 +129,10 @@ impl Memory {
             None => self.left_pins.add(1),
         }
         let rest = &more[nr_kept..];
+        // As in a magazine: whoever looked for a dead group's name met none in hand.
+        let others = rest.iter();
+        let others = others.filter(|frame| self.frames.group(**frame) != form.group());
+        others.for_each(|&frame| self.frames.set_group(frame, 0));
         if !rest.is_empty() {
             self.put_blocks(cpu, form.group(), rest);
         }

@@ -47,6 +47,36 @@ fn rmws_of_pairs(memory: &Memory, group: u32, order: Order) -> Option<u64> {
     Some(nr_rmws()? - before)
 }
 
+/// Free frames that have a group's name.
+fn nr_named(memory: &Memory, group: u32) -> usize {
+    let frames = (0..memory.frames.len()).map(Frame::new);
+    let is_free = |frame: &Frame| memory.frames.word(*frame).state() == State::Free;
+    let named = frames.filter(is_free);
+    named
+        .filter(|&frame| memory.frames.group(frame) == group)
+        .count()
+}
+
+#[test]
+fn what_a_magazine_does_not_keep_goes_back_without_anothers_name() {
+    let (memory, [web, batch]) = memory_with_groups();
+    let frames = take(&memory, CPU, web, 64);
+    free(&memory, CPU, frames);
+    memory.drain_charges(web);
+    // With what came to the magazine beside the first one.
+    let mine = take(&memory, CPU, batch, 5);
+    assert_eq!(nr_waiting(&memory), 0);
+    let before = nr_named(&memory, web);
+    // Somebody has them just now.
+    let held = memory.magazines.open(CPU);
+    let more = take(&memory, CPU, batch, 1);
+    drop(held);
+    assert!(nr_named(&memory, web) + 2 <= before, "only one of {before}");
+    free(&memory, CPU, mine);
+    free(&memory, CPU, more);
+    memory.check();
+}
+
 #[test]
 fn a_pair_is_two_read_modify_writes() {
     let (memory, [web, _]) = memory_with_groups();

@@ -83,10 +83,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a try-lock takes what another thread holds",
         file: "sync.rs",
-        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed)",
+        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed)\n            {",
         replace: ".fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| \
-                  (state & POISONED == 0).then_some(HELD))",
+                  (state & POISONED == 0).then_some(HELD))\n            {",
         tests: Tests::Stress,
+    },
+    Mutant {
+        name: "a brief try-lock takes what another thread holds",
+        file: "sync.rs",
+        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed);",
+        replace: ".fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| \
+                  (state & POISONED == 0).then_some(HELD));",
+        tests: Tests::Unit("a_brief_hold_excludes"),
     },
     Mutant {
         name: "a table charges before it has its memory",

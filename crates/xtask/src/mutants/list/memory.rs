@@ -480,4 +480,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "        let _ = memory;",
         tests: Tests::Unit("who_is_woken_and_unwinds"),
     },
+    Mutant {
+        name: "what a magazine does not keep goes back with a dead group's name",
+        file: "memory/bufs.rs",
+        find: "        others.for_each(|&frame| self.frames.set_group(frame, 0));\n",
+        replace: "        let _none = others;\n",
+        tests: Tests::Unit("goes_back_without_anothers_name"),
+    },
 ];
