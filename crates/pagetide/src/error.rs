@@ -313,6 +313,12 @@ pub enum Error {
     /// can fail does anything here, what is dropped changes nothing, and a view of a page or buffer
     /// faults when it is touched, because a child has no copy of that memory. Calls that cannot
     /// fail are not for the child either: a thread that it has not may hold their locks.
+    ///
+    /// The child may build a memory of its own: by [`Builder::without_thread`] where a thread of
+    /// the parent may have been starting or ending as it forked, because the standard library has a
+    /// lock for that, without which no thread starts in the child.
+    ///
+    /// [`Builder::without_thread`]: crate::Builder::without_thread
     #[error("this process was forked from the one that built the memory")]
     Forked,
     /// A page beyond the end of the file.
