@@ -183,6 +183,8 @@ impl Builder {
 
     /// Requests in a row that a node serves under [`Mempolicy::WeightedInterleave`]: 1 to 255, 1 by
     /// default. A node that is not there is left out.
+    ///
+    /// [`Mempolicy::WeightedInterleave`]: crate::Mempolicy::WeightedInterleave
     pub fn node_weight(mut self, node: u32, weight: u8) -> Builder {
         if let Some(node) = Node::new(node) {
             self.weights = self.weights.with(node, weight);
@@ -222,6 +224,8 @@ impl Builder {
     /// the process keeps their memory: meanwhile the promise of the budget holds for what is in
     /// use, not for what is resident. It goes at the first [`Memory::tick`] at which no thread may
     /// run there any more.
+    ///
+    /// [`Stats::releases_deferred`]: crate::Stats::releases_deferred
     pub fn isolated_cpus(mut self, cpus: &[u32]) -> Builder {
         self.isolated = Some(cpus.to_vec());
         self

@@ -15,6 +15,8 @@ pub struct Stats {
     /// Bytes that stores took.
     pub bytes_written: u64,
     /// Dirty pages of files that were dropped and could not be written. [`File::close`] loses none.
+    ///
+    /// [`File::close`]: crate::File::close
     pub pages_lost: u64,
     /// Reads that went through the kernel's page cache because `O_DIRECT` was refused.
     pub buffered_reads: u64,
@@ -55,14 +57,14 @@ pub struct Stats {
     /// Pages that reclaim evicted.
     pub pgsteal: u64,
     /// Those of `pgscan` that were looked at in the background, by those who needed memory, and for
-    /// [`Group::reclaim`].
+    /// [`Group::reclaim`](crate::Group::reclaim).
     pub pgscan_kswapd: u64,
     /// See `pgscan_kswapd`.
     pub pgscan_direct: u64,
     /// See `pgscan_kswapd`.
     pub pgscan_proactive: u64,
     /// Those of `pgsteal` that were evicted in the background, by those who needed memory, and for
-    /// [`Group::reclaim`].
+    /// [`Group::reclaim`](crate::Group::reclaim).
     pub pgsteal_kswapd: u64,
     /// See `pgsteal_kswapd`.
     pub pgsteal_direct: u64,

@@ -181,6 +181,10 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         "test --workspace --test *",
     ));
     steps.push(Step {
+        name: "docs",
+        action: Action::Run(docs(workspace)),
+    });
+    steps.push(Step {
         name: "doc tests",
         action: Action::TestsIfAny(tests(workspace, "test --workspace --doc")),
     });
@@ -215,6 +219,15 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         action: Action::Call(mutants::part_of_the_day),
     });
     steps
+}
+
+/// The libraries' pages: a link to what is not there fails.
+fn docs(workspace: &Workspace) -> Command {
+    let mut command = cargo(workspace, "doc --workspace --no-deps --lib");
+    // What is private has a page with `--document-private-items`.
+    let flags = "-D warnings -A rustdoc::private-intra-doc-links";
+    command.env("RUSTDOCFLAGS", flags);
+    command
 }
 
 /// All of core under a thousand seeds.
@@ -353,6 +366,7 @@ mod tests {
             "tidy",
             "unit tests",
             "integration and model tests",
+            "docs",
             "doc tests",
             "simulator seeds",
             "a thousand seeds",

@@ -50,6 +50,8 @@ impl Builder {
     /// `TMPDIR`, or `/var/tmp` where that is not set.
     ///
     /// It replaces what [`Builder::spill_store`] said before.
+    ///
+    /// [`Group::anon`]: crate::Group::anon
     pub fn spill(mut self, folder: impl Into<PathBuf>) -> Builder {
         self.spill.target = Target::Folder(folder.into());
         self
@@ -63,6 +65,8 @@ impl Builder {
     /// swapped out.
     ///
     /// What says which parts of the file are free costs the budget 1/28000 of it.
+    ///
+    /// [`Error::SpillFull`]: crate::Error::SpillFull
     pub fn spill_max(mut self, most: ByteSize) -> Builder {
         self.spill.max_bytes = Some(most.as_u64());
         self
