@@ -98,11 +98,9 @@ impl<'a> Record<'a> {
     /// kept in a magazine, so that a group's number can come back once its own are empty.
     #[inline]
     pub(crate) fn enter_magazine_anew(self, form: Form) {
-        let before = low(self.0[OWNER].load(Ordering::Relaxed));
-        let is_own = before == form.group();
-        let group = if is_own { before } else { 0 };
-        let block = high(form.bits()) | (Place::Magazine as u32) << PLACE_SHIFT;
-        self.0[OWNER].store(pack(block, group), Ordering::Relaxed);
+        let is_own = low(self.0[OWNER].load(Ordering::Relaxed)) == form.group();
+        let nobodys = Form::from_bits(pack(high(form.bits()), 0));
+        self.enter_magazine(if is_own { form } else { nobodys });
     }
 
     /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
