@@ -2,7 +2,7 @@
 
 use super::cgroup;
 use super::readers::{self, Source};
-use super::spec::{Outcome, Reads, Spec};
+use super::spec::{MEASURED, Outcome, Reads, Spec, WARM_UP};
 use crate::failure::Failure;
 use crate::{load, output};
 use hdrhistogram::Histogram;
@@ -76,7 +76,7 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
     let (counts, done) = std::thread::scope(|scope| {
         let threads: Vec<_> = reads
             .iter()
-            .map(|(warm_up, measured)| scope.spawn(|| thread(source, (warm_up, measured), barrier)))
+            .map(|reads| scope.spawn(|| thread(source, reads, barrier)))
             .collect();
         // All are warm; all have measured.
         barrier.wait();
@@ -98,7 +98,10 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
         latencies.add(thread.latencies).expect("of the same bounds");
         hits.extend(thread.hits);
     }
-    let requests = reads.iter().map(|reads| reads.1.len()).sum::<usize>() as f64;
+    let requests = reads
+        .iter()
+        .map(|reads| reads[MEASURED].len())
+        .sum::<usize>() as f64;
     let elapsed = after.at - before.at;
     let misses = (after.misses - before.misses) as f64;
     let mean = |of: fn(&Hits) -> f64| {
@@ -129,11 +132,7 @@ struct Hits {
 }
 
 /// A reader: warms up, measures, and where that tells something reads what is there again.
-fn thread(
-    source: &Source,
-    (warm_up, measured): (&[u32], &[u32]),
-    barrier: &Barrier,
-) -> Result<Measured, Failure> {
+fn thread(source: &Source, reads: &Reads, barrier: &Barrier) -> Result<Measured, Failure> {
     // Whoever fails comes to all barriers all the same.
     let reader = source.reader();
     let (mut reader, mut latencies) = (reader, load::histogram());
@@ -141,13 +140,13 @@ fn thread(
         Ok(reader) => reader.run(pages, latencies),
         Err(_) => Ok(()),
     };
-    let warmed = run(warm_up, &mut load::histogram());
+    let warmed = run(&reads[WARM_UP], &mut load::histogram());
     barrier.wait();
     barrier.wait();
-    let read = run(measured, &mut latencies);
+    let read = run(&reads[MEASURED], &mut latencies);
     barrier.wait();
     barrier.wait();
-    let there: Vec<u32> = measured
+    let there: Vec<u32> = reads[MEASURED]
         .iter()
         .copied()
         .filter(|&page| source.has(page))

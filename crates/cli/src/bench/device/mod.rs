@@ -127,15 +127,13 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
         Ok(()) => engines.extend([Engine::Direct, Engine::MissedDirect]),
         Err(error) => skipped.push(Skipped::new("direct reads", &error.to_string())),
     }
-    for (engine, what) in [
-        (Engine::DirectRing, "io_uring"),
-        (Engine::RegisteredRing, "registered reads"),
-    ] {
-        match readers::try_ring(path, engine) {
-            Ok(()) if engine == Engine::DirectRing => {
-                engines.extend([engine, Engine::MissedRing]);
-            }
-            Ok(()) => engines.push(engine),
+    let rings: [(&str, &[Engine]); 2] = [
+        ("io_uring", &[Engine::DirectRing, Engine::MissedRing]),
+        ("registered reads", &[Engine::RegisteredRing]),
+    ];
+    for (what, by_ring) in rings {
+        match readers::try_ring(path, by_ring[0]) {
+            Ok(()) => engines.extend(by_ring),
             Err(error) => skipped.push(Skipped::new(what, &error.to_string())),
         }
     }

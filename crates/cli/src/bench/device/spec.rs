@@ -124,19 +124,15 @@ impl Spec {
     fn misses(&self) -> Result<Vec<Reads>, RunError> {
         let mut cache = CoreCache::try_new(CorePolicy::default(), self.frames)?;
         let requests = self.requests();
-        let mut missed = vec![(Vec::new(), Vec::new()); requests.len()];
-        let parts: [(Part, PartMut); 2] = [
-            (|reads| &reads.0, |reads| &mut reads.0),
-            (|reads| &reads.1, |reads| &mut reads.1),
-        ];
-        for (of, to) in parts {
-            let most = requests.iter().map(|reads| of(reads).len()).max();
+        let mut missed = vec![Reads::default(); requests.len()];
+        for part in [WARM_UP, MEASURED] {
+            let most = requests.iter().map(|reads| reads[part].len()).max();
             for at in 0..most.unwrap_or(0) {
                 for (reads, missed) in requests.iter().zip(&mut missed) {
-                    if let Some(&page) = of(reads).get(at)
+                    if let Some(&page) = reads[part].get(at)
                         && cache.read(page)?
                     {
-                        to(missed).push(page);
+                        missed[part].push(page);
                     }
                 }
             }
@@ -159,16 +155,18 @@ impl Spec {
                 .collect()
         };
         // As many as bring in every page that is asked for often.
-        let warm_up = take(2 * self.nr_pages());
-        warm_up.into_iter().zip(take(self.requests)).collect()
+        let warm_up = take(2 * self.nr_pages()).into_iter();
+        let both = warm_up.zip(take(self.requests));
+        both.map(|(warm_up, measured)| [warm_up, measured])
+            .collect()
     }
 }
 
-/// Pages that a thread reads: in its warm-up, and measured.
-pub(super) type Reads = (Vec<u32>, Vec<u32>);
+/// Pages that a thread reads: [`WARM_UP`] and [`MEASURED`].
+pub(super) type Reads = [Vec<u32>; 2];
 
-type Part = fn(&Reads) -> &Vec<u32>;
-type PartMut = fn(&mut Reads) -> &mut Vec<u32>;
+pub(super) const WARM_UP: usize = 0;
+pub(super) const MEASURED: usize = 1;
 
 /// What one run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -206,12 +204,18 @@ mod tests {
         let [one] = &of(&spec)[..] else {
             panic!("one thread")
         };
-        assert_eq!((one.0.len(), one.1.len()), (128, 1000));
+        assert_eq!((one[WARM_UP].len(), one[MEASURED].len()), (128, 1000));
         (spec.engine, spec.threads, spec.depth) = (Engine::Mmap, 3, 8);
         let three = of(&spec);
-        let warm_up: Vec<u32> = three.iter().flat_map(|thread| thread.0.clone()).collect();
-        let measured: Vec<u32> = three.iter().flat_map(|thread| thread.1.clone()).collect();
-        assert!((warm_up, measured) == *one);
+        let warm_up: Vec<u32> = three
+            .iter()
+            .flat_map(|thread| thread[WARM_UP].clone())
+            .collect();
+        let measured: Vec<u32> = three
+            .iter()
+            .flat_map(|thread| thread[MEASURED].clone())
+            .collect();
+        assert!([warm_up, measured] == *one);
     }
 
     #[test]
@@ -230,9 +234,13 @@ mod tests {
         let missed = spec.reads().expect("a cache");
         let all = spec.requests();
         for (missed, all) in missed.iter().zip(&all) {
-            let mut left = all.1.iter();
-            assert!(missed.1.iter().all(|page| left.any(|other| other == page)));
-            let ratio = missed.1.len() as f64 / all.1.len() as f64;
+            let mut left = all[MEASURED].iter();
+            assert!(
+                missed[MEASURED]
+                    .iter()
+                    .all(|page| left.any(|other| other == page))
+            );
+            let ratio = missed[MEASURED].len() as f64 / all[MEASURED].len() as f64;
             assert!((0.05..0.5).contains(&ratio), "{ratio}");
         }
         assert_eq!(spec.nr_buffers(), 32);
