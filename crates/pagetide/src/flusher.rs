@@ -347,44 +347,27 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::tests::Takes;
     use crate::{ByteSize, Memory, Order, Store};
     use std::io;
     use std::sync::atomic::AtomicU32;
-
-    /// A store that unwinds where it is written in the background, and counts that.
-    struct Unwinds(Arc<AtomicU32>);
-
-    impl Store for Unwinds {
-        fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-            Ok(0)
-        }
-
-        fn len(&self) -> io::Result<u64> {
-            Ok(0)
-        }
-
-        fn is_writable(&self) -> bool {
-            true
-        }
-
-        fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
-            if std::thread::current().name() == Some("pagetide-flush") {
-                self.0.fetch_add(1, Ordering::SeqCst);
-                // Without a word to the panic hook.
-                std::panic::resume_unwind(Box::new("a store that unwinds"));
-            }
-            Ok(buf.len())
-        }
-    }
 
     #[test]
     fn a_store_that_panics_does_not_end_writing_in_the_background() {
         let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
         let web = memory.root().child("web").unwrap();
         let web = web.max(ByteSize::mib(4)).unwrap();
-        let store = |nr_calls: &Arc<AtomicU32>| Box::new(Unwinds(Arc::clone(nr_calls)));
-        let nr_calls = Arc::default();
-        let bad = memory.open_store(store(&nr_calls), "bad", Order::new(0), &web);
+        let nr_calls = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&nr_calls);
+        let store = Box::new(Takes(move |bytes: &[u8], _| {
+            if std::thread::current().name() == Some("pagetide-flush") {
+                count.fetch_add(1, Ordering::SeqCst);
+                // Without a word to the panic hook.
+                std::panic::resume_unwind(Box::new("a store that unwinds"));
+            }
+            Ok(bytes.len())
+        }));
+        let bad = memory.open_store(store, "bad", Order::new(0), &web);
         let bad = bad.unwrap();
         let data = tempfile::NamedTempFile::new().unwrap();
         let good = memory.open_rw(data.path(), &web).unwrap();

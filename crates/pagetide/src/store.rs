@@ -542,3 +542,37 @@ impl Store for DirectFile {
         self.has_lost_writes.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An empty store that can be written: what becomes of bytes and where they are to be, its
+    /// function decides.
+    pub(crate) struct Takes<F>(pub(crate) F);
+
+    impl<F> Store for Takes<F>
+    where
+        F: Fn(&[u8], u64) -> io::Result<usize> + Send + Sync,
+    {
+        fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn is_writable(&self) -> bool {
+            true
+        }
+
+        fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+            (self.0)(buf, offset)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}

@@ -1,7 +1,10 @@
 //! Who stalls on a page of the working set.
 
 use super::*;
+use crate::store::tests::Takes;
 use crate::{ByteSize, Memory, Order, Store};
+use pagetide_core::memory::Effect;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, OnceLock};
 
 /// A store whose reads begin and end with the test's.
@@ -126,40 +129,21 @@ fn who_reads_a_page_of_the_working_set_stalls() {
     }
 }
 
-/// A store that takes everything and counts its bytes.
-struct Sink(Arc<std::sync::atomic::AtomicU64>);
-
-impl Store for Sink {
-    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        Ok(0)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
-        let len = buf.len() as u64;
-        self.0.fetch_add(len, std::sync::atomic::Ordering::Relaxed);
-        Ok(buf.len())
-    }
-}
-
 #[test]
 fn a_page_is_written_when_it_has_been_dirty_for_five_seconds() {
-    let nr_bytes = Arc::default();
+    let nr_bytes = Arc::new(AtomicU64::new(0));
     let memory = Memory::builder().budget(ByteSize::mib(8));
     let memory = memory.without_thread().build().unwrap();
-    let store = Box::new(Sink(Arc::clone(&nr_bytes)));
+    let count = Arc::clone(&nr_bytes);
+    let store = Box::new(Takes(move |bytes: &[u8], _| {
+        count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(bytes.len())
+    }));
     let file = memory.open_store(store, "sink", Order::new(0), &memory.root());
     let file = file.unwrap();
     file.write_at(&[1; 5000], 0).unwrap();
     let shared = &file.open.shared;
-    let nr_bytes = || nr_bytes.load(std::sync::atomic::Ordering::Relaxed);
+    let nr_bytes = || nr_bytes.load(Ordering::Relaxed);
     shared.flush_background(4);
     assert_eq!(nr_bytes(), 0);
     shared.flush_background(shared.second() + 5);

@@ -1,6 +1,7 @@
 //! Stores that fail at one page, or unwind.
 
-use crate::{ByteSize, Error, File, Memory, Order, Store};
+use crate::store::tests::Takes;
+use crate::{ByteSize, Error, File, Memory, Order};
 use pagetide_core::group::Gauge;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,20 +24,8 @@ struct Disk {
     nr_calls: AtomicU64,
 }
 
-impl Store for Arc<Disk> {
-    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        Ok(0)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+impl Disk {
+    fn write(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         self.nr_calls.fetch_add(1, Ordering::Relaxed);
         if self.unwinds {
             // Without a word to the panic hook.
@@ -53,10 +42,6 @@ impl Store for Arc<Disk> {
         bytes[start..start + buf.len()].copy_from_slice(buf);
         Ok(buf.len())
     }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn memory() -> Memory {
@@ -65,7 +50,8 @@ fn memory() -> Memory {
 }
 
 fn open(memory: &Memory, disk: &Arc<Disk>, name: &str) -> File {
-    let store = Box::new(Arc::clone(disk));
+    let disk = Arc::clone(disk);
+    let store = Box::new(Takes(move |bytes: &[u8], offset| disk.write(bytes, offset)));
     let file = memory.open_store(store, name, Order::new(0), &memory.root());
     file.unwrap()
 }
