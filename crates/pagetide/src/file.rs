@@ -31,10 +31,10 @@ use crate::pins::Counted;
 use crate::stall::Stall;
 use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
-use crate::{Error, cpu, park};
+use crate::{Error, cpu};
 use ahead::Wish;
 use pagetide_core::frame::flag;
-use pagetide_core::memory::{Effect, Effects, Io, PageError, PageIn, Step};
+use pagetide_core::memory::{Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, PageKey};
 use patience::Patience;
@@ -468,16 +468,13 @@ impl File {
         }
     }
 
-    /// What a step asks for: its read, too, where a waker panics. Returns the reads.
+    /// What a step asks for. Returns its reads.
     fn carry_out(&self, effects: &mut Effects, fill: &Fill<'_>) -> u32 {
         let mut reads = 0;
-        park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {
-            Effect::Wake(frame) => self.open.shared.waiters.wake(frame),
-            Effect::Read(io) | Effect::Copy(io) => {
-                reads += 1;
-                self.read(io, fill);
-            }
-            Effect::LastPin => unreachable!("the file is a handle"),
+        let effects = iter::from_fn(|| effects.pop());
+        self.open.shared.carry_out(effects, |io| {
+            reads += 1;
+            self.read(io, fill);
         });
         reads
     }

@@ -24,7 +24,7 @@ use crate::wait::Waiters;
 use crate::worker::Worker;
 use crate::writeback::Landings;
 use pagetide_core::group::Event;
-use pagetide_core::memory::{AllocError, Effect, Effects, Memory as Core};
+use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
 use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::iter;
@@ -299,19 +299,24 @@ impl Shared {
     pub(crate) fn wake_all(&self, effects: &mut Effects) {
         if let Some(first) = effects.pop() {
             let others = iter::from_fn(|| effects.pop());
-            park::to_each(iter::once(first).chain(others), |it| self.carry_out(it));
+            self.carry_out(iter::once(first).chain(others), |_| {
+                unreachable!("only an operation's step asks for reads")
+            });
         }
     }
 
-    /// What a call of core left that was no operation's step.
-    pub(crate) fn carry_out(&self, effect: Effect) {
-        match effect {
+    /// What calls of core left, all of it, also where a waker panics: reads that operations' steps
+    /// ask for are given to `read`.
+    pub(crate) fn carry_out(
+        &self,
+        effects: impl IntoIterator<Item = Effect>,
+        mut read: impl FnMut(Io),
+    ) {
+        park::to_each(effects, |effect| match effect {
             Effect::Wake(frame) => self.waiters.wake(frame),
             Effect::LastPin => self.end_stay(),
-            Effect::Read(_) | Effect::Copy(_) => {
-                unreachable!("only an operation's step asks for reads")
-            }
-        }
+            Effect::Read(io) | Effect::Copy(io) => read(io),
+        });
     }
 
     /// Parks until the frame's version is no longer `version`.

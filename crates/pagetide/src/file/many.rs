@@ -8,8 +8,8 @@ use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
-use crate::{Error, cpu, park};
-use pagetide_core::memory::{Ahead, Effect, Effects, Here, Io, PageError, PageIn, Platform};
+use crate::{Error, cpu};
+use pagetide_core::memory::{Ahead, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, Node, PageKey};
@@ -170,13 +170,10 @@ impl<'a> Begun<'a> {
         step
     }
 
-    /// What a step asks for: its reads, too, where a waker panics.
+    /// What a step asks for.
     fn carry_out(&self, effects: &mut Effects) {
-        park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {
-            Effect::Wake(frame) => self.open.shared.waiters.wake(frame),
-            Effect::Read(io) | Effect::Copy(io) => self.push(io),
-            Effect::LastPin => unreachable!("the file is a handle"),
-        });
+        let effects = iter::from_fn(|| effects.pop());
+        self.open.shared.carry_out(effects, |io| self.push(io));
     }
 
     /// Takes the first step of an operation.

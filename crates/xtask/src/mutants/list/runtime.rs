@@ -477,9 +477,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a waker that unwinds leaves a page unread",
-        file: "file/many.rs",
-        find: "park::to_each(iter::from_fn(|| effects.pop()), |effect| match effect {",
-        replace: "iter::from_fn(|| effects.pop()).for_each(|effect| match effect {",
+        file: "shared.rs",
+        find: "park::to_each(effects, |effect| match effect {",
+        replace: "effects.into_iter().for_each(|effect| match effect {",
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_leaves_no_page_unread"),
     },
     Mutant {
