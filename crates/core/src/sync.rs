@@ -43,7 +43,7 @@ pub(crate) mod refusals;
 mod slots;
 mod table;
 
-pub use slots::{Padded, PerCpu, Slots, Stripes};
+pub use slots::{Fixed, Padded, PerCpu, Slots, Stripes};
 pub use table::Table;
 
 /// Read-modify-writes that this thread made so far through core's atomics and spin locks, each try
@@ -66,20 +66,22 @@ pub mod rank {
     pub const MAPPING: u8 = 3;
     /// A CPU's magazines of working memory.
     pub const MAGAZINE: u8 = 4;
+    /// What magazines have too many of.
+    pub const DEPOT: u8 = 5;
     /// One lruvec.
-    pub const LRUVEC: u8 = 5;
+    pub const LRUVEC: u8 = 6;
     /// A per-CPU page cache.
-    pub const PCP: u8 = 6;
+    pub const PCP: u8 = 7;
     /// A zone's free area.
-    pub const ZONE: u8 = 7;
+    pub const ZONE: u8 = 8;
     /// Growth of a table.
-    pub const TABLE: u8 = 8;
+    pub const TABLE: u8 = 9;
     /// The charge stock of one CPU, in the variant that locks it.
-    pub const STOCK: u8 = 9;
+    pub const STOCK: u8 = 10;
     /// What is out of use.
-    pub const BALLOON: u8 = 10;
+    pub const BALLOON: u8 = 11;
     /// One group's pressure.
-    pub const PRESSURE: u8 = 11;
+    pub const PRESSURE: u8 = 12;
 }
 
 /// Memory for core's own records was refused.
@@ -212,6 +214,10 @@ mod spin {
         /// As [`SpinLock::lock`].
         #[inline]
         pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
+            // A look first: who finds it held needs no read-modify-write.
+            if self.state.load(Ordering::Relaxed) == HELD {
+                return None;
+            }
             // Acquire pairs with the Release in `Guard::drop`.
             match self
                 .state
@@ -239,6 +245,10 @@ mod spin {
         /// In debug builds where a lock of this or a higher rank is held already.
         #[inline(always)]
         pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
+            // A look first, as in `try_lock`.
+            if self.state.load(Ordering::Relaxed) != 0 {
+                return None;
+            }
             // Acquire pairs with the Release in `Guard::drop` and `Brief::open`.
             let taken = self
                 .state

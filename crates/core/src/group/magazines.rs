@@ -1,20 +1,19 @@
 //! Charges of blocks that wait in magazines: how many may, and what a CPU's stock has for them.
 
+use super::record::{Group, Limit};
 use super::stock::Stocks;
 use super::{BATCH, Tree};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Order};
 
-/// Pages of large blocks that one CPU's magazine has at most: a block of 2 MiB.
-const MAX_LARGE: u32 = 512;
-/// Pages of smaller blocks, but single pages, that a magazine has at most.
-const MAX_SMALL: u32 = 256;
+/// Pages of blocks of less than a batch that a magazine has at most.
+const MAX_SMALL: u32 = 512;
 
 impl Tree {
     /// Blocks of an order that a magazine may have of a group: half a batch of pages, more of large
     /// ones under a large budget; none of a group that is exact, dead, or keeps to some nodes.
     ///
-    /// With all of a CPU's magazines full these are at most 1/40 of the root's `max` on all CPUs.
+    /// With all of a rack's magazines full these are at most 1/23 of the root's `max` on all CPUs.
     #[must_use]
     pub fn magazine_blocks(&self, id: u32, order: Order) -> u32 {
         let group = self.live(id);
@@ -28,10 +27,22 @@ impl Tree {
             return if group.is_dead() { 0 } else { 2 };
         }
         let nr_pages = match order.nr_pages() >= BATCH {
-            true => (group.large() / 2).min(MAX_LARGE),
-            false => (group.large() / 8).min(MAX_SMALL).max(batch / 2),
+            true => group.large(),
+            false => (group.large() / 4).min(MAX_SMALL).max(batch / 2),
         };
         nr_pages >> order.get()
+    }
+
+    /// Pages that the depot may have of a group that has magazines: a 16th of its nearest limit or
+    /// `high`. All groups together may have the root's.
+    #[must_use]
+    pub fn depot_pages(&self, id: u32) -> u32 {
+        if cfg!(any(loom, shuttle)) {
+            return 2;
+        }
+        let limit = |(_, group): (u32, &Group)| group.max().min(group.limit(Limit::High));
+        let least = self.path(id).map(limit).min().unwrap_or(0);
+        u32::try_from(least / 16).unwrap_or(u32::MAX)
     }
 
     /// Takes up to `most` blocks of `unit` pages out of the CPU's stock, as many as it has. Returns

@@ -145,10 +145,10 @@ impl Memory {
     ///
     /// Of the budget 1/256 is kept free, 16 MiB at most, so that those who read need not evict.
     ///
-    /// On the node, how many pages are missing is counted first. What lies in per-CPU page caches
-    /// goes back to the zones and is not missing: only where a node is really short, because its
-    /// pages are used or kept for others, pages of it are evicted, of all groups beyond what
-    /// protects them.
+    /// On the node, how many pages are missing is counted first. What lies in the depot and in
+    /// per-CPU page caches goes back to the zones and is not missing: only where a node is really
+    /// short, because its pages are used or kept for others, pages of it are evicted, of all groups
+    /// beyond what protects them.
     pub fn balance(&self, here: Here<'_>, node: Node) -> Balance {
         let goes_on = self.make_room(here);
         match self.balance_node(here, node) {
@@ -169,6 +169,8 @@ impl Memory {
             }
             self.zones.set_reclaim_active(node, true);
         }
+        // Nobody's, as what lies in per-CPU page caches.
+        self.drain_depot_of(self.groups.root());
         let nr_missing = self.zones.nr_missing(node);
         let nr_freed = self.evict_on(here, node, nr_missing.min(MAX_STEP));
         self.zones.fetch_back(&self.frames, node);

@@ -1,7 +1,8 @@
 //! Working memory: by way of the CPU's magazine, which has charges and frames together.
 
 use super::alloc::Block;
-use super::magazine::{MAX_BLOCKS, ROOM};
+use super::depot::{MAX_CHUNK, Share};
+use super::rack::{MAX_BLOCKS, ROOM};
 use super::{AllocError, Here, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{Form, Place, State, flag};
@@ -38,17 +39,18 @@ impl Memory {
         Some((frame, self.frames.record(frame).leave_magazine(form)))
     }
 
-    /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is.
+    /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is, or the depot.
     #[must_use]
     pub fn take_waiting(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
         if let Some(taken) = self.take_at_hand(cpu, group, order) {
             return Some(taken);
         }
         let form = Form::new(group, order);
-        if !self.magazines.has(cpu, form) {
-            return None;
-        }
-        let frame = self.magazines.open(cpu)?.pop(form)?;
+        let frame = self.magazines.take_any(cpu, form).or_else(|| {
+            let node = self.config.alloc.topology.node_of(cpu);
+            let room = || self.room(form);
+            self.magazines.take_stored((cpu, node), form, room)
+        })?;
         Some((frame, self.frames.record(frame).leave_magazine(form)))
     }
 
@@ -82,6 +84,19 @@ impl Memory {
     fn room(&self, form: Form) -> u32 {
         let room = self.groups.magazine_blocks(form.group(), form.order());
         room.min(ROOM)
+    }
+
+    /// What the depot may have of the group of a form, whose magazines may have `room`.
+    fn share(&self, cpu: Cpu, form: Form, room: u32) -> Share {
+        let of_group = match room {
+            0 => 0,
+            _ => self.groups.depot_pages(form.group()),
+        };
+        Share {
+            node: self.config.alloc.topology.node_of(cpu),
+            of_group,
+            of_all: self.groups.depot_pages(self.groups.root()),
+        }
     }
 
     /// Blocks for the CPU's magazine, as far as its stock has charges and its per-CPU page cache
@@ -161,14 +176,8 @@ impl Memory {
             return false;
         }
         let (form, is_own) = self.buf(cpu, frame);
-        if is_own
-            && self.magazines.has_room(cpu, form)
-            && let Some(mut open) = self.magazines.open(cpu)
-            && open.push(form, frame)
-        {
-            self.frames.record(frame).enter_magazine(form);
-            // The last thing that it counts for: whoever has the lock next may take all away.
-            open.count_in();
+        let record = self.frames.record(frame);
+        if is_own && self.magazines.give_any(cpu, form, frame, record) {
             return false;
         }
         self.free_past_magazine(cpu, frame, form, is_own)
@@ -211,16 +220,21 @@ impl Memory {
     }
 
     fn free_past_magazine(&self, cpu: Cpu, frame: Frame, form: Form, may_keep: bool) -> bool {
-        let mut cold = [Frame::FIRST; MAX_BLOCKS];
+        let mut cold = [Frame::FIRST; MAX_CHUNK];
         let mut nr_cold = None;
         if may_keep && let Some(mut open) = self.magazines.open(cpu) {
             // Under the lock: see `Magazines::forget`.
             let room = self.room(form);
-            nr_cold = open.make_room(form, room, &mut cold);
+            let share = || self.share(cpu, form, room);
+            nr_cold = open.make_room(form, room, share, &mut cold);
             if nr_cold.is_some() {
                 let is_kept = open.push(form, frame);
                 assert!(is_kept, "there was made room");
                 self.frames.record(frame).enter_magazine(form);
+            }
+            if nr_cold == Some(0) {
+                open.count_in();
+                return false;
             }
         }
         match nr_cold {
@@ -278,6 +292,18 @@ impl Memory {
     pub fn drain_charges(&self, subtree: u32) {
         self.drain_magazines_of(subtree);
         self.groups.drain(subtree);
+    }
+
+    /// [`Memory::drain_magazines_of`] of the depot only: what is far from any CPU.
+    pub(super) fn drain_depot_of(&self, subtree: u32) -> u32 {
+        let root = self.groups.root();
+        let wanted = |group| subtree == root || self.groups.is_in(group, subtree);
+        let mut nr_pages = 0;
+        self.magazines.drain_depot(wanted, |cpu, form, blocks| {
+            self.put_cold(cpu, form, blocks);
+            nr_pages += crate::units::count(blocks.len()) * form.order().nr_pages();
+        });
+        nr_pages
     }
 
     /// At a tick: magazines that were not used since the last one are emptied.

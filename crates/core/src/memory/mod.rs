@@ -9,6 +9,7 @@ mod begin;
 mod bufs;
 mod claims;
 mod complete;
+mod depot;
 mod effects;
 mod evacuate;
 mod evict;
@@ -25,6 +26,7 @@ mod migrate;
 mod pins;
 mod place;
 mod proactive;
+mod rack;
 mod reclaim;
 mod refaults;
 mod region;
@@ -181,7 +183,7 @@ impl Config {
             + Evacuation::bytes(self.nr_frames())
             + Zones::bytes(&self.alloc, self.nr_frames())
             + Tree::bytes(nr_cpus, self.stocks)
-            + Magazines::bytes(nr_cpus)
+            + Magazines::bytes(nr_cpus, self.nr_frames())
     }
 
     /// [`Config::metadata_bytes`] in whole pages.
@@ -378,7 +380,7 @@ impl Memory {
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
                 left_pins: LeftPins::default(),
-                magazines: Magazines::try_new(nr_cpus)?,
+                magazines: Magazines::try_new(nr_cpus, nr_frames)?,
                 magazine_tick: AtomicU64::new(0),
                 metadata_pages: metadata,
                 stats: Counters::default(),

@@ -1,8 +1,9 @@
-//! Records alone on their cache lines: in fixed arrays, one for each CPU, locks that buckets share.
+//! Fixed arrays: of records close together, or alone on their cache lines, one for each CPU, and
+//! of locks that buckets share.
 
 use super::std::boxed::Box;
 use super::{Guard, NoMetadata, SpinLock, room_for};
-use core::ops::{Deref, Index};
+use core::ops::{Deref, DerefMut, Index};
 
 /// A value alone on its cache line.
 #[derive(Debug, Default)]
@@ -13,6 +14,41 @@ impl<T> Deref for Padded<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+/// A fixed array of records, close together.
+#[derive(Debug)]
+pub struct Fixed<T>(Box<[T]>);
+
+impl<T> Fixed<T> {
+    /// Bytes that [`Fixed::try_new`] takes.
+    #[must_use]
+    pub const fn bytes(nr_records: u32) -> usize {
+        size_of::<T>() * crate::units::index(nr_records)
+    }
+
+    /// `nr_records` records, made in turn from their numbers.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub fn try_new(nr_records: u32, record: impl FnMut(u32) -> T) -> Result<Self, NoMetadata> {
+        let mut records = room_for(crate::units::index(nr_records))?;
+        records.extend((0..nr_records).map(record));
+        Ok(Fixed(records.into_boxed_slice()))
+    }
+}
+
+impl<T> Deref for Fixed<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Fixed<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
     }
 }
 

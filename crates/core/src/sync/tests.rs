@@ -55,7 +55,7 @@ fn a_brief_hold_excludes_others_until_it_opens() {
 }
 
 #[test]
-#[should_panic(expected = "a lock of rank 7 is poisoned")]
+#[should_panic(expected = "a lock of rank 8 is poisoned")]
 fn a_brief_hold_that_does_not_open_poisons() {
     let lock = SpinLock::<u32, { rank::ZONE }>::new(1);
     drop(lock.try_brief());

@@ -58,17 +58,22 @@ fn a_block_comes_back_while_magazines_are_drained() {
     });
 }
 
-#[test]
-fn a_group_that_goes_while_a_block_comes_back_has_no_magazine() {
-    whole(|shared| {
+/// A group goes while the last of some blocks comes back.
+fn end_of_a_group_beside(nr_waiting: usize) {
+    whole(move |shared| {
         let (memory, root, _) = &*shared;
         let cpu = Cpu::new(0);
         let group = memory.new_group(cpu.into(), *root).expect("a group");
         let take = || memory.alloc_buf(cpu.into(), group, Order::ZERO);
-        let [first, second] = [(); 2].map(|()| take().expect("a frame is free").0);
-        memory.free_buf(cpu, first);
+        let last = take().expect("a frame is free").0;
+        let waiting: Vec<Frame> = (0..nr_waiting)
+            .map(|_| take().expect("a frame is free").0)
+            .collect();
+        waiting
+            .into_iter()
+            .for_each(|frame| memory.free_buf(cpu, frame));
         let other = Arc::clone(&shared);
-        let user = thread::spawn(move || other.0.free_buf(cpu, second));
+        let user = thread::spawn(move || other.0.free_buf(cpu, last));
         memory.drop_group(cpu, group);
         user.join().expect("a block is freed without a panic");
         memory.groups().drain(*root);
@@ -78,4 +83,14 @@ fn a_group_that_goes_while_a_block_comes_back_has_no_magazine() {
             .map(pagetide_core::group::Group::usage);
         assert_eq!(left.unwrap_or(0), 0);
     });
+}
+
+#[test]
+fn a_group_that_goes_while_a_block_comes_back_has_no_magazine() {
+    end_of_a_group_beside(1);
+}
+
+#[test]
+fn a_group_that_goes_while_a_magazine_is_full_has_nothing_in_the_depot() {
+    end_of_a_group_beside(2);
 }

@@ -119,11 +119,14 @@ impl Platform for Goes<'_> {
 #[test]
 fn a_memory_that_is_abandoned_during_a_move_ends_with_it() {
     let (memory, group, file) = memory(2048, Policy::Fifo);
-    let mut frames = (1..).map(|page| pinned(&memory, group, key(file, page)));
+    let mut frames = (1..).map(|page| {
+        let frame = pinned(&memory, group, key(file, page));
+        assert!(!unpin(&memory, frame));
+        frame
+    });
     // Of a block of two that lies in the arena.
     let frame = frames.find(|frame| frame.number() | 1 < memory.frames().len());
     let frame = frame.unwrap();
-    assert!(!unpin(&memory, frame));
     let goes = Goes {
         memory: &memory,
         file,

@@ -111,8 +111,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a block is counted as gone before it is",
         file: "memory/bufs.rs",
-        find: "let mut cold = [Frame::FIRST; MAX_BLOCKS];\n        let mut nr_cold = None;",
-        replace: "let mut cold = [Frame::FIRST; MAX_BLOCKS];\n        \
+        find: "let mut cold = [Frame::FIRST; MAX_CHUNK];\n        let mut nr_cold = None;",
+        replace: "let mut cold = [Frame::FIRST; MAX_CHUNK];\n        \
                   let mut nr_cold = None;\n        \
                   let is_last = match self.magazines.open(cpu) {\n            \
                   Some(mut open) => { open.count_in(); false }\n            \
@@ -129,7 +129,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "forms whose magazines begin at one place share it",
-        file: "memory/magazine.rs",
+        file: "memory/rack.rs",
         find: "(1..end).filter(move |&at| at != first)",
         replace: "(1..end).filter(move |&at| at != first).take(0)",
         tests: Tests::Unit("forms_that_are_used"),
@@ -144,8 +144,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "magazines that nobody uses stay full",
         file: "memory/magazine.rs",
-        find: "(label.0 & USED != 0).then_some(Label(label.0 & !USED))",
-        replace: "(label.0 & USED != 0).then_some(label)",
+        find: "label.is_used().then_some(label.unused())",
+        replace: "label.is_used().then_some(label)",
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
@@ -486,5 +486,71 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "        others.for_each(|&frame| self.frames.set_group(frame, 0));\n",
         replace: "        let _none = others;\n",
         tests: Tests::Unit("goes_back_without_anothers_name"),
+    },
+    Mutant {
+        name: "the depot has no share",
+        file: "memory/depot.rs",
+        find: "of_group + nr_pages <= share.of_group",
+        replace: "of_group < u32::MAX",
+        tests: Tests::Unit("depot"),
+    },
+    Mutant {
+        name: "the depot gives blocks of a far node",
+        file: "memory/depot.rs",
+        find: "(shelf.form, shelf.node) == (form, node)",
+        replace: "(shelf.form, node) == (form, node)",
+        tests: Tests::Unit("memory::depot"),
+    },
+    Mutant {
+        name: "what nobody takes stays in the depot",
+        file: "memory/depot.rs",
+        find: "            shelf.least = shelf.nr_chunks;\n",
+        replace: "            shelf.least = 0;\n",
+        tests: Tests::Unit("depot"),
+    },
+    Mutant {
+        name: "a tick takes what is in use out of the depot",
+        file: "memory/depot.rs",
+        find: "false => shelf.least.min(shelf.nr_chunks),",
+        replace: "false => shelf.least,",
+        tests: Tests::Unit("depot"),
+    },
+    Mutant {
+        name: "a group that goes leaves what is in the depot",
+        file: "memory/magazine.rs",
+        find: "by now: that is under a rack's lock.\n        self.drain_depot(wanted, out);\n",
+        replace: "by now.\n        let _none = &out;\n",
+        tests: Tests::Unit("share_of_the_nearest_limit"),
+    },
+    Mutant {
+        name: "the depot is emptied before the racks",
+        file: "memory/magazine.rs",
+        find: "label.form().is_some_and(is_kept).then_some(label);\n",
+        replace: "label.form().is_some_and(is_kept).then_some(label);\n        \
+                  self.drain_depot(&wanted, &mut out);\n        \
+                  let wanted = |_: u32| false;\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "pages are evicted below a high before the depot is empty",
+        file: "memory/alloc.rs",
+        find: "over.saturating_sub(self.drain_depot_of(level).into())",
+        replace: "over",
+        tests: Tests::Unit("goes_before_any_page"),
+    },
+    Mutant {
+        name: "pages are evicted below the budget before the depot is empty",
+        file: "memory/room.rs",
+        find: "            self.drain_depot_of(self.groups.root());\n",
+        replace: "",
+        tests: Tests::Unit("goes_before_any_page"),
+    },
+    Mutant {
+        name: "who finds a rack in another's hands goes past all of them",
+        file: "memory/magazine.rs",
+        find: "self.cpus.get(cpu)?.iter();\n        racks.find_map(|rack| rack.take(form))",
+        replace: "self.cpus.get(cpu)?.iter().take(1);\n        \
+                  racks.find_map(|rack| rack.take(form))",
+        tests: Tests::Unit("has_the_next_one"),
     },
 ];

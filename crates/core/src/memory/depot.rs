@@ -1,0 +1,495 @@
+//! The depot: what magazines have too many of, charged to its group still, for those of any CPU.
+//!
+//! Blocks that one CPU takes and another gives back come round here, with their charges and their
+//! bytes, half a magazine by a lock; so does what is taken and given back by the thousands.
+//!
+//! Source: Bonwick and Adams 2001, "Magazines and Vmem", with its working set: what was there all
+//! the time between two ticks is in nobody's. Changed: of a group it has at most a share of the
+//! nearest limit, and who reclaims in the background takes from here before a page is evicted.
+
+use super::rack::MAX_BLOCKS;
+use crate::frame::Form;
+use crate::sync::{AtomicU32, Fixed, NoMetadata, Ordering, SpinLock, rank};
+use crate::units::{Cpu, Frame, Node, count, index};
+
+/// Blocks of a chunk at most: half a magazine.
+pub(super) const MAX_CHUNK: usize = MAX_BLOCKS / 2;
+/// Kinds of blocks that have chunks at a time.
+const NR_SHELVES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
+/// A chunk for so many frames is as much as [`super::Memory`] lets in of single pages.
+const FRAMES_BY_CHUNK: u32 = 256;
+const MIN_CHUNKS: u32 = 4;
+/// 256 MiB of single pages.
+const MAX_CHUNKS: u32 = 4096;
+/// The number of no chunk.
+const NONE: u32 = u32::MAX;
+
+/// What may be in the depot, in pages, and where blocks of a CPU are.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Where the blocks are.
+    pub node: Node,
+    /// Of the group.
+    pub of_group: u32,
+    /// Of all groups.
+    pub of_all: u32,
+}
+
+/// Blocks of one form, which came from one CPU's magazine.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    above: u32,
+    /// In the list of those that are free, too.
+    below: u32,
+    cpu: Cpu,
+    nr_blocks: u32,
+    blocks: [Frame; MAX_CHUNK],
+}
+
+impl Chunk {
+    fn blocks(&self) -> &[Frame] {
+        &self.blocks[..index(self.nr_blocks)]
+    }
+}
+
+/// The chunks of one form that are on one node; nobody's where there is none.
+#[derive(Clone, Copy, Debug)]
+struct Shelf {
+    form: Form,
+    node: Node,
+    /// The one that came last, and the one that came first.
+    top: u32,
+    bottom: u32,
+    nr_chunks: u32,
+    nr_blocks: u32,
+    /// The least that were here since the last tick.
+    least: u32,
+}
+
+impl Shelf {
+    fn nr_pages(&self) -> u32 {
+        match self.nr_chunks {
+            0 => 0,
+            _ => self.nr_blocks << self.form.order().get(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shelves {
+    chunks: Fixed<Chunk>,
+    /// The first free chunk.
+    free: u32,
+    shelves: [Shelf; NR_SHELVES],
+    nr_chunks: u32,
+    nr_pages: u32,
+}
+
+impl Shelves {
+    fn find(&self, form: Form, node: Node) -> Option<usize> {
+        let is_it = |shelf: &Shelf| shelf.nr_chunks > 0 && (shelf.form, shelf.node) == (form, node);
+        self.shelves.iter().position(is_it)
+    }
+
+    fn nr_pages(&self, wanted: impl Fn(u32) -> bool) -> u32 {
+        let used = self.shelves.iter().filter(|shelf| shelf.nr_chunks > 0);
+        used.filter(|shelf| wanted(shelf.form.group()))
+            .map(Shelf::nr_pages)
+            .sum()
+    }
+
+    fn put(&mut self, (form, cpu): (Form, Cpu), blocks: &[Frame], share: Share) -> bool {
+        let nr_pages = count(blocks.len()) << form.order().get();
+        let of_group = self.nr_pages(|group| group == form.group());
+        let has_room =
+            of_group + nr_pages <= share.of_group && self.nr_pages + nr_pages <= share.of_all;
+        let found = self.find(form, share.node);
+        let found = found.or_else(|| self.shelves.iter().position(|shelf| shelf.nr_chunks == 0));
+        let (Some(at), true) = (found, has_room && self.free != NONE) else {
+            return false;
+        };
+        let number = self.free;
+        let chunk = &mut self.chunks[index(number)];
+        self.free = chunk.below;
+        let shelf = &mut self.shelves[at];
+        if shelf.nr_chunks == 0 {
+            *shelf = Shelf {
+                form,
+                node: share.node,
+                bottom: number,
+                ..EMPTY
+            };
+        }
+        chunk.blocks[..blocks.len()].copy_from_slice(blocks);
+        chunk.nr_blocks = count(blocks.len());
+        (chunk.cpu, chunk.above, chunk.below) = (cpu, NONE, shelf.top);
+        if let Some(below) = self.chunks.get_mut(index(shelf.top)) {
+            below.above = number;
+        }
+        shelf.top = number;
+        shelf.nr_chunks += 1;
+        shelf.nr_blocks += count(blocks.len());
+        self.nr_chunks += 1;
+        self.nr_pages += nr_pages;
+        true
+    }
+
+    /// Takes the chunk of a shelf that came last, or first: it is in its place until the next one
+    /// comes.
+    fn take(&mut self, at: usize, is_first: bool) -> Option<&Chunk> {
+        let shelf = &mut self.shelves[at];
+        let number = if is_first { shelf.bottom } else { shelf.top };
+        if shelf.nr_chunks == 0 {
+            return None;
+        }
+        let chunk = &mut self.chunks[index(number)];
+        let (above, below) = (chunk.above, chunk.below);
+        chunk.below = self.free;
+        self.free = number;
+        let nr_blocks = chunk.nr_blocks;
+        match is_first {
+            true => shelf.bottom = above,
+            false => shelf.top = below,
+        }
+        shelf.nr_chunks -= 1;
+        shelf.nr_blocks -= nr_blocks;
+        shelf.least = match is_first {
+            true => shelf.least.saturating_sub(1),
+            false => shelf.least.min(shelf.nr_chunks),
+        };
+        self.nr_chunks -= 1;
+        self.nr_pages -= nr_blocks << shelf.form.order().get();
+        if let Some(chunk) = self.chunks.get_mut(index(above)) {
+            chunk.below = below;
+        }
+        if let Some(chunk) = self.chunks.get_mut(index(below)) {
+            chunk.above = above;
+        }
+        self.chunks.get(index(number))
+    }
+}
+
+const EMPTY: Shelf = Shelf {
+    form: Form::new(0, crate::units::Order::ZERO),
+    node: Node::ZERO,
+    top: NONE,
+    bottom: NONE,
+    nr_chunks: 0,
+    nr_blocks: 0,
+    least: 0,
+};
+
+/// Chunks of all groups.
+#[derive(Debug)]
+pub(super) struct Depot {
+    shelves: SpinLock<Shelves, { rank::DEPOT }>,
+    /// Written under the lock, and looked at without.
+    nr_chunks: AtomicU32,
+}
+
+impl Depot {
+    const fn nr_chunks_for(nr_frames: u32) -> u32 {
+        let nr_chunks = nr_frames / FRAMES_BY_CHUNK;
+        match nr_chunks {
+            0..MIN_CHUNKS => MIN_CHUNKS,
+            MAX_CHUNKS.. => MAX_CHUNKS,
+            nr_chunks => nr_chunks,
+        }
+    }
+
+    /// Bytes that [`Depot::try_new`] takes.
+    pub(super) const fn bytes(nr_frames: u32) -> usize {
+        Fixed::<Chunk>::bytes(Depot::nr_chunks_for(nr_frames))
+    }
+
+    /// An empty one.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator refuses.
+    pub(super) fn try_new(nr_frames: u32) -> Result<Depot, NoMetadata> {
+        let nr_chunks = Depot::nr_chunks_for(nr_frames);
+        let free = |number: u32| Chunk {
+            above: NONE,
+            below: if number + 1 < nr_chunks {
+                number + 1
+            } else {
+                NONE
+            },
+            cpu: Cpu::new(0),
+            nr_blocks: 0,
+            blocks: [Frame::FIRST; MAX_CHUNK],
+        };
+        Ok(Depot {
+            shelves: SpinLock::new(Shelves {
+                chunks: Fixed::try_new(nr_chunks, free)?,
+                free: 0,
+                shelves: [EMPTY; NR_SHELVES],
+                nr_chunks: 0,
+                nr_pages: 0,
+            }),
+            nr_chunks: AtomicU32::new(0),
+        })
+    }
+
+    fn note(&self, shelves: &Shelves) {
+        // Relaxed: a look without the lock is of a moment.
+        self.nr_chunks.store(shelves.nr_chunks, Ordering::Relaxed);
+    }
+
+    /// Whether it has nothing. A look without the lock.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.nr_chunks.load(Ordering::Relaxed) == 0
+    }
+
+    /// Keeps blocks of a CPU's magazine, at most [`MAX_CHUNK`]; false where that is more than their
+    /// share, it has no place for them, or somebody has it in hand just now.
+    #[must_use]
+    pub(super) fn put(&self, of: (Form, Cpu), blocks: &[Frame], share: Share) -> bool {
+        let Some(mut shelves) = self.shelves.try_lock() else {
+            return false;
+        };
+        let is_kept = shelves.put(of, blocks, share);
+        self.note(&shelves);
+        is_kept
+    }
+
+    /// Takes the blocks of a form and a node that came last, where `blocks` has room for them;
+    /// returns how many. None where somebody has the depot in hand just now.
+    pub(super) fn take(&self, form: Form, node: Node, blocks: &mut [Frame]) -> usize {
+        let Some(mut shelves) = self.shelves.try_lock() else {
+            return 0;
+        };
+        let Some(at) = shelves.find(form, node) else {
+            return 0;
+        };
+        let top = index(shelves.shelves[at].top);
+        if index(shelves.chunks[top].nr_blocks) > blocks.len() {
+            return 0;
+        }
+        let nr_taken = shelves.take(at, false).map_or(0, |chunk| {
+            let taken = chunk.blocks();
+            blocks[..taken.len()].copy_from_slice(taken);
+            taken.len()
+        });
+        self.note(&shelves);
+        nr_taken
+    }
+
+    /// Takes everything of the groups that `wanted` names; `out` gets it with no lock held.
+    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: impl FnMut(Cpu, Form, &[Frame])) {
+        if !self.is_empty() {
+            self.take_each(|shelf| wanted(shelf.form.group()), out);
+        }
+    }
+
+    /// Takes what nobody needed since the last call; `out` gets it with no lock held.
+    pub(super) fn tick(&self, out: impl FnMut(Cpu, Form, &[Frame])) {
+        if self.is_empty() {
+            return;
+        }
+        self.take_each(|shelf| shelf.least > 0, out);
+        let mut shelves = self.shelves.lock();
+        for shelf in &mut shelves.shelves {
+            shelf.least = shelf.nr_chunks;
+        }
+    }
+
+    /// Takes chunks of shelves for as long as `wanted` says so, those first that came first.
+    fn take_each(&self, wanted: impl Fn(&Shelf) -> bool, mut out: impl FnMut(Cpu, Form, &[Frame])) {
+        loop {
+            let mut shelves = self.shelves.lock();
+            let is_wanted = |shelf: &Shelf| shelf.nr_chunks > 0 && wanted(shelf);
+            let Some(at) = shelves.shelves.iter().position(is_wanted) else {
+                return;
+            };
+            let form = shelves.shelves[at].form;
+            let taken = shelves.take(at, true).copied();
+            self.note(&shelves);
+            drop(shelves);
+            if let Some(chunk) = taken {
+                out(chunk.cpu, form, chunk.blocks());
+            }
+        }
+    }
+
+    /// Pages of the groups that `wanted` names.
+    pub(super) fn nr_pages(&self, wanted: impl Fn(u32) -> bool) -> u32 {
+        match self.is_empty() {
+            true => 0,
+            false => self.shelves.lock().nr_pages(wanted),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::units::Order;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const SHARE: Share = Share {
+        node: Node::ZERO,
+        of_group: 200,
+        of_all: 300,
+    };
+    /// So that there are as many chunks.
+    const NR_FRAMES: u32 = FRAMES_BY_CHUNK * 24;
+
+    /// A form of one of three groups.
+    fn form(number: u32) -> Form {
+        let order = Order::new(u8::try_from(number / 3 % 3).unwrap()).unwrap();
+        Form::new(1 + number % 3, order)
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Put(u32, usize),
+        Take(u32, usize),
+        Drain(u32),
+        Tick,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            8 => (0..9_u32, 1..=MAX_CHUNK).prop_map(|(form, len)| Op::Put(form, len)),
+            6 => (0..9_u32, 4..=MAX_CHUNK).prop_map(|(form, most)| Op::Take(form, most)),
+            1 => (1..4_u32).prop_map(Op::Drain),
+            1 => Just(Op::Tick),
+        ]
+    }
+
+    /// Chunks of a form, those first that came first.
+    #[derive(Clone, Debug, Default)]
+    struct Model {
+        chunks: Vec<(Cpu, Vec<Frame>)>,
+        least: usize,
+    }
+
+    impl Model {
+        fn nr_pages(&self, number: u32) -> u32 {
+            let nr_blocks: usize = self.chunks.iter().map(|(_, blocks)| blocks.len()).sum();
+            count(nr_blocks) << form(number).order().get()
+        }
+
+        fn take_first(&mut self) -> (Cpu, Vec<Frame>) {
+            self.least = self.least.saturating_sub(1);
+            self.chunks.remove(0)
+        }
+    }
+
+    /// What drains and ticks give, by form.
+    fn given(
+        work: impl FnOnce(&mut dyn FnMut(Cpu, Form, &[Frame])),
+    ) -> Vec<(Cpu, Form, Vec<Frame>)> {
+        let mut given = Vec::new();
+        work(&mut |cpu, form, blocks| given.push((cpu, form, blocks.to_vec())));
+        given.sort_by_key(|(_, form, blocks)| (form.bits(), blocks.first().copied()));
+        given
+    }
+
+    fn run(ops: &[Op]) {
+        let depot = Depot::try_new(NR_FRAMES).unwrap();
+        let mut models: Vec<Model> = (0..9).map(|_| Model::default()).collect();
+        let mut next = 0;
+        for (step, op) in ops.iter().enumerate() {
+            match *op {
+                Op::Put(number, len) => {
+                    let cpu = Cpu::new(count(step) % 5);
+                    let blocks: Vec<Frame> = (next..next + count(len)).map(Frame::new).collect();
+                    next += count(len);
+                    let pages = count(len) << form(number).order().get();
+                    let of = |group: Option<u32>| -> u32 {
+                        (0..9)
+                            .filter(|&other| group.is_none_or(|group| form(other).group() == group))
+                            .map(|other| models[index(other)].nr_pages(other))
+                            .sum()
+                    };
+                    let nr_chunks: usize = models.iter().map(|model| model.chunks.len()).sum();
+                    let is_kept = of(Some(form(number).group())) + pages <= SHARE.of_group
+                        && of(None) + pages <= SHARE.of_all
+                        && nr_chunks < 24;
+                    assert_eq!(depot.put((form(number), cpu), &blocks, SHARE), is_kept);
+                    if is_kept {
+                        models[index(number)].chunks.push((cpu, blocks));
+                    }
+                }
+                Op::Take(number, most) => {
+                    let mut room = [Frame::FIRST; MAX_CHUNK];
+                    let nr_taken = depot.take(form(number), Node::ZERO, &mut room[..most]);
+                    let model = &mut models[index(number)];
+                    let fits = model.chunks.pop_if(|(_, blocks)| blocks.len() <= most);
+                    let expected = fits.map_or(Vec::new(), |(_, blocks)| blocks);
+                    model.least = model.least.min(model.chunks.len());
+                    assert_eq!(room[..nr_taken], expected);
+                }
+                Op::Drain(group) => {
+                    let drained = given(|out| depot.drain(|other| other == group, out));
+                    let expected = given(|out| {
+                        for number in (0..9).filter(|&number| form(number).group() == group) {
+                            let model = &mut models[index(number)];
+                            while !model.chunks.is_empty() {
+                                let (cpu, blocks) = model.take_first();
+                                out(cpu, form(number), &blocks);
+                            }
+                        }
+                    });
+                    assert_eq!(drained, expected);
+                }
+                Op::Tick => {
+                    let gone = given(|out| depot.tick(out));
+                    let expected = given(|out| {
+                        for (number, model) in (0..).zip(&mut models) {
+                            while model.least > 0 {
+                                let (cpu, blocks) = model.take_first();
+                                out(cpu, form(number), &blocks);
+                            }
+                            model.least = model.chunks.len();
+                        }
+                    });
+                    assert_eq!(gone, expected);
+                }
+            }
+            let all: u32 = (0..9)
+                .map(|number| models[index(number)].nr_pages(number))
+                .sum();
+            assert_eq!(depot.nr_pages(|_| true), all);
+            assert_eq!(depot.is_empty(), all == 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_gives_what_it_was_given(ops in prop::collection::vec(op(), 1..200)) {
+            run(&ops);
+        }
+    }
+
+    #[test]
+    fn blocks_of_another_node_are_not_given() {
+        let depot = Depot::try_new(0).unwrap();
+        assert!(depot.put((form(0), Cpu::new(3)), &[Frame::new(7)], SHARE));
+        let mut room = [Frame::FIRST; MAX_CHUNK];
+        let far = Node::new(1).unwrap();
+        assert_eq!(depot.take(form(0), far, &mut room), 0);
+        assert_eq!(depot.take(form(0), Node::ZERO, &mut room), 1);
+        assert_eq!(room[0], Frame::new(7));
+    }
+
+    #[test]
+    fn there_is_a_place_for_so_many_kinds_of_blocks_only() {
+        let depot = Depot::try_new(NR_FRAMES).unwrap();
+        let put = |group| {
+            depot.put(
+                (Form::new(group, Order::ZERO), Cpu::new(0)),
+                &[Frame::new(group)],
+                SHARE,
+            )
+        };
+        assert!((1..=16).all(put) && !put(17) && put(16));
+    }
+}
