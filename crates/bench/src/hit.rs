@@ -16,7 +16,12 @@ const ROUNDS: usize = 5;
 /// A hot page, and hot sets that fit in the caches of a core, in a shared one, in none.
 const SIZES: [u64; 4] = [1, 512, 4096, 131_072];
 
-type Variant<'a> = (&'static str, Box<dyn Fn(u64) + 'a>);
+/// Where pages are copied to: the same for all, as a program would have it. One that is made for
+/// each read would be cleared first, but for those whose copy the compiler sees.
+#[repr(align(4096))]
+struct Out([u8; PAGE]);
+
+type Variant<'a> = (&'static str, Box<dyn Fn(u64, &mut Out) + 'a>);
 
 /// The object caches, each with all pages.
 struct Peers {
@@ -65,10 +70,9 @@ fn seen<T>(found: Option<T>) {
     black_box(found.expect("a cached value"));
 }
 
-fn copied(bytes: &[u8]) {
-    let mut out = [0; PAGE];
-    out.copy_from_slice(bytes);
-    black_box(&out);
+fn copied(bytes: &[u8], out: &mut Out) {
+    out.0.copy_from_slice(bytes);
+    black_box(&*out);
 }
 
 fn variants<'a>(file: &'a File, peers: &'a Peers, plain: &'a std::fs::File) -> Vec<Variant<'a>> {
@@ -77,42 +81,43 @@ fn variants<'a>(file: &'a File, peers: &'a Peers, plain: &'a std::fs::File) -> V
     vec![
         (
             "pagetide_read_at",
-            Box::new(move |page| {
-                let mut out = [0; PAGE];
-                file.read_at(&mut out, page * PAGE as u64)
+            Box::new(move |page, out| {
+                file.read_at(&mut out.0, page * PAGE as u64)
                     .expect("a cached page");
-                black_box(&out);
+                black_box(&*out);
             }),
         ),
         (
             "pagetide_pin",
-            Box::new(move |page| {
+            Box::new(move |page, _| {
                 black_box(&*file.pin(page).expect("a cached page"));
             }),
         ),
-        ("quick_cache_get", Box::new(|page| seen(quick.get(&page)))),
+        (
+            "quick_cache_get",
+            Box::new(|page, _| seen(quick.get(&page))),
+        ),
         (
             "quick_cache_get_copy",
-            Box::new(|page| copied(&quick.get(&page).expect(there))),
+            Box::new(|page, out| copied(&quick.get(&page).expect(there), out)),
         ),
-        ("moka_get", Box::new(|page| seen(moka.get(&page)))),
+        ("moka_get", Box::new(|page, _| seen(moka.get(&page)))),
         (
             "moka_get_copy",
-            Box::new(|page| copied(&moka.get(&page).expect(there))),
+            Box::new(|page, out| copied(&moka.get(&page).expect(there), out)),
         ),
-        ("foyer_get", Box::new(|page| seen(foyer.get(&page)))),
+        ("foyer_get", Box::new(|page, _| seen(foyer.get(&page)))),
         (
             "foyer_get_copy",
-            Box::new(|page| copied(foyer.get(&page).expect(there).value())),
+            Box::new(|page, out| copied(foyer.get(&page).expect(there).value(), out)),
         ),
         (
             "pread",
-            Box::new(move |page| {
-                let mut out = [0; PAGE];
+            Box::new(move |page, out| {
                 plain
-                    .read_exact_at(&mut out, page * PAGE as u64)
+                    .read_exact_at(&mut out.0, page * PAGE as u64)
                     .expect("a page");
-                black_box(&out);
+                black_box(&*out);
             }),
         ),
     ]
@@ -139,14 +144,14 @@ fn report(nr_pages: u64, variants: &[Variant<'_>]) {
 }
 
 /// Nanoseconds for each of [`READS`] reads of pages in a scattered order.
-fn nanos(nr_pages: u64, read: &dyn Fn(u64)) -> f64 {
-    let mut number = 1_u64;
+fn nanos(nr_pages: u64, read: &dyn Fn(u64, &mut Out)) -> f64 {
+    let (mut number, mut out) = (1_u64, Box::new(Out([0; PAGE])));
     let start = Instant::now();
     for _ in 0..READS {
         number = number
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        read((number >> 33) % nr_pages);
+        read((number >> 33) % nr_pages, &mut out);
     }
     start.elapsed().as_nanos() as f64 / READS as f64
 }
