@@ -33,8 +33,9 @@ impl Tree {
         nr_pages >> order.get()
     }
 
-    /// Pages that the depot may have of a group that has magazines: a 16th of its nearest limit or
-    /// `high`. All groups together may have the root's.
+    /// Pages that a CPU's part of the depot may have of a group that has magazines: its part of an
+    /// eighth of the group's nearest limit or `high`, at most a 16th. All groups together may have
+    /// the root's.
     #[must_use]
     pub fn depot_pages(&self, id: u32) -> u32 {
         if cfg!(any(loom, shuttle)) {
@@ -42,7 +43,7 @@ impl Tree {
         }
         let limit = |(_, group): (u32, &Group)| group.max().min(group.limit(Limit::High));
         let least = self.path(id).map(limit).min().unwrap_or(0);
-        u32::try_from(least / 16).unwrap_or(u32::MAX)
+        u32::try_from(least / 8 / u64::from(self.nr_cpus.max(2))).unwrap_or(u32::MAX)
     }
 
     /// Takes up to `most` blocks of `unit` pages out of the CPU's stock, as many as it has. Returns

@@ -47,9 +47,10 @@ impl Memory {
         }
         let form = Form::new(group, order);
         let frame = self.magazines.take_any(cpu, form).or_else(|| {
-            let node = self.config.alloc.topology.node_of(cpu);
+            let topology = &self.config.alloc.topology;
+            let is_near = |other| topology.node_of(other) == topology.node_of(cpu);
             let room = || self.room(form);
-            self.magazines.take_stored((cpu, node), form, room)
+            self.magazines.take_stored(cpu, form, is_near, room)
         })?;
         Some((frame, self.frames.record(frame).leave_magazine(form)))
     }
@@ -86,14 +87,13 @@ impl Memory {
         room.min(ROOM)
     }
 
-    /// What the depot may have of the group of a form, whose magazines may have `room`.
-    fn share(&self, cpu: Cpu, form: Form, room: u32) -> Share {
+    /// What a CPU's depot may have of the group of a form, whose magazines may have `room`.
+    fn share(&self, form: Form, room: u32) -> Share {
         let of_group = match room {
             0 => 0,
             _ => self.groups.depot_pages(form.group()),
         };
         Share {
-            node: self.config.alloc.topology.node_of(cpu),
             of_group,
             of_all: self.groups.depot_pages(self.groups.root()),
         }
@@ -225,7 +225,7 @@ impl Memory {
         if may_keep && let Some(mut open) = self.magazines.open(cpu) {
             // Under the lock: see `Magazines::forget`.
             let room = self.room(form);
-            let share = || self.share(cpu, form, room);
+            let share = || self.share(form, room);
             nr_cold = open.make_room(form, room, share, &mut cold);
             if nr_cold.is_some() {
                 let is_kept = open.push(form, frame);

@@ -1,16 +1,18 @@
-//! The depot: what magazines have too many of, charged to its group still, for those of any CPU.
+//! A CPU's part of the depot: what its magazines have too many of, charged to its group still.
 //!
 //! Blocks that one CPU takes and another gives back come round here, with their charges and their
-//! bytes, half a magazine by a lock; so does what is taken and given back by the thousands.
+//! bytes, half a magazine by a lock; so does what is taken and given back by the thousands. Who
+//! finds his own part empty takes from another CPU's.
 //!
 //! Source: Bonwick and Adams 2001, "Magazines and Vmem", with its working set: what was there all
-//! the time between two ticks is in nobody's. Changed: of a group it has at most a share of the
-//! nearest limit, and who reclaims in the background takes from here before a page is evicted.
+//! the time between two ticks is in nobody's. Changed: there is one for each CPU, it has at most a
+//! share of a group's nearest limit, and who reclaims in the background takes from here before a
+//! page is evicted.
 
 use super::rack::MAX_BLOCKS;
 use crate::frame::Form;
 use crate::sync::{AtomicU32, Fixed, NoMetadata, Ordering, SpinLock, rank};
-use crate::units::{Cpu, Frame, Node, count, index};
+use crate::units::{Frame, count, index};
 
 /// Blocks of a chunk at most: half a magazine.
 pub(super) const MAX_CHUNK: usize = MAX_BLOCKS / 2;
@@ -18,30 +20,27 @@ pub(super) const MAX_CHUNK: usize = MAX_BLOCKS / 2;
 const NR_SHELVES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
 /// A chunk for so many frames is as much as [`super::Memory`] lets in of single pages.
 const FRAMES_BY_CHUNK: u32 = 256;
+/// Chunks of a CPU's part: 256 MiB of single pages at most.
 const MIN_CHUNKS: u32 = 4;
-/// 256 MiB of single pages.
 const MAX_CHUNKS: u32 = 4096;
 /// The number of no chunk.
 const NONE: u32 = u32::MAX;
 
-/// What may be in the depot, in pages, and where blocks of a CPU are.
+/// What may be in a CPU's part, in pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Where the blocks are.
-    pub node: Node,
     /// Of the group.
     pub of_group: u32,
     /// Of all groups.
     pub of_all: u32,
 }
 
-/// Blocks of one form, which came from one CPU's magazine.
+/// Blocks of one form.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     above: u32,
     /// In the list of those that are free, too.
     below: u32,
-    cpu: Cpu,
     nr_blocks: u32,
     blocks: [Frame; MAX_CHUNK],
 }
@@ -52,11 +51,10 @@ impl Chunk {
     }
 }
 
-/// The chunks of one form that are on one node; nobody's where there is none.
+/// The chunks of one form; nobody's where there is none.
 #[derive(Clone, Copy, Debug)]
 struct Shelf {
     form: Form,
-    node: Node,
     /// The one that came last, and the one that came first.
     top: u32,
     bottom: u32,
@@ -86,8 +84,8 @@ struct Shelves {
 }
 
 impl Shelves {
-    fn find(&self, form: Form, node: Node) -> Option<usize> {
-        let is_it = |shelf: &Shelf| shelf.nr_chunks > 0 && (shelf.form, shelf.node) == (form, node);
+    fn find(&self, form: Form) -> Option<usize> {
+        let is_it = |shelf: &Shelf| shelf.nr_chunks > 0 && shelf.form == form;
         self.shelves.iter().position(is_it)
     }
 
@@ -98,12 +96,12 @@ impl Shelves {
             .sum()
     }
 
-    fn put(&mut self, (form, cpu): (Form, Cpu), blocks: &[Frame], share: Share) -> bool {
+    fn put(&mut self, form: Form, blocks: &[Frame], share: Share) -> bool {
         let nr_pages = count(blocks.len()) << form.order().get();
         let of_group = self.nr_pages(|group| group == form.group());
         let has_room =
             of_group + nr_pages <= share.of_group && self.nr_pages + nr_pages <= share.of_all;
-        let found = self.find(form, share.node);
+        let found = self.find(form);
         let found = found.or_else(|| self.shelves.iter().position(|shelf| shelf.nr_chunks == 0));
         let (Some(at), true) = (found, has_room && self.free != NONE) else {
             return false;
@@ -115,14 +113,13 @@ impl Shelves {
         if shelf.nr_chunks == 0 {
             *shelf = Shelf {
                 form,
-                node: share.node,
                 bottom: number,
                 ..EMPTY
             };
         }
         chunk.blocks[..blocks.len()].copy_from_slice(blocks);
         chunk.nr_blocks = count(blocks.len());
-        (chunk.cpu, chunk.above, chunk.below) = (cpu, NONE, shelf.top);
+        (chunk.above, chunk.below) = (NONE, shelf.top);
         if let Some(below) = self.chunks.get_mut(index(shelf.top)) {
             below.above = number;
         }
@@ -171,7 +168,6 @@ impl Shelves {
 
 const EMPTY: Shelf = Shelf {
     form: Form::new(0, crate::units::Order::ZERO),
-    node: Node::ZERO,
     top: NONE,
     bottom: NONE,
     nr_chunks: 0,
@@ -179,7 +175,7 @@ const EMPTY: Shelf = Shelf {
     least: 0,
 };
 
-/// Chunks of all groups.
+/// Chunks of all groups that came from one CPU.
 #[derive(Debug)]
 pub(super) struct Depot {
     shelves: SpinLock<Shelves, { rank::DEPOT }>,
@@ -188,26 +184,32 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    const fn nr_chunks_for(nr_frames: u32) -> u32 {
+    /// Of two CPUs each has room for all that may be there, of more its part of twice as much.
+    const fn nr_chunks_for(nr_frames: u32, nr_cpus: u32) -> u32 {
         let nr_chunks = nr_frames / FRAMES_BY_CHUNK;
-        match nr_chunks {
+        let part = if nr_cpus > 2 {
+            nr_chunks / nr_cpus * 2
+        } else {
+            nr_chunks
+        };
+        match part {
             0..MIN_CHUNKS => MIN_CHUNKS,
             MAX_CHUNKS.. => MAX_CHUNKS,
-            nr_chunks => nr_chunks,
+            part => part,
         }
     }
 
     /// Bytes that [`Depot::try_new`] takes.
-    pub(super) const fn bytes(nr_frames: u32) -> usize {
-        Fixed::<Chunk>::bytes(Depot::nr_chunks_for(nr_frames))
+    pub(super) const fn bytes(nr_frames: u32, nr_cpus: u32) -> usize {
+        Fixed::<Chunk>::bytes(Depot::nr_chunks_for(nr_frames, nr_cpus))
     }
 
     /// An empty one.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
-    pub(super) fn try_new(nr_frames: u32) -> Result<Depot, NoMetadata> {
-        let nr_chunks = Depot::nr_chunks_for(nr_frames);
+    pub(super) fn try_new(nr_frames: u32, nr_cpus: u32) -> Result<Depot, NoMetadata> {
+        let nr_chunks = Depot::nr_chunks_for(nr_frames, nr_cpus);
         let free = |number: u32| Chunk {
             above: NONE,
             below: if number + 1 < nr_chunks {
@@ -215,7 +217,6 @@ impl Depot {
             } else {
                 NONE
             },
-            cpu: Cpu::new(0),
             nr_blocks: 0,
             blocks: [Frame::FIRST; MAX_CHUNK],
         };
@@ -245,22 +246,25 @@ impl Depot {
     /// Keeps blocks of a CPU's magazine, at most [`MAX_CHUNK`]; false where that is more than their
     /// share, it has no place for them, or somebody has it in hand just now.
     #[must_use]
-    pub(super) fn put(&self, of: (Form, Cpu), blocks: &[Frame], share: Share) -> bool {
+    pub(super) fn put(&self, form: Form, blocks: &[Frame], share: Share) -> bool {
         let Some(mut shelves) = self.shelves.try_lock() else {
             return false;
         };
-        let is_kept = shelves.put(of, blocks, share);
+        let is_kept = shelves.put(form, blocks, share);
         self.note(&shelves);
         is_kept
     }
 
-    /// Takes the blocks of a form and a node that came last, where `blocks` has room for them;
-    /// returns how many. None where somebody has the depot in hand just now.
-    pub(super) fn take(&self, form: Form, node: Node, blocks: &mut [Frame]) -> usize {
+    /// Takes the blocks of a form that came last, where `blocks` has room for them;
+    /// returns how many. None where somebody has it in hand just now.
+    pub(super) fn take(&self, form: Form, blocks: &mut [Frame]) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
         let Some(mut shelves) = self.shelves.try_lock() else {
             return 0;
         };
-        let Some(at) = shelves.find(form, node) else {
+        let Some(at) = shelves.find(form) else {
             return 0;
         };
         let top = index(shelves.shelves[at].top);
@@ -277,14 +281,14 @@ impl Depot {
     }
 
     /// Takes everything of the groups that `wanted` names; `out` gets it with no lock held.
-    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: impl FnMut(Cpu, Form, &[Frame])) {
+    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: impl FnMut(Form, &[Frame])) {
         if !self.is_empty() {
             self.take_each(|shelf| wanted(shelf.form.group()), out);
         }
     }
 
     /// Takes what nobody needed since the last call; `out` gets it with no lock held.
-    pub(super) fn tick(&self, out: impl FnMut(Cpu, Form, &[Frame])) {
+    pub(super) fn tick(&self, out: impl FnMut(Form, &[Frame])) {
         if self.is_empty() {
             return;
         }
@@ -296,7 +300,7 @@ impl Depot {
     }
 
     /// Takes chunks of shelves for as long as `wanted` says so, those first that came first.
-    fn take_each(&self, wanted: impl Fn(&Shelf) -> bool, mut out: impl FnMut(Cpu, Form, &[Frame])) {
+    fn take_each(&self, wanted: impl Fn(&Shelf) -> bool, mut out: impl FnMut(Form, &[Frame])) {
         loop {
             let mut shelves = self.shelves.lock();
             let is_wanted = |shelf: &Shelf| shelf.nr_chunks > 0 && wanted(shelf);
@@ -308,7 +312,7 @@ impl Depot {
             self.note(&shelves);
             drop(shelves);
             if let Some(chunk) = taken {
-                out(chunk.cpu, form, chunk.blocks());
+                out(form, chunk.blocks());
             }
         }
     }
@@ -333,7 +337,6 @@ mod tests {
     use std::vec::Vec;
 
     const SHARE: Share = Share {
-        node: Node::ZERO,
         of_group: 200,
         of_all: 300,
     };
@@ -366,40 +369,37 @@ mod tests {
     /// Chunks of a form, those first that came first.
     #[derive(Clone, Debug, Default)]
     struct Model {
-        chunks: Vec<(Cpu, Vec<Frame>)>,
+        chunks: Vec<Vec<Frame>>,
         least: usize,
     }
 
     impl Model {
         fn nr_pages(&self, number: u32) -> u32 {
-            let nr_blocks: usize = self.chunks.iter().map(|(_, blocks)| blocks.len()).sum();
+            let nr_blocks: usize = self.chunks.iter().map(Vec::len).sum();
             count(nr_blocks) << form(number).order().get()
         }
 
-        fn take_first(&mut self) -> (Cpu, Vec<Frame>) {
+        fn take_first(&mut self) -> Vec<Frame> {
             self.least = self.least.saturating_sub(1);
             self.chunks.remove(0)
         }
     }
 
     /// What drains and ticks give, by form.
-    fn given(
-        work: impl FnOnce(&mut dyn FnMut(Cpu, Form, &[Frame])),
-    ) -> Vec<(Cpu, Form, Vec<Frame>)> {
+    fn given(work: impl FnOnce(&mut dyn FnMut(Form, &[Frame]))) -> Vec<(Form, Vec<Frame>)> {
         let mut given = Vec::new();
-        work(&mut |cpu, form, blocks| given.push((cpu, form, blocks.to_vec())));
-        given.sort_by_key(|(_, form, blocks)| (form.bits(), blocks.first().copied()));
+        work(&mut |form, blocks| given.push((form, blocks.to_vec())));
+        given.sort_by_key(|(form, blocks)| (form.bits(), blocks.first().copied()));
         given
     }
 
     fn run(ops: &[Op]) {
-        let depot = Depot::try_new(NR_FRAMES).unwrap();
+        let depot = Depot::try_new(NR_FRAMES, 1).unwrap();
         let mut models: Vec<Model> = (0..9).map(|_| Model::default()).collect();
         let mut next = 0;
-        for (step, op) in ops.iter().enumerate() {
+        for op in ops {
             match *op {
                 Op::Put(number, len) => {
-                    let cpu = Cpu::new(count(step) % 5);
                     let blocks: Vec<Frame> = (next..next + count(len)).map(Frame::new).collect();
                     next += count(len);
                     let pages = count(len) << form(number).order().get();
@@ -413,17 +413,17 @@ mod tests {
                     let is_kept = of(Some(form(number).group())) + pages <= SHARE.of_group
                         && of(None) + pages <= SHARE.of_all
                         && nr_chunks < 24;
-                    assert_eq!(depot.put((form(number), cpu), &blocks, SHARE), is_kept);
+                    assert_eq!(depot.put(form(number), &blocks, SHARE), is_kept);
                     if is_kept {
-                        models[index(number)].chunks.push((cpu, blocks));
+                        models[index(number)].chunks.push(blocks);
                     }
                 }
                 Op::Take(number, most) => {
                     let mut room = [Frame::FIRST; MAX_CHUNK];
-                    let nr_taken = depot.take(form(number), Node::ZERO, &mut room[..most]);
+                    let nr_taken = depot.take(form(number), &mut room[..most]);
                     let model = &mut models[index(number)];
-                    let fits = model.chunks.pop_if(|(_, blocks)| blocks.len() <= most);
-                    let expected = fits.map_or(Vec::new(), |(_, blocks)| blocks);
+                    let fits = model.chunks.pop_if(|blocks| blocks.len() <= most);
+                    let expected = fits.unwrap_or_default();
                     model.least = model.least.min(model.chunks.len());
                     assert_eq!(room[..nr_taken], expected);
                 }
@@ -433,8 +433,8 @@ mod tests {
                         for number in (0..9).filter(|&number| form(number).group() == group) {
                             let model = &mut models[index(number)];
                             while !model.chunks.is_empty() {
-                                let (cpu, blocks) = model.take_first();
-                                out(cpu, form(number), &blocks);
+                                let blocks = model.take_first();
+                                out(form(number), &blocks);
                             }
                         }
                     });
@@ -445,8 +445,8 @@ mod tests {
                     let expected = given(|out| {
                         for (number, model) in (0..).zip(&mut models) {
                             while model.least > 0 {
-                                let (cpu, blocks) = model.take_first();
-                                out(cpu, form(number), &blocks);
+                                let blocks = model.take_first();
+                                out(form(number), &blocks);
                             }
                             model.least = model.chunks.len();
                         }
@@ -470,26 +470,9 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_another_node_are_not_given() {
-        let depot = Depot::try_new(0).unwrap();
-        assert!(depot.put((form(0), Cpu::new(3)), &[Frame::new(7)], SHARE));
-        let mut room = [Frame::FIRST; MAX_CHUNK];
-        let far = Node::new(1).unwrap();
-        assert_eq!(depot.take(form(0), far, &mut room), 0);
-        assert_eq!(depot.take(form(0), Node::ZERO, &mut room), 1);
-        assert_eq!(room[0], Frame::new(7));
-    }
-
-    #[test]
     fn there_is_a_place_for_so_many_kinds_of_blocks_only() {
-        let depot = Depot::try_new(NR_FRAMES).unwrap();
-        let put = |group| {
-            depot.put(
-                (Form::new(group, Order::ZERO), Cpu::new(0)),
-                &[Frame::new(group)],
-                SHARE,
-            )
-        };
+        let depot = Depot::try_new(NR_FRAMES, 1).unwrap();
+        let put = |group| depot.put(Form::new(group, Order::ZERO), &[Frame::new(group)], SHARE);
         assert!((1..=16).all(put) && !put(17) && put(16));
     }
 }

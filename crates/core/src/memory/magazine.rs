@@ -13,17 +13,18 @@
 use super::depot::Depot;
 use super::rack::{Label, Open, Rack};
 use crate::frame::{Form, Record};
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu};
-use crate::units::{Cpu, Frame, Node};
+use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, Slots};
+use crate::units::{Cpu, Frame, index};
 
 /// Racks of a CPU: the others are for who finds the first one in the hands of a thread that does
 /// not run.
 pub(super) const NR_RACKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 3 };
+
 /// The magazines of all CPUs.
 #[derive(Debug)]
 pub struct Magazines {
     cpus: PerCpu<[Rack; NR_RACKS]>,
-    depot: Depot,
+    depots: Slots<Depot>,
     /// 1 once there was a block in any.
     is_used: AtomicU32,
 }
@@ -32,7 +33,9 @@ impl Magazines {
     /// Bytes that [`Magazines::try_new`] takes.
     #[must_use]
     pub const fn bytes(nr_cpus: u32, nr_frames: u32) -> usize {
-        PerCpu::<[Rack; NR_RACKS]>::bytes(nr_cpus) + Depot::bytes(nr_frames)
+        PerCpu::<[Rack; NR_RACKS]>::bytes(nr_cpus)
+            + Slots::<Depot>::bytes(nr_cpus)
+            + index(nr_cpus) * Depot::bytes(nr_frames, nr_cpus)
     }
 
     /// Empty ones.
@@ -42,13 +45,19 @@ impl Magazines {
     pub fn try_new(nr_cpus: u32, nr_frames: u32) -> Result<Magazines, NoMetadata> {
         Ok(Magazines {
             cpus: PerCpu::try_new(nr_cpus, || core::array::from_fn(|_| Rack::new()))?,
-            depot: Depot::try_new(nr_frames)?,
+            depots: Slots::try_new(nr_cpus.max(1), |_| Depot::try_new(nr_frames, nr_cpus))?,
             is_used: AtomicU32::new(0),
         })
     }
 
-    pub(super) fn depot(&self) -> &Depot {
-        &self.depot
+    /// A CPU's part of the depot.
+    pub(super) fn depot(&self, cpu: Cpu) -> &Depot {
+        &self.depots[index(cpu.number()) % self.depots.len()]
+    }
+
+    /// All parts with their CPUs.
+    pub(super) fn depots(&self) -> impl Iterator<Item = (Cpu, &Depot)> {
+        (0..).map(Cpu::new).zip(self.depots.iter())
     }
 
     /// Some magazine is somebody's.
@@ -116,19 +125,22 @@ impl Magazines {
         })
     }
 
-    /// Takes a block that was in the depot, and more of them for the CPU's magazine, which an empty
-    /// one becomes with `room`.
+    /// Takes a block that was in the depot, the CPU's own part of it or that of one near, and more
+    /// of them for the CPU's magazine, which an empty one becomes with `room`.
+    ///
+    /// Cost: a look at a line for each CPU, where there is none.
     #[must_use]
     pub fn take_stored(
         &self,
-        (cpu, node): (Cpu, Node),
+        cpu: Cpu,
         form: Form,
+        is_near: impl Fn(Cpu) -> bool,
         room: impl FnOnce() -> u32,
     ) -> Option<Frame> {
-        if self.depot.is_empty() {
+        if self.is_used.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.open(cpu)?.pop_stored(form, node, room())
+        self.open(cpu)?.pop_stored(form, is_near, room())
     }
 
     /// Whether a CPU has a magazine for a form, or an empty one. A look without a lock.
@@ -173,8 +185,14 @@ impl Magazines {
     }
 
     /// [`Magazines::drain`] of the depot only.
-    pub fn drain_depot(&self, wanted: impl Fn(u32) -> bool, out: impl FnMut(Cpu, Form, &[Frame])) {
-        self.depot.drain(wanted, out);
+    pub fn drain_depot(
+        &self,
+        wanted: impl Fn(u32) -> bool,
+        mut out: impl FnMut(Cpu, Form, &[Frame]),
+    ) {
+        for (cpu, depot) in self.depots() {
+            depot.drain(&wanted, |form, blocks| out(cpu, form, blocks));
+        }
     }
 
     /// As [`Magazines::drain`], and none of these groups has a magazine before its limits were
@@ -200,7 +218,9 @@ impl Magazines {
             let keep = |label: Label| label.is_used().then_some(label.unused());
             rack.empty(keep, |form, blocks| out(cpu, form, blocks));
         }
-        self.depot.tick(out);
+        for (cpu, depot) in self.depots() {
+            depot.tick(|form, blocks| out(cpu, form, blocks));
+        }
     }
 
     /// Nothing comes into any from now on, and what is out is counted elsewhere. Returns what is:
@@ -228,6 +248,7 @@ impl Magazines {
                 crate::units::count(label.count()) << form.order().get()
             })
         };
-        labels.map(of).sum::<u32>() + self.depot.nr_pages(&wanted)
+        let depots = self.depots.iter().map(|depot| depot.nr_pages(&wanted));
+        labels.map(of).sum::<u32>() + depots.sum::<u32>()
     }
 }

@@ -4,7 +4,7 @@ use super::depot::{MAX_CHUNK, Share};
 use super::magazine::Magazines;
 use crate::frame::{Form, Record};
 use crate::sync::{AtomicU64, Guard, Ordering, SpinLock, rank};
-use crate::units::{Cpu, Frame, Node, index};
+use crate::units::{Cpu, Frame, index};
 
 /// Magazines of a rack: one for blocks of a batch of pages or more, the others for smaller ones.
 /// Their labels are one cache line.
@@ -353,14 +353,27 @@ impl<'a> Open<'a> {
         Some(at)
     }
 
-    /// Takes a block that was in the depot, and more of them for the magazine, which an empty one
-    /// becomes with `room`.
-    pub fn pop_stored(&mut self, form: Form, node: Node, room: u32) -> Option<Frame> {
+    /// Takes a block that was in the depot, the CPU's own part of it or that of one near, and more
+    /// of them for the magazine, which an empty one becomes with `room`.
+    pub fn pop_stored(
+        &mut self,
+        form: Form,
+        is_near: impl Fn(Cpu) -> bool,
+        room: u32,
+    ) -> Option<Frame> {
         let at = self.make_own(form, room)?;
         let label = self.rack.label(at);
         if label.count() == 0 {
             let places = &mut self.blocks.blocks[at][..label.room()];
-            let nr_taken = self.magazines.depot().take(form, node, places);
+            let mut nr_taken = self.magazines.depot(self.cpu).take(form, places);
+            let mut others = self.magazines.depots();
+            while nr_taken == 0
+                && let Some((cpu, depot)) = others.next()
+            {
+                if is_near(cpu) {
+                    nr_taken = depot.take(form, places);
+                }
+            }
             self.rack.set_label(at, label.with(nr_taken));
         }
         self.pop(form)
@@ -389,8 +402,8 @@ impl<'a> Open<'a> {
         self.rack
             .set_label(at, Label(label.0 - nr_cold as u64 * ONE));
         // Under this lock: whoever drains goes to the depot when all racks are done.
-        let depot = self.magazines.depot();
-        let is_kept = depot.put((form, self.cpu), &cold[..nr_cold], share());
+        let depot = self.magazines.depot(self.cpu);
+        let is_kept = depot.put(form, &cold[..nr_cold], share());
         Some(if is_kept { 0 } else { nr_cold })
     }
 }

@@ -1,6 +1,7 @@
 //! Working memory and the magazines that it waits in.
 
 use super::*;
+use crate::alloc::Topology;
 use crate::frame::Place;
 use crate::memory::magazine::NR_RACKS;
 use crate::sync::nr_rmws;
@@ -413,4 +414,22 @@ fn a_block_that_waits_is_not_freed_again() {
     let frames = take(&memory, CPU, web, 1);
     free(&memory, CPU, frames.clone());
     free(&memory, CPU, frames);
+}
+
+#[test]
+fn what_waits_stays_on_its_node() {
+    let topology = Topology::grid(2, 1).unwrap();
+    let memory = Memory::try_new(Config::on(topology, 1 << 16, Policy::Fifo)).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    let node_of = |frame: &Frame| memory.zones.node_of(&memory.frames, *frame);
+    let frames = take(&memory, CPU, group, 500);
+    assert!(frames.iter().all(|frame| node_of(frame) == Node::ZERO));
+    free(&memory, CPU, frames);
+    let far = Node::new(1).unwrap();
+    let frames = take(&memory, OTHER, group, 500);
+    assert!(frames.iter().all(|frame| node_of(frame) == far));
+    free(&memory, OTHER, frames);
+    memory.check();
 }

@@ -496,10 +496,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the depot gives blocks of a far node",
-        file: "memory/depot.rs",
-        find: "(shelf.form, shelf.node) == (form, node)",
-        replace: "(shelf.form, node) == (form, node)",
-        tests: Tests::Unit("memory::depot"),
+        file: "memory/bufs.rs",
+        find: "topology.node_of(other) == topology.node_of(cpu);",
+        replace: "topology.node_of(other).number() < u8::MAX;",
+        tests: Tests::Unit("stays_on_its_node"),
     },
     Mutant {
         name: "what nobody takes stays in the depot",
@@ -551,5 +551,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if cfg!(any(loom, shuttle)) { 2 } else { 3 }",
         replace: "1",
         tests: Tests::Unit("has_the_next_one"),
+    },
+    Mutant {
+        name: "who finds his part of the depot empty does not look at others'",
+        file: "memory/rack.rs",
+        find: "let mut others = self.magazines.depots();",
+        replace: "let mut others = self.magazines.depots().take(0);",
+        tests: Tests::Unit("what_another_cpu_frees"),
     },
 ];
