@@ -27,6 +27,16 @@ pub struct Magazines {
     depots: Slots<Depot>,
     /// 1 once there was a block in any.
     is_used: AtomicU32,
+    /// 1 since there was a chunk in the depot; 0 again at a tick that finds none. A hint: who takes
+    /// need not look at all parts.
+    has_stored: AtomicU32,
+}
+
+/// No read-modify-write: it becomes 1 seldom.
+fn raise(flag: &AtomicU32) {
+    if flag.load(Ordering::Relaxed) == 0 {
+        flag.store(1, Ordering::Relaxed);
+    }
 }
 
 impl Magazines {
@@ -47,6 +57,7 @@ impl Magazines {
             cpus: PerCpu::try_new(nr_cpus, || core::array::from_fn(|_| Rack::new()))?,
             depots: Slots::try_new(nr_cpus.max(1), |_| Depot::try_new(nr_frames, nr_cpus))?,
             is_used: AtomicU32::new(0),
+            has_stored: AtomicU32::new(0),
         })
     }
 
@@ -62,10 +73,12 @@ impl Magazines {
 
     /// Some magazine is somebody's.
     pub(super) fn note_used(&self) {
-        // No read-modify-write: it becomes 1 once.
-        if self.is_used.load(Ordering::Relaxed) == 0 {
-            self.is_used.store(1, Ordering::Relaxed);
-        }
+        raise(&self.is_used);
+    }
+
+    /// There is a chunk in the depot.
+    pub(super) fn note_stored(&self) {
+        raise(&self.has_stored);
     }
 
     /// Takes the block of a form that was given back last on a CPU; it is out now. `None` where its
@@ -137,7 +150,7 @@ impl Magazines {
         is_near: impl Fn(Cpu) -> bool,
         room: impl FnOnce() -> u32,
     ) -> Option<Frame> {
-        if self.is_used.load(Ordering::Relaxed) == 0 {
+        if self.has_stored.load(Ordering::Relaxed) == 0 {
             return None;
         }
         self.open(cpu)?.pop_stored(form, is_near, room())
@@ -220,6 +233,10 @@ impl Magazines {
         }
         for (cpu, depot) in self.depots() {
             depot.tick(|form, blocks| out(cpu, form, blocks));
+        }
+        if self.depots.iter().all(Depot::is_empty) {
+            // Where one comes just now, the next one says so.
+            self.has_stored.store(0, Ordering::Relaxed);
         }
     }
 

@@ -404,6 +404,9 @@ impl<'a> Open<'a> {
         // Under this lock: whoever drains goes to the depot when all racks are done.
         let depot = self.magazines.depot(self.cpu);
         let is_kept = depot.put(form, &cold[..nr_cold], share());
+        if is_kept {
+            self.magazines.note_stored();
+        }
         Some(if is_kept { 0 } else { nr_cold })
     }
 }

@@ -559,4 +559,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let mut others = self.magazines.depots().take(0);",
         tests: Tests::Unit("what_another_cpu_frees"),
     },
+    Mutant {
+        name: "nobody says that there is something in the depot",
+        file: "memory/rack.rs",
+        find: "            self.magazines.note_stored();\n",
+        replace: "",
+        tests: Tests::Unit("taken_and_freed_in_batches"),
+    },
 ];
