@@ -238,7 +238,9 @@ impl Memory {
             }
         }
         match nr_cold {
-            Some(nr_cold) => self.put_cold(cpu, form, &cold[..nr_cold]),
+            Some(nr_cold) => {
+                self.put_cold(cpu, form, &cold[..nr_cold]);
+            }
             None if self.frames.word(frame).has(flag::RESERVE) => self.put_reserved(cpu, frame),
             None => self.put_block(cpu, frame),
         }
@@ -252,39 +254,55 @@ impl Memory {
         }
     }
 
-    /// Gives blocks back that were in a magazine.
-    fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) {
+    /// Gives blocks back that were in a magazine; returns their pages.
+    fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) -> u32 {
         for &frame in blocks {
             self.frames.set_block(frame, form.order(), Place::Out);
             self.make_bare(frame);
         }
-        if !blocks.is_empty() {
-            let nr_pages = crate::units::count(blocks.len()) * form.order().nr_pages();
+        let nr_pages = crate::units::count(blocks.len()) * form.order().nr_pages();
+        if nr_pages > 0 {
             self.put_bare_blocks(cpu, form.group(), nr_pages, blocks);
         }
+        nr_pages
     }
 
     /// Empties the magazines of the groups that `wanted` names; returns the pages that came back.
     pub(super) fn drain_magazines(&self, wanted: impl Fn(u32) -> bool) -> u32 {
         let mut nr_pages = 0;
         self.magazines.drain(wanted, |cpu, form, blocks| {
-            self.put_cold(cpu, form, blocks);
-            nr_pages += crate::units::count(blocks.len()) * form.order().nr_pages();
+            nr_pages += self.put_cold(cpu, form, blocks);
         });
         nr_pages
     }
 
     /// [`Memory::drain_magazines`] of a subtree.
     pub(super) fn drain_magazines_of(&self, subtree: u32) -> u32 {
-        let root = self.groups.root();
-        self.drain_magazines(|group| subtree == root || self.groups.is_in(group, subtree))
+        self.drain_magazines(self.within(subtree))
+    }
+
+    /// [`Memory::drain_magazines_of`] of the depot only: what is far from any CPU.
+    pub(super) fn drain_depot_of(&self, subtree: u32) -> u32 {
+        let mut nr_pages = 0;
+        let wanted = self.within(subtree);
+        self.magazines.drain_depot(wanted, |cpu, form, blocks| {
+            nr_pages += self.put_cold(cpu, form, blocks);
+        });
+        nr_pages
+    }
+
+    /// Whether a group is in a subtree; without a walk where that is all of them.
+    fn within(&self, subtree: u32) -> impl Fn(u32) -> bool {
+        let is_root = subtree == self.groups.root();
+        move |group| is_root || self.groups.is_in(group, subtree)
     }
 
     /// Has a subtree's magazines emptied, and what they may hold looked at anew.
     pub(super) fn forget_magazines_of(&self, subtree: u32) {
         let wanted = |group| self.groups.is_in(group, subtree);
-        let out = |cpu, form, blocks: &[Frame]| self.put_cold(cpu, form, blocks);
-        self.magazines.forget(wanted, out);
+        self.magazines.forget(wanted, |cpu, form, blocks| {
+            self.put_cold(cpu, form, blocks);
+        });
     }
 
     /// Returns what is charged ahead to the groups of a subtree, in magazines and stocks, from any
@@ -294,22 +312,11 @@ impl Memory {
         self.groups.drain(subtree);
     }
 
-    /// [`Memory::drain_magazines_of`] of the depot only: what is far from any CPU.
-    pub(super) fn drain_depot_of(&self, subtree: u32) -> u32 {
-        let root = self.groups.root();
-        let wanted = |group| subtree == root || self.groups.is_in(group, subtree);
-        let mut nr_pages = 0;
-        self.magazines.drain_depot(wanted, |cpu, form, blocks| {
-            self.put_cold(cpu, form, blocks);
-            nr_pages += crate::units::count(blocks.len()) * form.order().nr_pages();
-        });
-        nr_pages
-    }
-
     /// At a tick: magazines that were not used since the last one are emptied.
     pub(super) fn tick_magazines(&self) {
-        self.magazines
-            .tick(|cpu, form, blocks| self.put_cold(cpu, form, blocks));
+        self.magazines.tick(|cpu, form, blocks| {
+            self.put_cold(cpu, form, blocks);
+        });
     }
 
     /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered

@@ -131,38 +131,27 @@ impl Shelves {
         true
     }
 
-    /// Takes the chunk of a shelf that came last, or first: it is in its place until the next one
-    /// comes.
-    fn take(&mut self, at: usize, is_first: bool) -> Option<&Chunk> {
+    /// Takes a chunk off its shelf: it is in its place until the next one comes.
+    fn take(&mut self, at: usize, number: u32) -> &Chunk {
         let shelf = &mut self.shelves[at];
-        let number = if is_first { shelf.bottom } else { shelf.top };
-        if shelf.nr_chunks == 0 {
-            return None;
-        }
         let chunk = &mut self.chunks[index(number)];
         let (above, below) = (chunk.above, chunk.below);
         chunk.below = self.free;
         self.free = number;
         let nr_blocks = chunk.nr_blocks;
-        match is_first {
-            true => shelf.bottom = above,
-            false => shelf.top = below,
+        match self.chunks.get_mut(index(above)) {
+            Some(chunk) => chunk.below = below,
+            None => shelf.top = below,
+        }
+        match self.chunks.get_mut(index(below)) {
+            Some(chunk) => chunk.above = above,
+            None => shelf.bottom = above,
         }
         shelf.nr_chunks -= 1;
         shelf.nr_blocks -= nr_blocks;
-        shelf.least = match is_first {
-            true => shelf.least.saturating_sub(1),
-            false => shelf.least.min(shelf.nr_chunks),
-        };
         self.nr_chunks -= 1;
         self.nr_pages -= nr_blocks << shelf.form.order().get();
-        if let Some(chunk) = self.chunks.get_mut(index(above)) {
-            chunk.below = below;
-        }
-        if let Some(chunk) = self.chunks.get_mut(index(below)) {
-            chunk.above = above;
-        }
-        self.chunks.get(index(number))
+        &self.chunks[index(number)]
     }
 }
 
@@ -267,15 +256,15 @@ impl Depot {
         let Some(at) = shelves.find(form) else {
             return 0;
         };
-        let top = index(shelves.shelves[at].top);
-        if index(shelves.chunks[top].nr_blocks) > blocks.len() {
+        let top = shelves.shelves[at].top;
+        if index(shelves.chunks[index(top)].nr_blocks) > blocks.len() {
             return 0;
         }
-        let nr_taken = shelves.take(at, false).map_or(0, |chunk| {
-            let taken = chunk.blocks();
-            blocks[..taken.len()].copy_from_slice(taken);
-            taken.len()
-        });
+        let taken = shelves.take(at, top).blocks();
+        let nr_taken = taken.len();
+        blocks[..nr_taken].copy_from_slice(taken);
+        let shelf = &mut shelves.shelves[at];
+        shelf.least = shelf.least.min(shelf.nr_chunks);
         self.note(&shelves);
         nr_taken
     }
@@ -307,13 +296,14 @@ impl Depot {
             let Some(at) = shelves.shelves.iter().position(is_wanted) else {
                 return;
             };
-            let form = shelves.shelves[at].form;
-            let taken = shelves.take(at, true).copied();
+            let shelf = &mut shelves.shelves[at];
+            // One of those that were too many, if there are any.
+            shelf.least = shelf.least.saturating_sub(1);
+            let (form, first) = (shelf.form, shelf.bottom);
+            let chunk = *shelves.take(at, first);
             self.note(&shelves);
             drop(shelves);
-            if let Some(chunk) = taken {
-                out(form, chunk.blocks());
-            }
+            out(form, chunk.blocks());
         }
     }
 

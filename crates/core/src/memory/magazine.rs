@@ -13,7 +13,7 @@
 use super::depot::Depot;
 use super::rack::{Label, Open, Rack};
 use crate::frame::{Form, Record};
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, Slots};
+use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu};
 use crate::units::{Cpu, Frame, index};
 
 /// Racks of a CPU: the others are for who finds the first one in the hands of a thread that does
@@ -24,7 +24,7 @@ pub(super) const NR_RACKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 3 };
 #[derive(Debug)]
 pub struct Magazines {
     cpus: PerCpu<[Rack; NR_RACKS]>,
-    depots: Slots<Depot>,
+    depots: PerCpu<Depot>,
     /// 1 once there was a block in any.
     is_used: AtomicU32,
     /// 1 since there was a chunk in the depot; 0 again at a tick that finds none. A hint: who takes
@@ -44,7 +44,7 @@ impl Magazines {
     #[must_use]
     pub const fn bytes(nr_cpus: u32, nr_frames: u32) -> usize {
         PerCpu::<[Rack; NR_RACKS]>::bytes(nr_cpus)
-            + Slots::<Depot>::bytes(nr_cpus)
+            + PerCpu::<Depot>::bytes(nr_cpus)
             + index(nr_cpus) * Depot::bytes(nr_frames, nr_cpus)
     }
 
@@ -55,7 +55,7 @@ impl Magazines {
     pub fn try_new(nr_cpus: u32, nr_frames: u32) -> Result<Magazines, NoMetadata> {
         Ok(Magazines {
             cpus: PerCpu::try_new(nr_cpus, || core::array::from_fn(|_| Rack::new()))?,
-            depots: Slots::try_new(nr_cpus.max(1), |_| Depot::try_new(nr_frames, nr_cpus))?,
+            depots: PerCpu::try_with(nr_cpus, || Depot::try_new(nr_frames, nr_cpus))?,
             is_used: AtomicU32::new(0),
             has_stored: AtomicU32::new(0),
         })
@@ -63,12 +63,12 @@ impl Magazines {
 
     /// A CPU's part of the depot.
     pub(super) fn depot(&self, cpu: Cpu) -> &Depot {
-        &self.depots[index(cpu.number()) % self.depots.len()]
+        self.depots.of(cpu)
     }
 
     /// All parts with their CPUs.
     pub(super) fn depots(&self) -> impl Iterator<Item = (Cpu, &Depot)> {
-        (0..).map(Cpu::new).zip(self.depots.iter())
+        self.depots.iter_by_cpu()
     }
 
     /// Some magazine is somebody's.

@@ -5,6 +5,7 @@ use super::magazine::Magazines;
 use crate::frame::{Form, Record};
 use crate::sync::{AtomicU64, Guard, Ordering, SpinLock, rank};
 use crate::units::{Cpu, Frame, index};
+use core::iter::once;
 
 /// Magazines of a rack: one for blocks of a batch of pages or more, the others for smaller ones.
 /// Their labels are one cache line.
@@ -175,7 +176,7 @@ impl Rack {
     /// A magazine that is empty, for a form that has none.
     pub(super) fn find_empty(&self, form: Form) -> Option<usize> {
         let first = place(form);
-        let mut places = core::iter::once(first).chain(Rack::beside(first));
+        let mut places = once(first).chain(Rack::beside(first));
         places.find(|&at| self.label(at).count() == 0)
     }
 
@@ -365,15 +366,12 @@ impl<'a> Open<'a> {
         let label = self.rack.label(at);
         if label.count() == 0 {
             let places = &mut self.blocks.blocks[at][..label.room()];
-            let mut nr_taken = self.magazines.depot(self.cpu).take(form, places);
-            let mut others = self.magazines.depots();
-            while nr_taken == 0
-                && let Some((cpu, depot)) = others.next()
-            {
-                if is_near(cpu) {
-                    nr_taken = depot.take(form, places);
-                }
-            }
+            let own = (self.cpu, self.magazines.depot(self.cpu));
+            let near = self.magazines.depots().filter(|&(cpu, _)| is_near(cpu));
+            let mut takes = once(own)
+                .chain(near)
+                .map(|(_, depot)| depot.take(form, places));
+            let nr_taken = takes.find(|&nr_taken| nr_taken > 0).unwrap_or(0);
             self.rack.set_label(at, label.with(nr_taken));
         }
         self.pop(form)

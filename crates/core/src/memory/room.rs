@@ -94,11 +94,12 @@ impl Memory {
     /// One step towards the room: evicts what is missing, 1024 pages at most, of whatever group
     /// beyond what protects it, and asks shrinkers in proportion. Whether there is more to do.
     pub(super) fn make_room(&self, here: Here<'_>) -> bool {
-        // What is in the depot is nobody's: before a page is evicted.
-        if self.nr_over_room(1) > 0 {
+        let mut nr_over = self.nr_over_room(1);
+        if nr_over > 0 {
+            // What is in the depot is nobody's: before a page is evicted.
             self.drain_depot_of(self.groups.root());
+            nr_over = self.nr_over_room(1);
         }
-        let nr_over = self.nr_over_room(1);
         let goes_on = nr_over > 0 && here.may_reclaim && self.evict_for_room(here, nr_over);
         self.room
             .active

@@ -127,7 +127,18 @@ impl<T> PerCpu<T> {
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new(nr_cpus: u32, mut slot: impl FnMut() -> T) -> Result<Self, NoMetadata> {
-        Slots::try_new(nr_cpus.max(1), |_| Ok(slot())).map(PerCpu)
+        PerCpu::try_with(nr_cpus, || Ok(slot()))
+    }
+
+    /// [`PerCpu::try_new`] of what allocates itself.
+    ///
+    /// # Errors
+    /// [`NoMetadata`] where the allocator or `slot` refuses.
+    pub fn try_with(
+        nr_cpus: u32,
+        mut slot: impl FnMut() -> Result<T, NoMetadata>,
+    ) -> Result<Self, NoMetadata> {
+        Slots::try_new(nr_cpus.max(1), |_| slot()).map(PerCpu)
     }
 
     /// The slot of `cpu`; a number beyond the possible CPUs is folded into them.

@@ -21,6 +21,15 @@ fn memory_with_groups() -> (Memory, [u32; 2]) {
     (memory, groups)
 }
 
+/// A memory of 1 GiB, whose magazines are as large as they get for single pages, and a group.
+fn large_memory() -> (Memory, u32) {
+    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    (memory, group)
+}
+
 fn take(memory: &Memory, cpu: Cpu, group: u32, nr_blocks: u32) -> Vec<Frame> {
     let take = |_| memory.alloc_buf(cpu.into(), group, Order::ZERO).unwrap().0;
     (0..nr_blocks).map(take).collect()
@@ -137,10 +146,7 @@ fn forms_that_are_used_side_by_side_have_a_magazine_each() {
 
 #[test]
 fn many_blocks_are_taken_and_freed_in_batches() {
-    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
-    let group = memory
-        .new_group(CPU.into(), memory.groups().root())
-        .unwrap();
+    let (memory, group) = large_memory();
     let frames = take(&memory, CPU, group, 1000);
     free(&memory, CPU, frames);
     let Some(before) = nr_rmws() else { return };
@@ -155,10 +161,7 @@ fn many_blocks_are_taken_and_freed_in_batches() {
 
 #[test]
 fn what_another_cpu_frees_comes_back_with_charge_and_bytes() {
-    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
-    let group = memory
-        .new_group(CPU.into(), memory.groups().root())
-        .unwrap();
+    let (memory, group) = large_memory();
     for order in [Order::ZERO, Order::new(4).unwrap(), Order::new(9).unwrap()] {
         let nr_blocks = (256_u32 >> order.get()).max(4);
         let round = |is_first: bool| {
@@ -249,10 +252,7 @@ fn what_is_in_the_depot_goes_before_any_page() {
 
 #[test]
 fn what_nobody_took_from_the_depot_for_a_second_goes() {
-    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
-    let group = memory
-        .new_group(CPU.into(), memory.groups().root())
-        .unwrap();
+    let (memory, group) = large_memory();
     let frames = take(&memory, CPU, group, 1000);
     free(&memory, CPU, frames);
     // Half of them are in use all the time.

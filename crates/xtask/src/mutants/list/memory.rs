@@ -511,8 +511,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a tick takes what is in use out of the depot",
         file: "memory/depot.rs",
-        find: "false => shelf.least.min(shelf.nr_chunks),",
-        replace: "false => shelf.least,",
+        find: "        shelf.least = shelf.least.min(shelf.nr_chunks);\n",
+        replace: "        let _shelf = shelf;\n",
         tests: Tests::Unit("depot"),
     },
     Mutant {
@@ -555,8 +555,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who finds his part of the depot empty does not look at others'",
         file: "memory/rack.rs",
-        find: "let mut others = self.magazines.depots();",
-        replace: "let mut others = self.magazines.depots().take(0);",
+        find: "let near = self.magazines.depots()",
+        replace: "let near = self.magazines.depots().take(0)",
         tests: Tests::Unit("what_another_cpu_frees"),
     },
     Mutant {
