@@ -4,6 +4,7 @@
 extern crate std;
 
 use core::ops::Index;
+use core::ptr::NonNull;
 use std::boxed::Box;
 use std::vec::Vec;
 
@@ -238,6 +239,11 @@ mod spin {
             }
         }
 
+        /// Whether somebody holds the lock. A look of a moment.
+        pub fn is_held(&self) -> bool {
+            self.state.load(Ordering::Relaxed) == HELD
+        }
+
         /// Takes the lock if it is free now; `None` where it is not, or an earlier holder unwound.
         /// Cheaper than [`SpinLock::try_lock`], whose guard asks twice whether the thread unwinds.
         ///
@@ -417,6 +423,11 @@ mod checked {
             self.0.try_lock().ok()
         }
 
+        /// Whether somebody holds the lock. A look of a moment.
+        pub fn is_held(&self) -> bool {
+            self.try_lock().is_none()
+        }
+
         /// Takes the lock if it is free now.
         pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
             self.try_lock().map(Brief)
@@ -451,17 +462,20 @@ mod checked {
 ///
 /// Memory that is never written costs nothing: a large array comes as untouched zero pages.
 pub struct Words {
-    /// `skew + nr_words` or more.
-    words: Box<[AtomicU64]>,
-    /// Words before the first cache line.
-    skew: usize,
-    /// Words from there on that were asked for.
-    nr_words: usize,
+    /// Those that were asked for.
+    words: NonNull<[AtomicU64]>,
+    /// What they are in: up to a line more before the first cache line.
+    all: NonNull<[AtomicU64]>,
 }
+
+// SAFETY: it owns its words as a `Box<[AtomicU64]>` would, which any thread may have.
+unsafe impl Send for Words where Box<[AtomicU64]>: Send {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Words where Box<[AtomicU64]>: Sync {}
 
 impl core::fmt::Debug for Words {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} words", self.nr_words)
+        write!(f, "{} words", self.words().len())
     }
 }
 
@@ -479,29 +493,34 @@ impl Words {
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new(nr_words: usize) -> Result<Words, NoMetadata> {
-        let words = zeroed(nr_words + Self::LINE)?;
+        let all = NonNull::from(Box::leak(zeroed(nr_words + Self::LINE)?));
+        // SAFETY: just leaked.
+        let words = unsafe { all.as_ref() };
         let skew = words.as_ptr().addr().wrapping_neg() % 64 / size_of::<u64>();
-        assert!(skew + nr_words <= words.len(), "a line more than asked");
-        Ok(Words {
-            words,
-            skew,
-            nr_words,
-        })
+        let words = NonNull::from(&words[skew..skew + nr_words]);
+        Ok(Words { words, all })
     }
 
-    /// The `N` words from `number * N` on. One comparison: a slice of a slice would be three.
+    #[inline(always)]
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: a part of `all`, which lives until `self` is dropped.
+        unsafe { self.words.as_ref() }
+    }
+
+    /// The `N` words from `number * N` on: one comparison.
     ///
     /// # Panics
     /// Where there are fewer.
     #[inline]
     pub(crate) fn chunk<const N: usize>(&self, number: usize) -> &[AtomicU64; N] {
-        assert!(number < self.nr_words / N, "a chunk of the array");
-        // SAFETY: `number * N + N <= nr_words` (asserted above), and the array has as many words
-        // behind the first `skew` (asserted in `try_new`).
-        let first = unsafe { self.words.as_ptr().add(self.skew + number * N) };
-        // SAFETY: as for `first`; an array of `N` is laid out as `N` words in a row, and the
-        // borrow keeps them.
-        unsafe { &*first.cast() }
+        &self.words().as_chunks().0[number]
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: `try_new` leaked it, and whoever had a part of it borrowed `self`.
+        drop(unsafe { Box::from_raw(self.all.as_ptr()) });
     }
 }
 
@@ -537,7 +556,7 @@ impl Index<usize> for Words {
     type Output = AtomicU64;
     #[inline]
     fn index(&self, index: usize) -> &AtomicU64 {
-        &self.words[index + self.skew]
+        &self.words()[index]
     }
 }
 

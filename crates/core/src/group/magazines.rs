@@ -1,6 +1,5 @@
 //! Charges of blocks that wait in magazines: how many may, and what a CPU's stock has for them.
 
-use super::record::{Group, Limit};
 use super::stock::Stocks;
 use super::{BATCH, Tree};
 use crate::sync::Ordering;
@@ -10,10 +9,12 @@ use crate::units::{Cpu, Order};
 const MAX_SMALL: u32 = 512;
 
 impl Tree {
-    /// Blocks of an order that a magazine may have of a group: half a batch of pages, more of large
-    /// ones under a large budget; none of a group that is exact, dead, or keeps to some nodes.
+    /// Blocks of an order that a magazine may have of a group: half a batch of pages, more under a
+    /// large budget, of large ones half of what the depot may have; none of a group that is exact,
+    /// dead, or keeps to some nodes.
     ///
-    /// With all of a rack's magazines full these are at most 1/23 of the root's `max` on all CPUs.
+    /// With all of a rack's magazines full these are at most 1/11 of the root's `max` on all CPUs,
+    /// without the one for large blocks 1/36.
     #[must_use]
     pub fn magazine_blocks(&self, id: u32, order: Order) -> u32 {
         let group = self.live(id);
@@ -26,9 +27,11 @@ impl Tree {
             // A checker's memory is too small for any, and a checker's group for a limit.
             return if group.is_dead() { 0 } else { 2 };
         }
-        let nr_pages = match order.nr_pages() >= BATCH {
-            true => group.large(),
-            false => (group.large() / 4).min(MAX_SMALL).max(batch / 2),
+        let large = group.large();
+        let nr_pages = match order.nr_pages() {
+            BATCH.. if order.nr_pages() > large => 0,
+            BATCH.. => group.depot() / 2,
+            _ => (large / 4).min(MAX_SMALL).max(batch / 2),
         };
         nr_pages >> order.get()
     }
@@ -41,9 +44,7 @@ impl Tree {
         if cfg!(any(loom, shuttle)) {
             return 2;
         }
-        let limit = |(_, group): (u32, &Group)| group.max().min(group.limit(Limit::High));
-        let least = self.path(id).map(limit).min().unwrap_or(0);
-        u32::try_from(least / 8 / u64::from(self.nr_cpus.max(2))).unwrap_or(u32::MAX)
+        self.live(id).depot()
     }
 
     /// Takes up to `most` blocks of `unit` pages out of the CPU's stock, as many as it has. Returns

@@ -136,6 +136,8 @@ pub struct Group {
     pub(super) batch: AtomicU32,
     /// Pages that a CPU keeps for this group's large blocks; 0: none.
     large: AtomicU32,
+    /// Pages that a CPU's part of the depot keeps for this group.
+    depot: AtomicU32,
     /// 1 once the last handle is gone: freed as soon as nothing is charged.
     pub(super) dead: AtomicU32,
     pub(super) nr_children: AtomicU32,
@@ -168,8 +170,9 @@ impl Group {
     pub(super) fn reset(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.large, &self.parked, &self.peak, &self.reclaim_counts];
-        let more = more.into_iter().chain(&self.gauges);
+        let more = [&self.large, &self.depot, &self.parked, &self.peak];
+        let more = more.into_iter().chain([&self.reclaim_counts]);
+        let more = more.chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }
@@ -270,10 +273,16 @@ impl Group {
         self.large.load(Ordering::Relaxed)
     }
 
-    /// Says what stocks may hold of the group.
+    /// Pages that a CPU's part of the depot keeps for this group.
+    pub(super) fn depot(&self) -> u32 {
+        self.depot.load(Ordering::Relaxed)
+    }
+
+    /// Says what stocks, magazines and the depot may hold of the group.
     pub(super) fn set_shares(&self, shares: Shares) {
         self.batch.store(shares.batch, Ordering::Relaxed);
         self.large.store(shares.large, Ordering::Relaxed);
+        self.depot.store(shares.depot, Ordering::Relaxed);
     }
 
     pub(super) fn store_limit(&self, limit: Limit, pages: u64) {

@@ -468,7 +468,7 @@ impl Memory {
         for (level, over) in self.groups.over_high(group) {
             self.groups.count_event(level, Event::High);
             // What is in the depot is nobody's: before a page is evicted.
-            let over = over.saturating_sub(self.drain_depot_of(level).into());
+            let over = over.saturating_sub(self.drain_much_of(level).into());
             if here.may_reclaim && over > 0 {
                 let want = u32::try_from(over).unwrap_or(u32::MAX).min(nr_pages);
                 self.reclaim_for(here, (group, level), want);

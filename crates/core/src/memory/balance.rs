@@ -170,7 +170,7 @@ impl Memory {
             self.zones.set_reclaim_active(node, true);
         }
         // Nobody's, as what lies in per-CPU page caches.
-        self.drain_depot_of(self.groups.root());
+        self.drain_much_of(self.groups.root());
         let nr_missing = self.zones.nr_missing(node);
         let nr_freed = self.evict_on(here, node, nr_missing.min(MAX_STEP));
         self.zones.fetch_back(&self.frames, node);

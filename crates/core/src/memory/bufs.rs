@@ -42,9 +42,6 @@ impl Memory {
     /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is, or the depot.
     #[must_use]
     pub fn take_waiting(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
-        if let Some(taken) = self.take_at_hand(cpu, group, order) {
-            return Some(taken);
-        }
         let form = Form::new(group, order);
         let frame = self.magazines.take_any(cpu, form).or_else(|| {
             let topology = &self.config.alloc.topology;
@@ -87,14 +84,10 @@ impl Memory {
         room.min(ROOM)
     }
 
-    /// What a CPU's depot may have of the group of a form, whose magazines may have `room`.
-    fn share(&self, form: Form, room: u32) -> Share {
-        let of_group = match room {
-            0 => 0,
-            _ => self.groups.depot_pages(form.group()),
-        };
+    /// What a CPU's depot may have of the group of a form.
+    fn share(&self, form: Form) -> Share {
         Share {
-            of_group,
+            of_group: self.groups.depot_pages(form.group()),
             of_all: self.groups.depot_pages(self.groups.root()),
         }
     }
@@ -133,7 +126,7 @@ impl Memory {
         match self.magazines.open(cpu) {
             Some(mut open) => {
                 open.count_out();
-                if !more.is_empty() && open.make_own(form, self.room(form)).is_some() {
+                if !more.is_empty() && open.make_own(form, || self.room(form)).is_some() {
                     nr_kept = open.push_many(form, more);
                     for &frame in &more[..nr_kept] {
                         self.make_buf(frame);
@@ -172,15 +165,8 @@ impl Memory {
     /// Where the frame is no working memory.
     #[must_use]
     pub fn drop_buf(&self, cpu: Cpu, frame: Frame) -> bool {
-        if self.drop_at_hand(cpu, frame) {
-            return false;
-        }
         let (form, is_own) = self.buf(cpu, frame);
-        let record = self.frames.record(frame);
-        if is_own && self.magazines.give_any(cpu, form, frame, record) {
-            return false;
-        }
-        self.free_past_magazine(cpu, frame, form, is_own)
+        self.free_past_hand(cpu, frame, form, is_own)
     }
 
     /// [`Memory::drop_buf`] without any call, into a magazine at its own place; false where nothing
@@ -190,8 +176,10 @@ impl Memory {
     #[must_use]
     pub fn drop_at_hand(&self, cpu: Cpu, frame: Frame) -> bool {
         let record = self.frames.record(frame);
-        let form = record.buf_form().filter(|_| self.is_near(cpu, frame));
-        form.is_some_and(|form| self.magazines.give(cpu, form, frame, record))
+        match record.buf_form() {
+            Some(form) if self.is_near(cpu, frame) => self.magazines.give(cpu, form, frame, record),
+            _ => false,
+        }
     }
 
     /// What kind of block working memory is, and whether it may go into the CPU's magazine.
@@ -216,16 +204,15 @@ impl Memory {
     #[must_use]
     pub fn drop_buf_at_once(&self, cpu: Cpu, frame: Frame) -> bool {
         let (form, _) = self.buf(cpu, frame);
-        self.free_past_magazine(cpu, frame, form, false)
+        self.free_past_hand(cpu, frame, form, false)
     }
 
-    fn free_past_magazine(&self, cpu: Cpu, frame: Frame, form: Form, may_keep: bool) -> bool {
+    fn free_past_hand(&self, cpu: Cpu, frame: Frame, form: Form, may_keep: bool) -> bool {
         let mut cold = [Frame::FIRST; MAX_CHUNK];
         let mut nr_cold = None;
         if may_keep && let Some(mut open) = self.magazines.open(cpu) {
             // Under the lock: see `Magazines::forget`.
-            let room = self.room(form);
-            let share = || self.share(form, room);
+            let (room, share) = (|| self.room(form), || self.share(form));
             nr_cold = open.make_room(form, room, share, &mut cold);
             if nr_cold.is_some() {
                 let is_kept = open.push(form, frame);
@@ -233,6 +220,7 @@ impl Memory {
                 self.frames.record(frame).enter_magazine(form);
             }
             if nr_cold == Some(0) {
+                // The last thing that it counts for: whoever has the lock next may take all away.
                 open.count_in();
                 return false;
             }
@@ -281,11 +269,11 @@ impl Memory {
         self.drain_magazines(self.within(subtree))
     }
 
-    /// [`Memory::drain_magazines_of`] of the depot only: what is far from any CPU.
-    pub(super) fn drain_depot_of(&self, subtree: u32) -> u32 {
+    /// [`Memory::drain_magazines_of`] of the depot and of large blocks only: what is much.
+    pub(super) fn drain_much_of(&self, subtree: u32) -> u32 {
         let mut nr_pages = 0;
         let wanted = self.within(subtree);
-        self.magazines.drain_depot(wanted, |cpu, form, blocks| {
+        self.magazines.drain_much(wanted, |cpu, form, blocks| {
             nr_pages += self.put_cold(cpu, form, blocks);
         });
         nr_pages

@@ -18,9 +18,10 @@ use crate::units::{Frame, count, index};
 pub(super) const MAX_CHUNK: usize = MAX_BLOCKS / 2;
 /// Kinds of blocks that have chunks at a time.
 const NR_SHELVES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
-/// A chunk for so many frames is as much as [`super::Memory`] lets in of single pages.
-const FRAMES_BY_CHUNK: u32 = 256;
-/// Chunks of a CPU's part: 256 MiB of single pages at most.
+/// A chunk for so many frames: half full they are as much as [`super::Memory`] lets in of single
+/// pages.
+const FRAMES_BY_CHUNK: u32 = 4 * super::rack::ROOM;
+/// Chunks of a CPU's part: 512 MiB of single pages at most.
 const MIN_CHUNKS: u32 = 4;
 const MAX_CHUNKS: u32 = 4096;
 /// The number of no chunk.

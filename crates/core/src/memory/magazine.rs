@@ -11,22 +11,65 @@
 //! in the place of a second one: with the depot, or else with stock and per-CPU page cache.
 
 use super::depot::Depot;
-use super::rack::{Label, Open, Rack};
+use super::rack::{Label, Open, Rack, is_large};
 use crate::frame::{Form, Record};
 use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu};
 use crate::units::{Cpu, Frame, index};
 
-/// Racks of a CPU: the others are for who finds the first one in the hands of a thread that does
-/// not run.
-pub(super) const NR_RACKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 3 };
+/// Racks of a CPU: the others are for who finds one in the hands of a thread that does not run.
+pub(super) const NR_RACKS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 4 };
+
+/// The racks of one CPU.
+#[derive(Debug)]
+struct Racks {
+    /// Which of them all use, until one finds it in somebody's hands: modulo their number.
+    turn: AtomicU32,
+    racks: [Rack; NR_RACKS],
+}
+
+impl Racks {
+    fn new() -> Racks {
+        Racks {
+            turn: AtomicU32::new(0),
+            racks: core::array::from_fn(|_| Rack::new()),
+        }
+    }
+
+    /// Which is in use. A look without a lock.
+    #[inline(always)]
+    fn at(&self) -> usize {
+        // Relaxed: a stale one is another rack.
+        index(self.turn.load(Ordering::Relaxed)) % NR_RACKS
+    }
+
+    /// The one that is in use.
+    #[inline(always)]
+    fn in_use(&self) -> &Rack {
+        &self.racks[self.at()]
+    }
+
+    /// All of them, from the one that is in use on: the next free one is where that is held.
+    fn in_turn(&self) -> impl Iterator<Item = &Rack> + Clone {
+        let from = |at: usize| (0..NR_RACKS).map(move |nr| (at + nr) % NR_RACKS);
+        let before = self.at();
+        let is_free = |at: &usize| !self.racks[*at].is_held();
+        let at = from(before).find(is_free).unwrap_or(before);
+        if at != before {
+            self.turn.store(crate::units::count(at), Ordering::Relaxed);
+        }
+        from(at).map(|at| &self.racks[at])
+    }
+}
 
 /// The magazines of all CPUs.
 #[derive(Debug)]
 pub struct Magazines {
-    cpus: PerCpu<[Rack; NR_RACKS]>,
+    cpus: PerCpu<Racks>,
     depots: PerCpu<Depot>,
     /// 1 once there was a block in any.
     is_used: AtomicU32,
+    /// 1 once there was a large one.
+    has_large: AtomicU32,
     /// 1 since there was a chunk in the depot; 0 again at a tick that finds none. A hint: who takes
     /// need not look at all parts.
     has_stored: AtomicU32,
@@ -43,7 +86,7 @@ impl Magazines {
     /// Bytes that [`Magazines::try_new`] takes.
     #[must_use]
     pub const fn bytes(nr_cpus: u32, nr_frames: u32) -> usize {
-        PerCpu::<[Rack; NR_RACKS]>::bytes(nr_cpus)
+        PerCpu::<Racks>::bytes(nr_cpus)
             + PerCpu::<Depot>::bytes(nr_cpus)
             + index(nr_cpus) * Depot::bytes(nr_frames, nr_cpus)
     }
@@ -54,9 +97,10 @@ impl Magazines {
     /// [`NoMetadata`] where the allocator refuses.
     pub fn try_new(nr_cpus: u32, nr_frames: u32) -> Result<Magazines, NoMetadata> {
         Ok(Magazines {
-            cpus: PerCpu::try_new(nr_cpus, || core::array::from_fn(|_| Rack::new()))?,
+            cpus: PerCpu::try_new(nr_cpus, Racks::new)?,
             depots: PerCpu::try_with(nr_cpus, || Depot::try_new(nr_frames, nr_cpus))?,
             is_used: AtomicU32::new(0),
+            has_large: AtomicU32::new(0),
             has_stored: AtomicU32::new(0),
         })
     }
@@ -72,8 +116,11 @@ impl Magazines {
     }
 
     /// Some magazine is somebody's.
-    pub(super) fn note_used(&self) {
+    pub(super) fn note_used(&self, is_large: bool) {
         raise(&self.is_used);
+        if is_large {
+            raise(&self.has_large);
+        }
     }
 
     /// There is a chunk in the depot.
@@ -81,60 +128,38 @@ impl Magazines {
         raise(&self.has_stored);
     }
 
-    /// Takes the block of a form that was given back last on a CPU; it is out now. `None` where its
-    /// magazines have none, are not at their own place, or in somebody's hands just now.
+    /// Takes the block of a form that was given back last on a CPU; it is out now. `None` where the
+    /// rack in use has none, not at the magazine's own place, or is in somebody's hands just now.
     ///
     /// One read-modify-write, and no call, for which callers would save registers each time.
     #[inline(always)]
     #[must_use]
     pub fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        let mut racks = self.cpus.get(cpu)?.iter();
-        racks.find_map(|rack| rack.take(form))
+        self.cpus.get(cpu)?.in_use().take(form)
     }
 
-    /// Gives a block back to a magazine of its form; false where that has no room, is not at its
-    /// own place, or in somebody's hands just now. Otherwise its record says so, and then it is out
-    /// no more: whoever has the lock next may take all away.
+    /// Gives a block back to a magazine of its form; false where the rack in use has no room for it
+    /// at the magazine's own place, or is in somebody's hands just now. Otherwise its record says
+    /// so, and then it is out no more: whoever has the lock next may take all away.
     ///
     /// As [`Magazines::take`]: one read-modify-write, and no call.
     #[inline(always)]
     #[must_use]
     pub fn give(&self, cpu: Cpu, form: Form, frame: Frame, record: Record<'_>) -> bool {
-        let Some(racks) = self.cpus.get(cpu) else {
-            return false;
-        };
-        racks.iter().any(|rack| rack.give(form, frame, record))
+        let racks = self.cpus.get(cpu);
+        racks.is_some_and(|racks| racks.in_use().give(form, frame, record))
     }
 
     /// [`Magazines::take`] out of any rack of the CPU, wherever the magazine is.
     #[must_use]
     pub fn take_any(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        let mut racks = self.cpus.of(cpu).iter();
+        let mut racks = self.cpus.of(cpu).in_turn();
         racks.find_map(|rack| {
             let (_, label) = rack.find(form)?;
             match label.count() {
                 0 => None,
                 _ => Open::try_new(self, cpu, rack)?.pop(form),
             }
-        })
-    }
-
-    /// [`Magazines::give`] into any rack of the CPU, wherever the magazine is.
-    #[must_use]
-    pub fn give_any(&self, cpu: Cpu, form: Form, frame: Frame, record: Record<'_>) -> bool {
-        let mut racks = self.cpus.of(cpu).iter();
-        racks.any(|rack| {
-            let found = rack.find(form);
-            if found.is_some_and(|(_, label)| label.has_room())
-                && let Some(mut open) = Open::try_new(self, cpu, rack)
-                && open.push(form, frame)
-            {
-                record.enter_magazine(form);
-                // The last thing that it counts for: whoever has the lock next may take all away.
-                open.count_in();
-                return true;
-            }
-            false
         })
     }
 
@@ -153,13 +178,13 @@ impl Magazines {
         if self.has_stored.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.open(cpu)?.pop_stored(form, is_near, room())
+        self.open(cpu)?.pop_stored(form, is_near, room)
     }
 
     /// Whether a CPU has a magazine for a form, or an empty one. A look without a lock.
     #[must_use]
     pub fn takes(&self, cpu: Cpu, form: Form) -> bool {
-        let mut racks = self.cpus.of(cpu).iter();
+        let mut racks = self.cpus.of(cpu).in_turn();
         racks.any(|rack| rack.find(form).is_some() || rack.find_empty(form).is_some())
     }
 
@@ -167,13 +192,13 @@ impl Magazines {
     /// or closed.
     #[must_use]
     pub fn open(&self, cpu: Cpu) -> Option<Open<'_>> {
-        let mut racks = self.cpus.of(cpu).iter();
+        let mut racks = self.cpus.of(cpu).in_turn();
         racks.find_map(|rack| Open::try_new(self, cpu, rack))
     }
 
     fn racks(&self) -> impl Iterator<Item = (Cpu, &Rack)> {
         let cpus = self.cpus.iter_by_cpu();
-        cpus.flat_map(|(cpu, racks)| racks.iter().map(move |rack| (cpu, rack)))
+        cpus.flat_map(|(cpu, racks)| racks.racks.iter().map(move |rack| (cpu, rack)))
     }
 
     /// Empties magazines of the groups that `wanted` names; `out` gets what was in each, with no
@@ -185,24 +210,39 @@ impl Magazines {
         if self.is_used.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let holds = |label: Label| {
-            label.count() > 0 && label.form().is_some_and(|form| wanted(form.group()))
-        };
+        self.drain_racks(&wanted, |_| true, &mut out);
+        self.drain_stored(wanted, out);
+    }
+
+    /// [`Magazines::drain`] of what is much only: of the depot, and of magazines of large blocks.
+    pub fn drain_much(
+        &self,
+        wanted: impl Fn(u32) -> bool,
+        mut out: impl FnMut(Cpu, Form, &[Frame]),
+    ) {
+        if self.has_large.load(Ordering::Relaxed) != 0 {
+            self.drain_racks(&wanted, is_large, &mut out);
+        }
+        self.drain_stored(wanted, out);
+    }
+
+    fn drain_racks(
+        &self,
+        wanted: impl Fn(u32) -> bool,
+        is_it: impl Fn(Form) -> bool,
+        mut out: impl FnMut(Cpu, Form, &[Frame]),
+    ) {
+        let of = |form: Form| is_it(form) && wanted(form.group());
+        let holds = |label: Label| label.count() > 0 && label.form().is_some_and(of);
         for (cpu, rack) in self.racks() {
             if rack.labels().any(holds) {
                 let keep = |label| (!holds(label)).then_some(label);
                 rack.empty(keep, |form, blocks| out(cpu, form, blocks));
             }
         }
-        self.drain_depot(wanted, out);
     }
 
-    /// [`Magazines::drain`] of the depot only.
-    pub fn drain_depot(
-        &self,
-        wanted: impl Fn(u32) -> bool,
-        mut out: impl FnMut(Cpu, Form, &[Frame]),
-    ) {
+    fn drain_stored(&self, wanted: impl Fn(u32) -> bool, mut out: impl FnMut(Cpu, Form, &[Frame])) {
         for (cpu, depot) in self.depots() {
             depot.drain(&wanted, |form, blocks| out(cpu, form, blocks));
         }
@@ -219,7 +259,7 @@ impl Magazines {
             rack.empty(keep, |form, blocks| out(cpu, form, blocks));
         }
         // What was on its way there is there by now: that is under a rack's lock.
-        self.drain_depot(wanted, out);
+        self.drain_stored(wanted, out);
     }
 
     /// Empties what was not used since the last call, of the depot as many chunks as were too many.

@@ -13,21 +13,28 @@ const NR_MAGAZINES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
 /// Blocks that a magazine has room for.
 pub(super) const MAX_BLOCKS: usize = index(ROOM);
 /// The same, as blocks are counted.
-pub(super) const ROOM: u32 = 32;
+pub(super) const ROOM: u32 = 64;
 /// Blocks of at least so many pages share one magazine.
 const LARGE: u32 = crate::group::BATCH;
+/// Where that is.
+const LARGE_PLACE: usize = 0;
 
 /// Where the magazine of a form is looked for first.
 #[inline]
 fn place(form: Form) -> usize {
     let order = (form.bits() >> 32) as u32;
     if order >= LARGE.ilog2() {
-        return 0;
+        return LARGE_PLACE;
     }
     // Numbers in a row are spread evenly. Source: Fibonacci hashing.
     let mixed = form.group().wrapping_add(order << 24);
     let hash = u64::from(mixed.wrapping_mul(0x9E37_79B9));
     1 + index(((hash * (NR_MAGAZINES as u64 - 1)) >> 32) as u32)
+}
+
+/// Whether blocks of a form are in the magazine of large ones.
+pub(super) fn is_large(form: Form) -> bool {
+    place(form) == LARGE_PLACE
 }
 
 /// What a magazine is for, how many blocks it may have and has, and whether it was used since the
@@ -140,6 +147,11 @@ impl Rack {
         }
     }
 
+    /// Whether it is in somebody's hands. A look of a moment.
+    pub(super) fn is_held(&self) -> bool {
+        self.lock.is_held()
+    }
+
     #[inline]
     fn label(&self, at: usize) -> Label {
         Label(self.labels[at].load(Ordering::Relaxed))
@@ -169,7 +181,8 @@ impl Rack {
 
     /// The places beside one: large blocks have none.
     fn beside(first: usize) -> impl Iterator<Item = usize> {
-        let end = if first == 0 { 1 } else { NR_MAGAZINES };
+        let is_large = first == LARGE_PLACE;
+        let end = if is_large { 1 } else { NR_MAGAZINES };
         (1..end).filter(move |&at| at != first)
     }
 
@@ -343,14 +356,17 @@ impl<'a> Open<'a> {
     }
 
     /// Where the magazine of this form is, which an empty one becomes with `room`.
-    pub fn make_own(&mut self, form: Form, room: u32) -> Option<usize> {
-        let own = self.rack.find(form).map(|(at, _)| at);
-        if own.is_some() || room == 0 {
-            return own;
+    pub fn make_own(&mut self, form: Form, room: impl FnOnce() -> u32) -> Option<usize> {
+        if let Some((at, _)) = self.rack.find(form) {
+            return Some(at);
+        }
+        let room = room();
+        if room == 0 {
+            return None;
         }
         let at = self.rack.find_empty(form)?;
         self.rack.set_label(at, Label::new(form, room));
-        self.magazines.note_used();
+        self.magazines.note_used(at == LARGE_PLACE);
         Some(at)
     }
 
@@ -360,7 +376,7 @@ impl<'a> Open<'a> {
         &mut self,
         form: Form,
         is_near: impl Fn(Cpu) -> bool,
-        room: u32,
+        room: impl FnOnce() -> u32,
     ) -> Option<Frame> {
         let at = self.make_own(form, room)?;
         let label = self.rack.label(at);
@@ -383,7 +399,7 @@ impl<'a> Open<'a> {
     pub fn make_room(
         &mut self,
         form: Form,
-        room: u32,
+        room: impl FnOnce() -> u32,
         share: impl FnOnce() -> Share,
         cold: &mut [Frame; MAX_CHUNK],
     ) -> Option<usize> {

@@ -97,7 +97,7 @@ impl Memory {
         let mut nr_over = self.nr_over_room(1);
         if nr_over > 0 {
             // What is in the depot is nobody's: before a page is evicted.
-            self.drain_depot_of(self.groups.root());
+            self.drain_much_of(self.groups.root());
             nr_over = self.nr_over_room(1);
         }
         let goes_on = nr_over > 0 && here.may_reclaim && self.evict_for_room(here, nr_over);

@@ -64,7 +64,7 @@ fn a_brief_hold_that_does_not_open_poisons() {
 }
 
 #[test]
-#[should_panic(expected = "a chunk of the array")]
+#[should_panic(expected = "index out of bounds: the len is 2 but the index is 2")]
 fn a_chunk_beyond_the_words_panics() {
     let words = Words::try_new(10).unwrap();
     assert_eq!(words.chunk::<4>(1).len(), 4);

@@ -14,6 +14,8 @@ pub(in crate::group) struct Shares {
     pub(in crate::group) batch: u32,
     /// Pages for large blocks on one CPU: a power of two, or none.
     pub(in crate::group) large: u32,
+    /// Pages of a CPU's part of the depot.
+    pub(in crate::group) depot: u32,
 }
 
 impl Shares {
@@ -26,15 +28,26 @@ impl Shares {
         Shares {
             batch: u32::try_from(batch).expect("at most BATCH"),
             large: large(share - batch * all(nr_slots), nr_cpus),
+            depot: depot(max, nr_cpus),
         }
     }
 
     /// Of a group whose nearest limit or `high` is `least` pages: large blocks of one group hide at
-    /// most 1/64 of that.
+    /// most 1/64 of that, and the depot has an eighth.
     pub(in crate::group) fn under(self, least: u64, nr_cpus: u32) -> Shares {
         let large = large(least / 64, nr_cpus).min(self.large);
-        Shares { large, ..self }
+        let depot = depot(least, nr_cpus);
+        Shares {
+            large,
+            depot,
+            ..self
+        }
     }
+}
+
+/// A CPU's part of an eighth of `nr_pages`: at most a 16th.
+fn depot(nr_pages: u64, nr_cpus: u32) -> u32 {
+    u32::try_from(nr_pages / 8 / u64::from(nr_cpus.max(2))).unwrap_or(u32::MAX)
 }
 
 /// A CPU's part of `nr_pages` pages. A power of two, so that blocks fit into it and into half of
@@ -74,5 +87,11 @@ mod tests {
         assert_eq!(under(u64::MAX), 4096);
         assert_eq!(under(GIB), 2048);
         assert_eq!(under(GIB / 17), 0);
+        let depot = |least, nr_cpus| shares.under(least, nr_cpus).depot;
+        assert_eq!(
+            [depot(GIB, 1), depot(GIB, 2), depot(GIB, 8)],
+            [16384, 16384, 4096]
+        );
+        assert_eq!(depot(u64::MAX, 2), u32::MAX);
     }
 }

@@ -103,9 +103,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "memory/bufs.rs",
         find: "if may_keep && let Some(mut open) = self.magazines.open(cpu) {\n            \
                // Under the lock: see `Magazines::forget`.\n            \
-               let room = self.room(form);",
-        replace: "let room = self.room(form);\n        \
-                  if may_keep && let Some(mut open) = self.magazines.open(cpu) {",
+               let (room, share) = (|| self.room(form), || self.share(form));",
+        replace: "let seen = self.room(form);\n        \
+                  if may_keep && let Some(mut open) = self.magazines.open(cpu) {\n            \
+                  let (room, share) = (|| seen, || self.share(form));",
         tests: Tests::Loom,
     },
     Mutant {
@@ -518,7 +519,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a group that goes leaves what is in the depot",
         file: "memory/magazine.rs",
-        find: "by now: that is under a rack's lock.\n        self.drain_depot(wanted, out);\n",
+        find: "by now: that is under a rack's lock.\n        self.drain_stored(wanted, out);\n",
         replace: "by now.\n        let _none = &out;\n",
         tests: Tests::Unit("share_of_the_nearest_limit"),
     },
@@ -527,30 +528,44 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "memory/magazine.rs",
         find: "label.form().is_some_and(is_kept).then_some(label);\n",
         replace: "label.form().is_some_and(is_kept).then_some(label);\n        \
-                  self.drain_depot(&wanted, &mut out);\n        \
+                  self.drain_stored(&wanted, &mut out);\n        \
                   let wanted = |_: u32| false;\n",
         tests: Tests::Loom,
     },
     Mutant {
         name: "pages are evicted below a high before the depot is empty",
         file: "memory/alloc.rs",
-        find: "over.saturating_sub(self.drain_depot_of(level).into())",
+        find: "over.saturating_sub(self.drain_much_of(level).into())",
         replace: "over",
         tests: Tests::Unit("goes_before_any_page"),
     },
     Mutant {
         name: "pages are evicted below the budget before the depot is empty",
         file: "memory/room.rs",
-        find: "            self.drain_depot_of(self.groups.root());\n",
+        find: "            self.drain_much_of(self.groups.root());\n",
         replace: "",
         tests: Tests::Unit("goes_before_any_page"),
     },
     Mutant {
         name: "who finds a rack in another's hands goes past all of them",
         file: "memory/magazine.rs",
-        find: "if cfg!(any(loom, shuttle)) { 2 } else { 3 }",
+        find: "if cfg!(any(loom, shuttle)) { 2 } else { 4 }",
         replace: "1",
         tests: Tests::Unit("has_the_next_one"),
+    },
+    Mutant {
+        name: "a rack in another's hands stays the one at hand",
+        file: "memory/magazine.rs",
+        find: "if at != before {",
+        replace: "if false {",
+        tests: Tests::Unit("has_the_next_one"),
+    },
+    Mutant {
+        name: "pages are evicted below a high before large blocks that wait",
+        file: "memory/magazine.rs",
+        find: "if self.has_large.load(Ordering::Relaxed) != 0 {",
+        replace: "if false {",
+        tests: Tests::Unit("large_blocks_that_wait"),
     },
     Mutant {
         name: "who finds his part of the depot empty does not look at others'",
