@@ -117,11 +117,12 @@ impl Index {
     ) -> Option<(Frame, Record<'a>)> {
         let (wanted, home) = (tag(key), self.home(key));
         // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
-        let mut entries = self
+        // All of them, without a jump: where a page is in its bucket nobody can foretell.
+        let entries = self
             .entries(home)
             .map(|entry| entry.load(Ordering::Acquire));
-        let first = entries.find(|entry| entry >> 32 == wanted);
-        if let Some(frame) = first.and_then(frame_of) {
+        let choose = |found, entry| if entry >> 32 == wanted { entry } else { found };
+        if let Some(frame) = frame_of(entries.fold(0, choose)) {
             let record = frames.record(frame);
             if record.holds(key) {
                 return Some((frame, record));
