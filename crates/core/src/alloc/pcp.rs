@@ -55,6 +55,11 @@ impl Pcp {
         self.count
     }
 
+    /// Whether a list has a block.
+    pub(super) fn has(&self, order: Order, kind: Mobility) -> bool {
+        !self.lists[list_of(order, kind)].is_empty()
+    }
+
     /// Takes the block of a list that was freed last.
     #[inline]
     pub fn pop(&mut self, frames: &FrameTable, order: Order, kind: Mobility) -> Option<Frame> {

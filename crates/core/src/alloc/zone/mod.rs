@@ -1,6 +1,7 @@
 //! A zone: a range of frames of one node under one lock, and the per-CPU page caches before it.
 
 mod cached;
+mod caches;
 mod flush;
 mod stats;
 
@@ -141,6 +142,10 @@ pub struct Zone {
     buddy: SpinLock<Buddy, { rank::ZONE }>,
     /// Each CPU's own cache, then its spare ones: cache `n` is one of CPU `n % nr_cpus`.
     pcps: PerCpu<SpinLock<Pcp, { rank::PCP }>>,
+    /// Which of its caches a CPU uses, by its distance from the own one.
+    in_use: PerCpu<AtomicU32>,
+    /// 1 once a spare one was used.
+    has_spares: AtomicU32,
     nr_cpus: u32,
 }
 
@@ -151,6 +156,7 @@ impl Zone {
     #[must_use]
     pub const fn bytes(nr_cpus: u32) -> usize {
         PerCpu::<SpinLock<Pcp, { rank::PCP }>>::bytes(nr_cpus * caches_per_cpu(nr_cpus))
+            + PerCpu::<AtomicU32>::bytes(nr_cpus)
     }
 
     /// A zone of frames `start..end`, all free, used by CPUs `0..nr_cpus`.
@@ -184,6 +190,8 @@ impl Zone {
             counters: Counters::default(),
             buddy: SpinLock::new(buddy),
             pcps: PerCpu::try_new(nr_cpus * caches_per_cpu(nr_cpus), pcp)?,
+            in_use: PerCpu::try_new(nr_cpus, || AtomicU32::new(0))?,
+            has_spares: AtomicU32::new(0),
             nr_cpus,
         })
     }
@@ -265,30 +273,6 @@ impl Zone {
         }
     }
 
-    /// Locks a cache of a CPU: its own one, else a spare one: a thread that holds the own one and
-    /// was preempted there keeps it for a whole time slice.
-    #[inline]
-    fn lock_cache(&self, cpu: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {
-        // A division costs as much as a lock: only CPUs that were not there pay for one.
-        let own = match cpu.number() {
-            own if own < self.nr_cpus => cpu,
-            _ => self.cpu_of(cpu),
-        };
-        match self.pcps.of(own).try_lock() {
-            Some(pcp) => Some((own, pcp)),
-            None => self.lock_spare(own),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lock_spare(&self, own: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {
-        (1..caches_per_cpu(self.nr_cpus)).find_map(|spare| {
-            let number = Cpu::new(own.number() + spare * self.nr_cpus);
-            Some((number, self.pcps.of(number).try_lock()?))
-        })
-    }
-
     /// The CPU of a cache's number.
     fn cpu_of(&self, number: Cpu) -> Cpu {
         Cpu::new(number.number() % self.nr_cpus)
@@ -346,9 +330,16 @@ impl Zone {
     pub fn alloc(&self, frames: &FrameTable, here: Here, ask: Ask) -> Option<Frame> {
         let kind = self.kind_of(ask);
         if self.caches(ask.order)
-            && let Some((_, mut pcp)) = self.lock_cache(here.cpu)
+            && let Some((number, mut pcp)) = self.lock_cache(here.cpu)
         {
             let mut taken = pcp.pop(frames, ask.order, kind);
+            if taken.is_none() {
+                match self.lock_with(number, pcp, |other| other.has(ask.order, kind)) {
+                    Some(other) => pcp = other,
+                    None => return self.alloc_direct(frames, ask, kind),
+                }
+                taken = pcp.pop(frames, ask.order, kind);
+            }
             if taken.is_none() {
                 taken = self.alloc_and_refill(frames, here, ask, kind, &mut pcp);
             }
@@ -578,7 +569,7 @@ impl Zone {
             cpu: number,
             ..here
         };
-        self.flush(frames, here, pcp, list_of(order, kind), nr_pages);
+        self.pass_on(frames, here, pcp, list_of(order, kind), nr_pages);
         None
     }
 

@@ -25,6 +25,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("alloc"),
     },
     Mutant {
+        name: "a cache that is held stays the one that its CPU uses",
+        file: "alloc/zone/caches.rs",
+        find: "        self.in_use.of(own).store(other, Ordering::Relaxed);\n",
+        replace: "",
+        tests: Tests::Unit("has_all_use_the_next_one"),
+    },
+    Mutant {
+        name: "the zone is asked while another cache of the CPU has blocks",
+        file: "alloc/zone/mod.rs",
+        find: "|other| other.has(ask.order, kind)",
+        replace: "|_| false",
+        tests: Tests::Unit("all_caches_of_the_cpu"),
+    },
+    Mutant {
+        name: "the zone is asked while another cache of the CPU has room",
+        file: "alloc/zone/caches.rs",
+        find: "if is_full && self.is_pooled() {",
+        replace: "if false {",
+        tests: Tests::Unit("all_caches_of_the_cpu"),
+    },
+    Mutant {
         name: "zones that were passed over are not tried in the end",
         file: "alloc/scan.rs",
         find: "if scan.is_second_pass || !scan.has_skipped {",
