@@ -243,7 +243,43 @@ impl File {
     /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
     /// as [`File::read_at`].
     #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)] // The page comes in registers: two of its fields are not read as one at once.
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
+        let len = self.len_of(page);
+        if len > 0
+            && let Some(pin) = self.pin_at_hand(page)
+        {
+            return Ok(pin.into_page(len, None));
+        }
+        self.pin_slowly(page)
+    }
+
+    /// The page's pin, where it is there and nothing else is to be done.
+    #[inline(never)]
+    fn pin_at_hand(&self, page: u64) -> Option<Pin<'_>> {
+        let shared = &self.open.shared;
+        if shared.is_forked() || (shared.pins.had_budgets() && self.group.has_pin_budget()) {
+            return None;
+        }
+        let key = Mappings::key(self.open.mapping, page)?;
+        match shared.hold(key, Access::Pin) {
+            (Found::Pinned(frame), claim) => {
+                let pin = Pin::held(shared, frame, self.open.order, claim);
+                self.look_ahead(&self.group, page);
+                Some(pin)
+            }
+            (Found::Reading(frame), _) => {
+                shared.unpin(frame);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[cold]
+    #[inline(never)]
+    fn pin_slowly(&self, page: u64) -> Result<Page, Error> {
         self.check_process()?;
         if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
             return self.pin_in_budget(page);

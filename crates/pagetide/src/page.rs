@@ -130,6 +130,7 @@ impl<'a> Pin<'a> {
     }
 
     /// Where it is.
+    #[inline]
     pub(crate) fn frame(&self) -> Frame {
         self.block.frame()
     }
