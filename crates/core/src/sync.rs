@@ -562,4 +562,4 @@ impl Index<usize> for Words {
 
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]
-mod tests;
+pub(crate) mod tests;

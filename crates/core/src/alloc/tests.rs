@@ -23,7 +23,11 @@ fn zone(frames: &FrameTable, high: u32) -> Zone {
     zone_with(frames, high, |_| ())
 }
 
-fn zone_with(frames: &FrameTable, high: u32, change: impl FnOnce(&mut ZoneConfig)) -> Zone {
+pub(super) fn zone_with(
+    frames: &FrameTable,
+    high: u32,
+    change: impl FnOnce(&mut ZoneConfig),
+) -> Zone {
     let mut config = ZoneConfig {
         node: Node::ZERO,
         kind: Kind::Normal,

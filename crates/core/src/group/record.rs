@@ -170,9 +170,14 @@ impl Group {
     pub(super) fn reset(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
         let counts = [&self.dead, &self.lruvec, &self.nr_children, &self.batch];
-        let more = [&self.large, &self.depot, &self.parked, &self.peak];
-        let more = more.into_iter().chain([&self.reclaim_counts]);
-        let more = more.chain(&self.gauges);
+        let more = [
+            &self.large,
+            &self.depot,
+            &self.parked,
+            &self.peak,
+            &self.reclaim_counts,
+        ];
+        let more = more.into_iter().chain(&self.gauges);
         for count in counts.into_iter().chain(more) {
             count.store(0, Ordering::Relaxed);
         }

@@ -2,6 +2,34 @@
 
 use super::table::{FIRST_CHUNK, chunk_of};
 use super::*;
+use std::sync::Barrier;
+
+/// Does something while `nr` other threads hold what `hold` gives each of them.
+pub(crate) fn beside_holders<H, T>(
+    nr: usize,
+    hold: impl Fn() -> Option<H> + Sync,
+    work: impl FnOnce() -> T,
+) -> T {
+    let (here, over) = (Barrier::new(nr + 1), Barrier::new(nr + 1));
+    std::thread::scope(|scope| {
+        for _ in 0..nr {
+            scope.spawn(|| {
+                let held = loop {
+                    if let Some(held) = hold() {
+                        break held;
+                    }
+                };
+                here.wait();
+                over.wait();
+                drop(held);
+            });
+        }
+        here.wait();
+        let done = work();
+        over.wait();
+        done
+    })
+}
 
 #[test]
 fn chunks_cover_all_numbers_once() {

@@ -94,15 +94,11 @@ impl Zone {
     ) {
         let has_room = |pcp: &Pcp| pcp.count() < pcp.tune.high();
         let is_full = !has_room(&pcp) && !self.view(here.now).is_below_high;
-        if is_full && self.is_pooled() {
-            drop(pcp);
-            if self.lock_beside(here.cpu, has_room).is_some() {
-                return;
-            }
-            match self.pcps.of(here.cpu).try_lock() {
-                Some(again) => pcp = again,
-                // Whoever has it now finds it full.
-                None => return,
+        if is_full {
+            match self.lock_with(here.cpu, pcp, has_room) {
+                Some(full) if !has_room(&full) => pcp = full,
+                // There is room, or whoever has it now finds it full.
+                _ => return,
             }
         }
         self.flush(frames, here, pcp, first, nr_pages);
@@ -114,12 +110,12 @@ impl Zone {
 mod tests {
     extern crate std;
 
-    use super::super::{Ask, BulkFree, Kind, ZoneConfig};
+    use super::super::Ask;
     use super::*;
     use crate::alloc::pageblock::Mobility;
-    use crate::alloc::watermark::{PcpSizes, Watermarks};
-    use crate::units::{Frame, Node, Order};
-    use std::sync::Barrier;
+    use crate::alloc::tests::zone_with;
+    use crate::sync::tests::beside_holders;
+    use crate::units::{Frame, Order};
     use std::vec::Vec;
 
     const HERE: Here = Here {
@@ -128,23 +124,10 @@ mod tests {
     };
 
     fn zone(frames: &FrameTable, tuner: Tuner) -> Zone {
-        let config = ZoneConfig {
-            node: Node::ZERO,
-            kind: Kind::Normal,
-            watermarks: Watermarks::default(),
-            lowmem_reserve: 0,
-            nr_local_cpus: 2,
-            sizes: PcpSizes {
-                batch: 8,
-                high_min: 64,
-                high_max: 64,
-            },
-            tuner,
-            bulk_free: BulkFree::SinglePass,
-            cached_orders: 1,
-            keeps_batch: false,
-        };
-        Zone::try_new(frames, 0, frames.len(), 2, config).unwrap()
+        zone_with(frames, 64, |config| {
+            config.tuner = tuner;
+            config.sizes.batch = 8;
+        })
     }
 
     fn take(zone: &Zone, frames: &FrameTable, nr_pages: usize) -> Vec<Frame> {
@@ -160,19 +143,7 @@ mod tests {
     }
 
     fn beside_a_holder<T>(zone: &Zone, work: impl FnOnce() -> T) -> T {
-        let (here, over) = (Barrier::new(2), Barrier::new(2));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let held = zone.lock_cache(HERE.cpu);
-                here.wait();
-                over.wait();
-                drop(held);
-            });
-            here.wait();
-            let done = work();
-            over.wait();
-            done
-        })
+        beside_holders(1, || zone.lock_cache(HERE.cpu), work)
     }
 
     fn cached(zone: &Zone, number: u32) -> u32 {

@@ -6,8 +6,8 @@ use crate::frame::Place;
 use crate::memory::magazine::NR_RACKS;
 use crate::memory::rack::ROOM;
 use crate::sync::nr_rmws;
+use crate::sync::tests::beside_holders;
 use crate::units::index;
-use std::sync::Barrier;
 
 const OTHER: Cpu = Cpu::new(1);
 const PAGES: u32 = 1 << 14;
@@ -70,29 +70,6 @@ fn nr_named(memory: &Memory, group: u32) -> usize {
         .count()
 }
 
-/// Does something while others have all of a CPU's racks in their hands.
-fn beside_holders<T>(memory: &Memory, work: impl FnOnce() -> T) -> T {
-    let (here, over) = (Barrier::new(NR_RACKS + 1), Barrier::new(NR_RACKS + 1));
-    std::thread::scope(|scope| {
-        for _ in 0..NR_RACKS {
-            scope.spawn(|| {
-                let held = loop {
-                    if let Some(held) = memory.magazines.open(CPU) {
-                        break held;
-                    }
-                };
-                here.wait();
-                over.wait();
-                drop(held);
-            });
-        }
-        here.wait();
-        let done = work();
-        over.wait();
-        done
-    })
-}
-
 #[test]
 fn what_a_magazine_does_not_keep_goes_back_without_anothers_name() {
     let (memory, [web, batch]) = memory_with_groups();
@@ -103,7 +80,11 @@ fn what_a_magazine_does_not_keep_goes_back_without_anothers_name() {
     let mine = take(&memory, CPU, batch, 5);
     assert_eq!(nr_waiting(&memory), 0);
     let before = nr_named(&memory, web);
-    let more = beside_holders(&memory, || take(&memory, CPU, batch, 1));
+    let more = beside_holders(
+        NR_RACKS,
+        || memory.magazines.open(CPU),
+        || take(&memory, CPU, batch, 1),
+    );
     assert!(nr_named(&memory, web) + 2 <= before, "only one of {before}");
     free(&memory, CPU, mine);
     free(&memory, CPU, more);
@@ -294,25 +275,21 @@ fn what_nobody_took_from_the_depot_for_a_second_goes() {
 #[test]
 fn who_finds_a_rack_in_anothers_hands_has_the_next_one() {
     let (memory, [web, _]) = memory_with_groups();
-    let (here, over) = (Barrier::new(2), Barrier::new(2));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let held = memory.magazines.open(CPU);
-            here.wait();
-            over.wait();
-            drop(held);
-        });
-        here.wait();
-        let frames = take(&memory, CPU, web, 1);
-        free(&memory, CPU, frames);
-        let counted = rmws_of_pairs(&memory, web, Order::ZERO);
-        // From then on it is the one at hand.
-        let at_hand = memory.take_at_hand(CPU, web, Order::ZERO);
-        let is_dropped = at_hand.is_some_and(|(frame, _)| memory.drop_at_hand(CPU, frame));
-        over.wait();
-        assert!(counted.is_none_or(|rmws| rmws == 128), "{counted:?}");
-        assert!(is_dropped);
-    });
+    let (counted, is_dropped) = beside_holders(
+        1,
+        || memory.magazines.open(CPU),
+        || {
+            let frames = take(&memory, CPU, web, 1);
+            free(&memory, CPU, frames);
+            let counted = rmws_of_pairs(&memory, web, Order::ZERO);
+            // From then on it is the one at hand.
+            let at_hand = memory.take_at_hand(CPU, web, Order::ZERO);
+            let is_dropped = at_hand.is_some_and(|(frame, _)| memory.drop_at_hand(CPU, frame));
+            (counted, is_dropped)
+        },
+    );
+    assert!(counted.is_none_or(|rmws| rmws == 128), "{counted:?}");
+    assert!(is_dropped);
     memory.check();
 }
 
