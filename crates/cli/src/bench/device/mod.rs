@@ -115,9 +115,15 @@ impl Data {
 /// Who can read here; the others are noted.
 fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engine> {
     let mut engines = vec![Engine::ReadAt, Engine::PinMany];
-    match readers::try_registered() {
+    let (registered, huge) = (readers::try_registered(), readers::try_huge_pages());
+    match &registered {
         Ok(()) => engines.push(Engine::RegisteredPinMany),
-        Err(reason) => skipped.push(Skipped::new("registered memory", &reason)),
+        Err(reason) => skipped.push(Skipped::new("registered memory", reason)),
+    }
+    match (&huge, &registered) {
+        (Ok(()), Ok(())) => engines.extend([Engine::HugePinMany, Engine::HugeRegisteredPinMany]),
+        (Ok(()), Err(_)) => engines.push(Engine::HugePinMany),
+        (Err(reason), _) => skipped.push(Skipped::new("huge pages", reason)),
     }
     match &holder.loan.cgroup {
         Ok(_) => engines.extend([Engine::Pread, Engine::Mmap]),

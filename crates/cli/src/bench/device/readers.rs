@@ -66,11 +66,16 @@ impl Source {
         let failed =
             |error: io::Error| Failure::of(&format!("cannot open {}", path.display()), &error);
         let kind = match spec.engine {
-            Engine::ReadAt | Engine::PinMany | Engine::RegisteredPinMany => {
+            Engine::ReadAt
+            | Engine::PinMany
+            | Engine::RegisteredPinMany
+            | Engine::HugePinMany
+            | Engine::HugeRegisteredPinMany => {
                 let builder = Memory::builder()
                     .for_resident_pages(spec.frames)
                     .readahead(ByteSize::b(0))
-                    .registered_buffers(spec.engine == Engine::RegisteredPinMany);
+                    .registered_buffers(spec.engine.is_registered())
+                    .huge_pages(spec.engine.has_huge_pages());
                 let memory = builder.build()?;
                 let max = ByteSize(u64::from(spec.frames) * PAGE_BYTES as u64);
                 let group = memory.root().child("random-read")?.max(max)?;
@@ -89,7 +94,7 @@ impl Source {
             Engine::Direct | Engine::MissedDirect => Kind::Direct(direct(path).map_err(failed)?),
             Engine::DirectRing | Engine::RegisteredRing | Engine::MissedRing => Kind::Ring {
                 file: direct(path).map_err(failed)?,
-                is_registered: spec.engine == Engine::RegisteredRing,
+                is_registered: spec.engine.is_registered(),
             },
         };
         Ok(Source {
@@ -248,8 +253,18 @@ pub(super) fn try_registered() -> Result<(), String> {
 }
 
 /// # Errors
+/// Why the kernel gives nobody huge pages.
+pub(super) fn try_huge_pages() -> Result<(), String> {
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let modes = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    match modes.contains("[never]") {
+        true => Err(format!("{path} says never")),
+        false => Ok(()),
+    }
+}
+
+/// # Errors
 /// Why it cannot be read by a ring.
 pub(super) fn try_ring(path: &Path, engine: Engine) -> io::Result<()> {
-    let is_registered = engine == Engine::RegisteredRing;
-    Ring::new(direct(path)?, (1, 1), is_registered)?.read(&[0], |_, _, _| Ok(()))
+    Ring::new(direct(path)?, (1, 1), engine.is_registered())?.read(&[0], |_, _, _| Ok(()))
 }

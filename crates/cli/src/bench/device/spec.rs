@@ -20,6 +20,10 @@ pub(super) enum Engine {
     PinMany,
     /// The same with the memory of pages registered.
     RegisteredPinMany,
+    /// The same with huge pages behind that memory.
+    HugePinMany,
+    /// The same with both.
+    HugeRegisteredPinMany,
     /// `pread` through the kernel's page cache.
     Pread,
     /// Copies out of a mapping, through the kernel's page cache.
@@ -42,6 +46,8 @@ impl Engine {
             Engine::ReadAt => "pagetide read_at",
             Engine::PinMany => "pagetide pin_many",
             Engine::RegisteredPinMany => "pagetide pin_many, registered",
+            Engine::HugePinMany => "pagetide pin_many, huge pages",
+            Engine::HugeRegisteredPinMany => "pagetide pin_many, huge, registered",
             Engine::Pread => "kernel pread",
             Engine::Mmap => "kernel mmap",
             Engine::Direct => "direct pread",
@@ -50,6 +56,19 @@ impl Engine {
             Engine::MissedDirect => "direct pread, misses",
             Engine::MissedRing => "direct io_uring, misses",
         }
+    }
+
+    /// Whether it has the memory of pages registered.
+    pub(super) fn is_registered(self) -> bool {
+        matches!(
+            self,
+            Engine::RegisteredPinMany | Engine::HugeRegisteredPinMany | Engine::RegisteredRing
+        )
+    }
+
+    /// Whether it asks for huge pages behind the memory of pages.
+    pub(super) fn has_huge_pages(self) -> bool {
+        matches!(self, Engine::HugePinMany | Engine::HugeRegisteredPinMany)
     }
 
     /// Whether it reads through the kernel's page cache, and so wants a memory cgroup.
