@@ -2,6 +2,7 @@
 
 mod ahead;
 mod anon;
+mod hit;
 mod many;
 mod open;
 mod options;
@@ -184,23 +185,16 @@ impl File {
         self.open.order.bytes()
     }
 
-    /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the file's end.
-    ///
-    /// A cached page costs two read-modify-writes and the copy. A missing one is read by this
-    /// thread, or awaited where another reads it.
-    ///
-    /// # Errors
-    /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`];
-    /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
-    /// part of the bytes.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
-        self.copy_out(buf, offset, |pages| {
-            self.pinned(&self.group, pages, Access::Copy, None)
-        })
+    /// The page that a byte is on, and how far it is from its start.
+    #[inline]
+    fn place(&self, offset: u64) -> (u64, usize) {
+        let order = self.open.order;
+        let skip = offset & (order.bytes() as u64 - 1);
+        let skip = usize::try_from(skip).expect("below the page size");
+        (offset >> order.shift(), skip)
     }
 
     /// Copies bytes out of pages that `pinned` gives: the first of those that are still asked for.
-    #[inline]
     fn copy_out<'a>(
         &'a self,
         buf: &mut [u8],
@@ -220,8 +214,7 @@ impl File {
             if at >= len {
                 break;
             }
-            let page = at >> shift;
-            let skip = usize::try_from(at & in_page).expect("below the page size");
+            let (page, skip) = self.place(at);
             let pin = pinned(page..until)?;
             let end = self.open.backing.bytes_of(page, len);
             let bytes = &pin.bytes()[skip..end];
@@ -235,61 +228,6 @@ impl File {
             }
         }
         Ok(done)
-    }
-
-    /// A view of page number `page` without a copy, shorter than a page only at the file's end.
-    ///
-    /// # Errors
-    /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
-    /// as [`File::read_at`].
-    #[cfg_attr(debug_assertions, track_caller)]
-    #[inline(always)] // The page comes in registers: two of its fields are not read as one at once.
-    pub fn pin(&self, page: u64) -> Result<Page, Error> {
-        let len = self.len_of(page);
-        if len > 0
-            && let Some(pin) = self.pin_at_hand(page)
-        {
-            return Ok(pin.into_page(len, None));
-        }
-        self.pin_slowly(page)
-    }
-
-    /// The page's pin, where it is there and nothing else is to be done.
-    #[inline(never)]
-    fn pin_at_hand(&self, page: u64) -> Option<Pin<'_>> {
-        let shared = &self.open.shared;
-        if shared.is_forked() || (shared.pins.had_budgets() && self.group.has_pin_budget()) {
-            return None;
-        }
-        let key = Mappings::key(self.open.mapping, page)?;
-        match shared.hold(key, Access::Pin) {
-            (Found::Pinned(frame), claim) => {
-                let pin = Pin::held(shared, frame, self.open.order, claim);
-                self.look_ahead(&self.group, page);
-                Some(pin)
-            }
-            (Found::Reading(frame), _) => {
-                shared.unpin(frame);
-                None
-            }
-            _ => None,
-        }
-    }
-
-    #[cfg_attr(debug_assertions, track_caller)]
-    #[cold]
-    #[inline(never)]
-    fn pin_slowly(&self, page: u64) -> Result<Page, Error> {
-        self.check_process()?;
-        if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
-            return self.pin_in_budget(page);
-        }
-        let len = self.len_of(page);
-        if len == 0 {
-            return Err(self.past_end(page));
-        }
-        let pin = self.pinned(&self.group, page..page + 1, Access::Pin, None)?;
-        Ok(pin.into_page(len, None))
     }
 
     /// [`File::pin`] for a page that is kept for long, as the kernel's `FOLL_LONGTERM`: it is
@@ -331,15 +269,6 @@ impl File {
         Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }
 
-    /// [`File::pin`] where the group has a pin budget.
-    #[inline(never)] // Where no budget is, nothing of it is in the way.
-    #[cfg_attr(debug_assertions, track_caller)]
-    fn pin_in_budget(&self, page: u64) -> Result<Page, Error> {
-        let nr_pages = self.open.order.nr_pages();
-        let counted = self.group.count_pins(nr_pages.into())?;
-        self.pin_counted(&self.group, page, counted)
-    }
-
     /// Pins a page for `group`, as which it is counted already.
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn pin_counted(
@@ -348,11 +277,7 @@ impl File {
         page: u64,
         counted: Counted<'_>,
     ) -> Result<Page, Error> {
-        let len = self.len_of(page);
-        if len == 0 {
-            return Err(self.past_end(page));
-        }
-        let pin = self.pinned_until(group, page..page + 1, Access::Pin, None)?;
+        let (pin, len) = self.pinned_with_len(group, page)?;
         Ok(pin.into_page(len, Some(counted.into_account())))
     }
 

@@ -103,6 +103,7 @@ impl Shared {
 
 /// What a page keeps its memory by, the pin that it holds on a frame; or a block of working memory,
 /// by being one. Neither has a part in any count of shares.
+#[derive(Clone, Copy)]
 pub(crate) struct ByFrame(NonNull<Shared>);
 
 // SAFETY: as a `&Shared` or an `Arc<Shared>`, which any thread may have, because `Shared` is made
@@ -123,7 +124,7 @@ impl ByFrame {
     }
 
     /// A share of its own, for what is to be done after the pin or the block was given back.
-    pub(crate) fn share(&self) -> Arc<Shared> {
+    pub(crate) fn share(self) -> Arc<Shared> {
         let shared = self.0.as_ptr().cast_const();
         // SAFETY:
         // 1. The pointer is the `Arc`'s own, as `from_raw` below asks for.
@@ -135,8 +136,8 @@ impl ByFrame {
 
     /// Gives back the block of working memory by which its owner kept the memory.
     #[inline] // What is behind it has the pointer in a register.
-    pub(crate) fn drop_block(&self, frame: Frame) {
-        ByFrame(self.0).drop_block_here(frame);
+    pub(crate) fn drop_block(self, frame: Frame) {
+        self.drop_block_here(frame);
     }
 
     /// Makes no call on the way of most, for which registers would be saved each time.

@@ -16,6 +16,7 @@ use pagetide_core::memory::{Effects, Io, Write};
 use pagetide_core::page_cache::{Access, Claim, Found};
 use pagetide_core::units::{Frame, Order, PageKey};
 use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -152,14 +153,14 @@ impl<'a> Pin<'a> {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn into_page(self, len: usize, account: Option<Arc<Account>>) -> Page {
-        let pin = std::mem::ManuallyDrop::new(self);
+        let pin = ManuallyDrop::new(self);
         Page {
             site: pin.shared.sites.enter(pin.frame()),
             // SAFETY: the pin goes over to the page, which drops it last.
             shared: unsafe { ByFrame::new(pin.shared) },
             block: pin.block.hold(pin.shared),
             len,
-            account,
+            account: ManuallyDrop::new(account),
         }
     }
 
@@ -170,7 +171,7 @@ impl<'a> Pin<'a> {
             return None;
         }
         self.shared.core.upgrade(self.frame()).then(|| {
-            let pin = std::mem::ManuallyDrop::new(self);
+            let pin = ManuallyDrop::new(self);
             pin.frame()
         })
     }
@@ -192,8 +193,9 @@ pub struct Page {
     shared: ByFrame,
     block: Block,
     len: usize,
-    /// The pin budgets that it counts in, if any.
-    account: Option<Arc<Account>>,
+    /// The pin budgets that it counts in, if any. Taken out by `drop`: a field with a `Drop` of its
+    /// own would have the whole page in memory, where else it is in registers.
+    account: ManuallyDrop<Option<Arc<Account>>>,
     site: Site,
 }
 
@@ -223,21 +225,11 @@ impl AsRef<[u8]> for Page {
 }
 
 impl Drop for Page {
-    #[inline]
+    #[inline(always)] // By value, so that a page can be in registers.
     fn drop(&mut self) {
-        if !self.block.is_plain() && !self.block.let_go() {
-            return;
-        }
-        if cfg!(debug_assertions) && self.shared.is_forked() {
-            return;
-        }
-        self.shared.sites.leave(&self.site);
-        // In a child, too, the pin goes, in its copy of the word: only locks are nobody's there.
-        let has_more_to_do = self.account.is_some() || self.shared.memory_waits.is_any();
-        // With the pin the memory may be gone.
-        if has_more_to_do || !self.try_give_back() {
-            self.drop_sharing();
-        }
+        // SAFETY: here only, and the page is gone afterwards.
+        let account = unsafe { ManuallyDrop::take(&mut self.account) };
+        Page::end(self.shared, self.block, account, mem::take(&mut self.site));
     }
 }
 
@@ -251,18 +243,33 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
+    /// Ends a page with these parts.
+    #[inline(never)]
+    fn end(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {
+        let is_elsewhere = !block.is_plain() && !block.let_go();
+        if is_elsewhere || cfg!(debug_assertions) && shared.is_forked() {
+            return;
+        }
+        shared.sites.leave(&site);
+        // In a child, too, the pin goes, in its copy of the word: only locks are nobody's there.
+        let has_more_to_do = account.is_some() || shared.memory_waits.is_any();
+        // With the pin the memory may be gone.
+        if has_more_to_do || !Page::try_give_back(shared, &mut block) {
+            Page::drop_sharing(shared, block, account);
+        }
+    }
+
     /// Drops what holds the frame if nothing is to be done afterwards; false leaves a pin.
     #[inline]
-    fn try_give_back(&mut self) -> bool {
-        let Some(claim) = self.block.claim() else {
-            let frames = self.shared.core.frames();
-            return frames.pinned(self.block.frame()).try_unpin();
+    fn try_give_back(shared: ByFrame, block: &mut Block) -> bool {
+        let Some(claim) = block.claim() else {
+            return shared.core.frames().pinned(block.frame()).try_unpin();
         };
         // Whoever takes the page out of its file makes a pin of the claim, or sees it gone.
-        if !self.shared.core.claims().word(claim).give_up() {
+        if !shared.core.claims().word(claim).give_up() {
             return true;
         }
-        self.block = self.block.by(None);
+        *block = block.by(None);
         false
     }
 
@@ -270,14 +277,14 @@ impl Page {
     /// be told: with a share of the memory meanwhile.
     #[cold]
     #[inline(never)]
-    fn drop_sharing(&self) {
-        if self.shared.is_forked() {
+    fn drop_sharing(shared: ByFrame, block: Block, account: Option<Arc<Account>>) {
+        if shared.is_forked() {
             return;
         }
-        let shared = self.shared.share();
-        shared.release(self.block.frame(), self.block.claim());
-        if let Some(account) = &self.account {
-            let nr_pages = u64::from(self.block.order().nr_pages());
+        let shared = shared.share();
+        shared.release(block.frame(), block.claim());
+        if let Some(account) = &account {
+            let nr_pages = u64::from(block.order().nr_pages());
             shared.pins.give_back(account, nr_pages);
         }
     }
@@ -298,13 +305,13 @@ impl Page {
     pub(crate) fn into_mut(mut self, open: Arc<Open>, page: u64) -> PageMut {
         PageMut {
             open,
-            block: std::mem::replace(&mut self.block, Block::GONE),
+            block: mem::replace(&mut self.block, Block::GONE),
             page,
             len: self.len,
             is_dirty: false,
             is_new: false,
             account: self.account.take(),
-            site: std::mem::take(&mut self.site),
+            site: mem::take(&mut self.site),
         }
     }
 }
@@ -370,7 +377,7 @@ impl PageMut {
     /// Lets others see the new bytes, and keeps the page pinned: nobody changes it in between.
     #[must_use = "a page that is dropped is not pinned any more"]
     pub fn downgrade(mut self) -> Page {
-        let block = std::mem::replace(&mut self.block, Block::GONE);
+        let block = mem::replace(&mut self.block, Block::GONE);
         let mut effects = Effects::new();
         self.grow();
         let shared = self.open.home();
@@ -384,8 +391,8 @@ impl PageMut {
             shared: unsafe { ByFrame::new(shared) },
             block,
             len: self.len,
-            account: self.account.take(),
-            site: std::mem::take(&mut self.site),
+            account: ManuallyDrop::new(self.account.take()),
+            site: mem::take(&mut self.site),
         }
     }
 

@@ -146,8 +146,10 @@ impl Magazines {
     #[inline(always)]
     #[must_use]
     pub fn give(&self, cpu: Cpu, form: Form, frame: Frame, record: Record<'_>) -> bool {
-        let racks = self.cpus.get(cpu);
-        racks.is_some_and(|racks| racks.in_use().give(form, frame, record))
+        match self.cpus.get(cpu) {
+            Some(racks) => racks.in_use().give(form, frame, record),
+            None => false,
+        }
     }
 
     /// [`Magazines::take`] out of any rack of the CPU, wherever the magazine is.

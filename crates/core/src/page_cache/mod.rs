@@ -326,11 +326,15 @@ pub fn hold(
 ) -> (Found, Option<Claim>) {
     match try_hold(index, frames, claims, wish, &mut unpin) {
         Some(found) => found,
-        None => hold_again(index, frames, claims, wish, unpin),
+        None => {
+            let (claim, found) = hold_again(index, frames, claims, wish, unpin);
+            (found, claim)
+        }
     }
 }
 
-/// [`hold`] after a frame had changed its page in between.
+/// [`hold`] after a frame had changed its page in between. In another order, as what both returned
+/// alike would be written to memory by each.
 #[cold]
 #[inline(never)]
 fn hold_again(
@@ -339,10 +343,10 @@ fn hold_again(
     claims: Option<(&Claims, Cpu)>,
     wish: (PageKey, Access),
     mut unpin: impl FnMut(Frame),
-) -> (Found, Option<Claim>) {
+) -> (Option<Claim>, Found) {
     loop {
-        if let Some(found) = try_hold(index, frames, claims, wish, &mut unpin) {
-            return found;
+        if let Some((found, claim)) = try_hold(index, frames, claims, wish, &mut unpin) {
+            return (claim, found);
         }
     }
 }

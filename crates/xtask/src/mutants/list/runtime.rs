@@ -20,9 +20,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page is dropped without a look at its pin budget",
         file: "page.rs",
-        find: "self.account.is_some() || self",
-        replace: "self",
+        find: "account.is_some() || shared",
+        replace: "shared",
         tests: Tests::Runtime("pins::plain_pins_count"),
+    },
+    Mutant {
+        name: "the page that a file ends on is a whole one",
+        file: "file/hit.rs",
+        find: "page < self.open.backing.len()",
+        replace: "page <= self.open.backing.len()",
+        tests: Tests::Runtime("files::"),
+    },
+    Mutant {
+        name: "a page that is being read is given as if it were there",
+        file: "file/hit.rs",
+        find: "                shared.unpin(frame);\n                None\n",
+        replace: "                Some(Pin::held(shared, frame, self.open.order, None))\n",
+        tests: Tests::Runtime("files::"),
     },
     Mutant {
         name: "a sync does not reach the device",

@@ -1,0 +1,121 @@
+//! Reads and pins of a page that is there whole: little else is done, as most are.
+
+use super::File;
+use crate::page::{Page, Pin};
+use crate::pin_accounts::Account;
+use crate::pins::Counted;
+use crate::{Error, Group};
+use pagetide_core::page_cache::{Access, Found, Mappings};
+use std::sync::Arc;
+
+impl File {
+    /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the file's end.
+    ///
+    /// A cached page costs two read-modify-writes and the copy. A missing one is read by this
+    /// thread, or awaited where another reads it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`];
+    /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
+    /// part of the bytes.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        let (page, skip) = self.place(offset);
+        if buf.len() <= self.page_bytes() - skip
+            && self.is_whole(page)
+            && let Some(pin) = self.at_hand(page, Access::Copy)
+        {
+            buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
+            return Ok(buf.len());
+        }
+        self.read_slowly(buf, offset)
+    }
+
+    /// [`File::read_at`] of more than a part of one page that is at hand.
+    #[inline(never)] // In place, it would take the registers of the hit path.
+    fn read_slowly(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.copy_out(buf, offset, |pages| {
+            self.pinned(&self.group, pages, Access::Copy, None)
+        })
+    }
+
+    /// A view of page number `page` without a copy, shorter than a page only at the file's end.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`]; at once [`Error::PinLimit`] where [`Group::set_pin_max`] leaves no room;
+    /// as [`File::read_at`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)] // The page comes in registers: two of its fields are not read as one at once.
+    pub fn pin(&self, page: u64) -> Result<Page, Error> {
+        if self.is_whole(page)
+            && let Some(pin) = self.pin_at_hand(page)
+        {
+            return Ok(pin.into_page(self.page_bytes(), None));
+        }
+        // In parts: a page that a call had written would be in memory on a hit, too.
+        let (pin, len, account) = self.pin_slowly(page)?;
+        Ok(pin.into_page(len, account))
+    }
+
+    /// [`File::at_hand`] for a view.
+    #[inline(never)] // One for all who pin, and no smaller for being in place.
+    fn pin_at_hand(&self, page: u64) -> Option<Pin<'_>> {
+        if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
+            return None;
+        }
+        self.at_hand(page, Access::Pin)
+    }
+
+    /// The pin of a page that is there, where nothing else is to be done.
+    #[inline(always)]
+    fn at_hand(&self, page: u64, access: Access) -> Option<Pin<'_>> {
+        let shared = &self.open.shared;
+        if shared.is_forked() {
+            return None;
+        }
+        let key = Mappings::key(self.open.mapping, page)?;
+        let (found, claim) = shared.hold(key, access);
+        match found {
+            Found::Pinned(frame) => {
+                let pin = Pin::held(shared, frame, self.open.order, claim);
+                self.look_ahead(&self.group, page);
+                Some(pin)
+            }
+            Found::Reading(frame) => {
+                shared.unpin(frame);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// What a page is made of that was not at hand.
+    #[cold]
+    #[inline(never)]
+    fn pin_slowly(&self, page: u64) -> Result<(Pin<'_>, usize, Option<Arc<Account>>), Error> {
+        self.check_process()?;
+        let nr_pages = self.open.order.nr_pages();
+        let counted = self.group.count_if_limited(nr_pages.into())?;
+        let (pin, len) = self.pinned_with_len(&self.group, page)?;
+        Ok((pin, len, counted.map(Counted::into_account)))
+    }
+
+    /// Pins a page for `group`; how much of it lies in the file.
+    pub(super) fn pinned_with_len(
+        &self,
+        group: &Group,
+        page: u64,
+    ) -> Result<(Pin<'_>, usize), Error> {
+        let len = self.len_of(page);
+        if len == 0 {
+            return Err(self.past_end(page));
+        }
+        let pin = self.pinned_until(group, page..page + 1, Access::Pin, None)?;
+        Ok((pin, len))
+    }
+
+    /// Whether all bytes of a page lie in the file.
+    #[inline]
+    fn is_whole(&self, page: u64) -> bool {
+        page < self.open.backing.len() >> self.open.order.shift()
+    }
+}
