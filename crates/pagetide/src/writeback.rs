@@ -70,7 +70,16 @@ impl Landings {
 
     /// Sleeps until a write ends or `patience` does.
     pub(crate) fn wait(&self, patience: Duration) {
+        self.wait_if(patience, || true);
+    }
+
+    /// [`Landings::wait`] where there is something to wait for. Whatever is under way when `is_any`
+    /// looks is counted afterwards.
+    fn wait_if(&self, patience: Duration, is_any: impl FnOnce() -> bool) {
         let landed = locked(&self.nr_landed);
+        if !is_any() {
+            return;
+        }
         let before = *landed;
         let is_before = |now: &mut u64| *now == before;
         let landed = |lands: &Condvar| lands.wait_timeout_while(landed, patience, is_before);
@@ -284,7 +293,7 @@ impl Shared {
         let begun = &mut offered.begun[..len];
         if begun.is_empty() {
             if may_wait && writes.has_writeback() {
-                self.landings.wait(LANDING);
+                self.wait_for_write(LANDING);
             }
             return;
         }
@@ -319,6 +328,12 @@ impl Shared {
                 trace::write_failed(&backing, code);
             }
         }
+    }
+
+    /// Waits until a write ends, or `patience` does. What was under way when somebody met it may be
+    /// over by now: then nobody would end that wait.
+    fn wait_for_write(&self, patience: Duration) {
+        self.landings.wait_if(patience, || self.core.has_writes());
     }
 
     fn backing_of(&self, number: u32) -> Option<Arc<Backing>> {

@@ -347,6 +347,13 @@ impl Memory {
         self.mappings.end_write(held);
     }
 
+    /// Whether a write of any page is under way, or a mapping held as by one: from before its page
+    /// says so until after that. A load for each mapping.
+    #[must_use]
+    pub fn has_writes(&self) -> bool {
+        self.mappings.has_writes()
+    }
+
     /// Whether a mapping is open, or a write of its pages under way.
     #[must_use]
     pub fn has_mapping(&self, mapping: u32) -> bool {

@@ -5,8 +5,10 @@ use crate::{ByteSize, Error, File, Memory, Order};
 use pagetide_core::group::Gauge;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const P: u64 = PAGE as u64;
@@ -126,4 +128,34 @@ fn a_store_that_unwinds_under_reclaim_leaves_no_other_page_being_written() {
     assert!(*good.bytes.lock().unwrap() == [7; 20 * PAGE]);
     bad_file.discard_dirty().unwrap();
     assert_eq!(memory.audit(), Ok(()));
+}
+
+#[test]
+fn who_waits_for_a_write_to_end_waits_for_none_where_none_is_under_way() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let memory = memory();
+    let file = open(&memory, &Arc::new(Disk::default()), "disk");
+    file.write_at(&[7; 2 * PAGE], 0).unwrap();
+    let shared = memory.home();
+    let mapping = *shared.backings().keys().next().unwrap();
+    let wait = || {
+        let start = Instant::now();
+        shared.wait_for_write(PATIENCE);
+        assert!(start.elapsed() < PATIENCE, "nobody ends the wait");
+    };
+    wait();
+    // As a write that ends a moment later.
+    assert!(shared.core.hold_mapping(mapping));
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            has_ended.store(true, Ordering::Relaxed);
+            shared.core.release_mapping(mapping);
+            shared.landings.count();
+        });
+        wait();
+        assert!(has_ended.load(Ordering::Relaxed), "one is under way");
+    });
+    wait();
 }

@@ -39,6 +39,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("files::"),
     },
     Mutant {
+        name: "who met a write that is over by now waits for another one",
+        file: "writeback.rs",
+        find: "        if !is_any() {\n            return;\n        }\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
+        name: "who met a write that is under way waits for none",
+        file: "writeback.rs",
+        find: "|| self.core.has_writes()",
+        replace: "|| false",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
         name: "a sync does not reach the device",
         file: "store.rs",
         find: "Ok(rustix::fs::fdatasync(self.any())?)",
