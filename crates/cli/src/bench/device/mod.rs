@@ -2,8 +2,8 @@
 //!
 //! The same requests for all, of data of four times the limit: by pagetide under a group's limit,
 //! by `pread` and by a mapping under a memory cgroup of the same size, and directly from the
-//! device, which says what a miss costs at least. A process for each run, in turn and in both
-//! orders.
+//! device, which says what a miss costs at least. A process for each run; those of a load in turn
+//! and in both orders, load by load, and what is compared is of the same turn.
 
 mod cgroup;
 pub(super) mod child;
@@ -49,15 +49,19 @@ pub(super) fn run(args: &RandomReadArgs, device: &str) -> Result<(), Failure> {
     let engines = engines(&data.path, &holder, &mut skipped);
     let specs = specs(args, &data, &engines, &holder);
     let bar = load::progress("reading", specs.len() as u64 * u64::from(args.runs));
-    let outcomes = turns::run(args.runs, specs.len(), |at| {
-        bar.inc(1);
-        measure(&specs[at])
-    })?;
+    let mut outcomes = Vec::new();
+    // What is compared is minutes apart otherwise, on a machine that others share.
+    for load in specs.chunk_by(|one, other| one.load() == other.load()) {
+        outcomes.extend(turns::run(args.runs, load.len(), |at| {
+            bar.inc(1);
+            measure(&load[at])
+        })?);
+    }
     bar.finish_and_clear();
     drop(data);
     // Before anything is printed: whoever reads it may have gone.
     holder.end()?;
-    let rows = report::rows(&specs, outcomes);
+    let rows = report::rows(&specs, &outcomes);
     if let (Some(stored), false) = (stored, args.json) {
         output::text(&format!("{stored}\n"))?;
     }
@@ -143,6 +147,7 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
             Err(error) => skipped.push(Skipped::new(what, &error.to_string())),
         }
     }
+    engines.sort_unstable();
     engines
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Row {
     iops: u64,
     iops_min: u64,
     iops_max: u64,
-    /// To the kernel's `pread` by as many threads.
+    /// To the kernel's `pread` by as many threads in the same turn: the median.
     to_kernel: Option<f64>,
     ns_p50: u64,
     ns_p99: u64,
@@ -91,42 +91,65 @@ fn ceiling(threads: u32, hit_ratio: f64, hit_ns: f64, raw_ns: f64) -> f64 {
     f64::from(threads) * 1e9 / (hit_ratio * hit_ns + (1.0 - hit_ratio) * raw_ns)
 }
 
-/// A row for each spec, from its runs.
-pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> {
-    for runs in &mut outcomes {
-        runs.sort_by(|one, other| one.iops.total_cmp(&other.iops));
-    }
-    let runs_of = |wanted: Engine, of: &Spec, depth: u32| {
-        let is_wanted = |spec: &Spec| {
-            let load = (spec.pages, spec.threads, spec.depth);
-            spec.engine == wanted && load == (of.pages, of.threads, depth)
+/// What runs came to, each by the run of another engine in the same turn: the one in the middle.
+fn median_by(runs: &[Outcome], others: &[Outcome], of: impl Fn(&Outcome, &Outcome) -> f64) -> f64 {
+    let pairs: Vec<_> = runs.iter().zip(others).collect();
+    turns::median(&pairs, |(run, other)| of(run, other))
+}
+
+/// What a ceiling of hits and direct reads says of runs.
+struct Ceiling {
+    iops: u64,
+    reached: f64,
+    reached_by_cpu: f64,
+}
+
+impl Ceiling {
+    /// `None` of runs that measured no hits.
+    fn of(threads: u32, runs: &[Outcome], raw: &[Outcome]) -> Option<Ceiling> {
+        runs[0].hit_ns?;
+        let iops = |run: &Outcome, raw: &Outcome| {
+            let raw_ns = ns_of(threads, raw.iops);
+            ceiling(threads, run.hit_ratio, run.hit_ns.unwrap_or(0.0), raw_ns)
         };
+        let cpu_ns = |run: &Outcome, raw: &Outcome| {
+            run.hit_ratio * run.hit_cpu_ns.unwrap_or(0.0) + (1.0 - run.hit_ratio) * raw.cpu_ns
+        };
+        let reached = median_by(runs, raw, |run, raw| run.iops / iops(run, raw));
+        let reached_by_cpu = median_by(runs, raw, |run, raw| cpu_ns(run, raw) / run.cpu_ns);
+        Some(Ceiling {
+            iops: output::whole(median_by(runs, raw, iops)),
+            reached: output::rounded(reached),
+            reached_by_cpu: output::rounded(reached_by_cpu),
+        })
+    }
+}
+
+/// A row for each spec, from its runs, turn by turn.
+pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
+    let runs_of = |wanted: Engine, of: &Spec, depth: u32| {
+        let is_wanted =
+            |spec: &Spec| spec.engine == wanted && spec.load() == of.load() && spec.depth == depth;
         let at = specs.iter().position(is_wanted)?;
         Some(&outcomes[at][..])
     };
     let row = |spec: &Spec, runs: &[Outcome]| {
         let median = |of: fn(&Outcome) -> f64| turns::median(runs, of);
         let whole = output::whole;
-        let (iops, hit_ratio) = (median(|run| run.iops), median(|run| run.hit_ratio));
-        let hit_ns = runs[0]
-            .hit_ns
-            .map(|_| median(|run| run.hit_ns.unwrap_or(0.0)));
+        let (least, most) = turns::range(runs, |run| run.iops);
+        let to_kernel = runs_of(Engine::Pread, spec, 1).map(|kernel| {
+            output::rounded(median_by(runs, kernel, |run, kernel| {
+                run.iops / kernel.iops
+            }))
+        });
         let raw = match spec.depth {
             1 => Engine::MissedDirect,
             _ => Engine::MissedRing,
         };
         let raw = runs_of(raw, spec, spec.depth);
-        let ceiling_iops = hit_ns.zip(raw).map(|(hit_ns, raw)| {
-            let raw_iops = turns::median(raw, |run| run.iops);
-            let raw_ns = ns_of(spec.threads, raw_iops);
-            ceiling(spec.threads, hit_ratio, hit_ns, raw_ns)
-        });
-        let cpu_ns = median(|run| run.cpu_ns);
-        let cpu_of_ceiling = hit_ns.and(raw).map(|raw| {
-            let hit_ns = median(|run| run.hit_cpu_ns.unwrap_or(0.0));
-            let raw_ns = turns::median(raw, |run| run.cpu_ns);
-            output::rounded((hit_ratio * hit_ns + (1.0 - hit_ratio) * raw_ns) / cpu_ns)
-        });
+        let ceiling = raw.and_then(|raw| Ceiling::of(spec.threads, runs, raw));
+        let ceiling = ceiling.as_ref();
+        let hit_ns = runs[0].hit_ns;
         Row {
             pages: spec.distribution().to_string(),
             engine: spec.engine.name(),
@@ -135,23 +158,22 @@ pub(super) fn rows(specs: &[Spec], mut outcomes: Vec<Vec<Outcome>>) -> Vec<Row> 
             frames: spec.frames,
             requests: spec.requests,
             runs: runs.len(),
-            hit_ratio,
-            iops: whole(iops),
-            iops_min: whole(runs[0].iops),
-            iops_max: whole(runs[runs.len() - 1].iops),
-            to_kernel: runs_of(Engine::Pread, spec, 1)
-                .map(|kernel| output::rounded(iops / turns::median(kernel, |run| run.iops))),
+            hit_ratio: median(|run| run.hit_ratio),
+            iops: whole(median(|run| run.iops)),
+            iops_min: whole(least),
+            iops_max: whole(most),
+            to_kernel,
             ns_p50: whole(median(|run| run.ns_p50 as f64)),
             ns_p99: whole(median(|run| run.ns_p99 as f64)),
-            cpu_ns: whole(cpu_ns),
+            cpu_ns: whole(median(|run| run.cpu_ns)),
             resident_bytes: whole(median(|run| run.resident_bytes as f64)),
-            hit_ns: hit_ns.map(whole),
-            ceiling_iops: ceiling_iops.map(whole),
-            of_ceiling: ceiling_iops.map(|ceiling| output::rounded(iops / ceiling)),
-            cpu_of_ceiling,
+            hit_ns: hit_ns.map(|_| whole(median(|run| run.hit_ns.unwrap_or(0.0)))),
+            ceiling_iops: ceiling.map(|ceiling| ceiling.iops),
+            of_ceiling: ceiling.map(|ceiling| ceiling.reached),
+            cpu_of_ceiling: ceiling.map(|ceiling| ceiling.reached_by_cpu),
         }
     };
-    let runs = specs.iter().zip(&outcomes);
+    let runs = specs.iter().zip(outcomes);
     runs.map(|(spec, runs)| row(spec, runs)).collect()
 }
 
@@ -220,5 +242,18 @@ mod tests {
         assert!((ceiling(2, 0.9, 100.0, 10_000.0) - 2.0 * one).abs() < 1.0);
         // A device that serves 200,000 reads/s to two threads takes 10 us for each.
         assert!((ns_of(2, 200_000.0) - 10_000.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn what_slows_a_whole_turn_is_in_no_ratio() {
+        let run = |iops: f64| Outcome {
+            iops,
+            ..Outcome::default()
+        };
+        // A slow turn of both, and one in which something slowed ours only: 90 / 50 by medians.
+        let ours = [100.0, 40.0, 90.0].map(run);
+        let others = [50.0, 20.0, 60.0].map(run);
+        let ratio = median_by(&ours, &others, |run, other| run.iops / other.iops);
+        assert!((ratio - 2.0).abs() < 1e-9, "{ratio}");
     }
 }

@@ -10,34 +10,34 @@ use std::path::PathBuf;
 pub(super) const TIMES: u32 = 4;
 const SEED: usize = 1;
 
-/// Who reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Who reads. In their order, so that what is compared runs one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Engine {
     /// `File::read_at`.
     ReadAt,
     /// `File::pin_many`, as many pages at a time as the depth says.
     PinMany,
-    /// The same with the memory of pages registered.
-    RegisteredPinMany,
-    /// The same with huge pages behind that memory.
-    HugePinMany,
-    /// The same with both.
-    HugeRegisteredPinMany,
     /// `pread` through the kernel's page cache.
     Pread,
     /// Copies out of a mapping, through the kernel's page cache.
     Mmap,
+    /// As [`Engine::Direct`], only what a cache of the limit's size misses, to memory of its size.
+    MissedDirect,
+    /// As [`Engine::DirectRing`], the same.
+    MissedRing,
+    /// As [`Engine::PinMany`], with the memory of pages registered.
+    RegisteredPinMany,
+    /// As [`Engine::PinMany`], with huge pages behind that memory.
+    HugePinMany,
+    /// As [`Engine::PinMany`], with both.
+    HugeRegisteredPinMany,
     /// `pread` with `O_DIRECT`: no cache.
     Direct,
     /// `io_uring` with `O_DIRECT`: no cache, many in flight.
     DirectRing,
     /// The same with file and buffers registered.
     RegisteredRing,
-    /// As [`Engine::Direct`], only what a cache of the limit's size misses, to memory of its size.
-    MissedDirect,
-    /// As [`Engine::DirectRing`], the same.
-    MissedRing,
 }
 
 impl Engine {
@@ -113,6 +113,11 @@ pub(super) struct Spec {
 impl Spec {
     pub(super) fn distribution(&self) -> Distribution {
         PAGES[self.pages]
+    }
+
+    /// What engines are compared under: pages and threads.
+    pub(super) fn load(&self) -> (usize, u32) {
+        (self.pages, self.threads)
     }
 
     /// Pages of the data.
