@@ -348,10 +348,9 @@ impl Group {
             && !shared.core.groups().has_high()
             && !shared.is_forked()
             && !shared.core.is_balloon_short()
-            && let Some((frame, was_ours)) = shared.core.take_at_hand(cpu, self.id(), of_core)
+            && let Some(frame) = shared.core.take_at_hand(cpu, self.id(), of_core)
         {
-            let buf = Buf::new(shared, frame, of_core);
-            return if was_ours { Some(buf) } else { buf.zeroed() };
+            return Some(Buf::new(shared, frame, of_core));
         }
         self.take_waiting_slowly(order)
     }

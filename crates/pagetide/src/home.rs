@@ -11,7 +11,7 @@
 
 use crate::cpu;
 use crate::shared::{Shared, locked};
-use pagetide_core::frame::{Place, State};
+use pagetide_core::frame::State;
 use pagetide_core::units::Frame;
 use std::fmt;
 use std::mem;
@@ -67,13 +67,12 @@ impl Shared {
     /// Nobody has a handle any more: stays as long as pages are pinned or working memory is in use.
     fn begin_stay(self: &Arc<Shared>) {
         if self.is_forked() {
-            // Pages and buffers that a child inherited are never given back there: where there is
-            // one, the memory stays as long as the process.
+            // Pages and buffers that a child inherited are never given back there: where there may
+            // be one, the memory stays as long as the process.
             let frames = self.core.frames();
             let is_held = |frame| {
                 let word = frames.word(frame);
-                let is_out = || frames.block(frame).1 != Place::Magazine;
-                word.pins() > 0 || (word.state() == State::Buf && is_out())
+                word.pins() > 0 || word.state() == State::Buf
             };
             let is_claimed = self.core.claims().frames().next().is_some();
             if is_claimed || (0..frames.len()).map(Frame::new).any(is_held) {

@@ -418,12 +418,10 @@ impl PageMut {
 impl Deref for PageMut {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        let start = self
-            .open
-            .home()
-            .arena
-            .block(self.block.frame(), self.block.order());
+        let (frame, order) = (self.block.frame(), self.block.order());
+        let start = self.open.home().arena.block(frame, order);
         // SAFETY:
         // 1. The block lies in the arena (`block` checks it), which `open` keeps; `len` is at most
         //    its length (`File::pin_mut` bounds it).
@@ -435,13 +433,11 @@ impl Deref for PageMut {
 }
 
 impl DerefMut for PageMut {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         self.is_dirty = true;
-        let start = self
-            .open
-            .home()
-            .arena
-            .block(self.block.frame(), self.block.order());
+        let (frame, order) = (self.block.frame(), self.block.order());
+        let start = self.open.home().arena.block(frame, order);
         // SAFETY: as in `deref`; the exclusive borrow of the only owner makes it the only view.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.len) }
     }
@@ -510,6 +506,7 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         let (frame, order) = (self.block.frame(), self.block.order());
         let start = self.shared.arena.block(frame, order);
@@ -521,6 +518,7 @@ impl Deref for Buf {
 }
 
 impl DerefMut for Buf {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         let (frame, order) = (self.block.frame(), self.block.order());
         let start = self.shared.arena.block(frame, order);

@@ -35,6 +35,11 @@ impl Form {
         self.0
     }
 
+    /// The same of nobody.
+    pub(crate) const fn nobodys(self) -> Form {
+        Form(pack(high(self.0), 0))
+    }
+
     /// The group.
     #[must_use]
     #[inline]

@@ -46,8 +46,6 @@ pub enum Place {
     Zone,
     /// In a per-CPU page cache.
     Pcp,
-    /// Working memory in a magazine, charged.
-    Magazine,
 }
 
 impl Place {
@@ -56,8 +54,7 @@ impl Place {
         match block >> PLACE_SHIFT & 0b11 {
             0 => Place::Out,
             1 => Place::Zone,
-            2 => Place::Pcp,
-            _ => Place::Magazine,
+            _ => Place::Pcp,
         }
     }
 }
@@ -290,7 +287,7 @@ impl FrameTable {
         let block = u32::from(order.get()) | (place as u32) << PLACE_SHIFT;
         let group = match place {
             Place::Zone => 0,
-            Place::Out | Place::Pcp | Place::Magazine => low(before),
+            Place::Out | Place::Pcp => low(before),
         };
         owner.store(pack(block, group), Ordering::Relaxed);
         Place::of(high(before))

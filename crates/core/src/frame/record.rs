@@ -1,6 +1,6 @@
 //! The record of one frame, found once and looked at more often: what a hit does.
 
-use super::{Form, KEY, OWNER, PLACE_SHIFT, Place, STATE, TYPE_SHIFT, WORDS_PER_RECORD, Word};
+use super::{Form, KEY, OWNER, STATE, TYPE_SHIFT, WORDS_PER_RECORD, Word};
 use super::{high, low, pack};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{Cpu, PageKey};
@@ -79,37 +79,17 @@ impl<'a> Record<'a> {
         (block >> LAST_CPU_SHIFT ^ last_cpu(cpu)) & LAST_CPU_MASK != 0
     }
 
-    /// The form of working memory, but of the reserve of writes. `None` of any other frame; of a
-    /// block that waits in a magazine it is no magazine's.
+    /// The form of working memory, but of the reserve of writes; the same while it waits in a
+    /// magazine. `None` of any other frame.
     #[inline]
     pub(crate) fn buf_form(self) -> Option<Form> {
         let form = Form::from_bits(self.0[OWNER].load(Ordering::Relaxed));
         self.word().is_own_buf().then_some(form)
     }
 
-    /// A block of this form waits in a magazine from now on. The caller owns it.
-    #[inline]
-    pub(crate) fn enter_magazine(self, form: Form) {
-        let place = pack((Place::Magazine as u32) << PLACE_SHIFT, 0);
-        self.0[OWNER].store(form.bits() | place, Ordering::Relaxed);
-    }
-
-    /// [`Record::enter_magazine`] of a block that comes from the allocator. Nobody else's name is
-    /// kept in a magazine, so that a group's number can come back once its own are empty.
-    #[inline]
-    pub(crate) fn enter_magazine_anew(self, form: Form) {
-        let is_own = low(self.0[OWNER].load(Ordering::Relaxed)) == form.group();
-        let nobodys = Form::from_bits(pack(high(form.bits()), 0));
-        self.enter_magazine(if is_own { form } else { nobodys });
-    }
-
-    /// A block leaves its magazine for its group. Returns whether its bytes are that group's own.
-    /// The caller owns it.
-    #[inline]
-    pub(crate) fn leave_magazine(self, form: Form) -> bool {
-        let before = self.0[OWNER].load(Ordering::Relaxed);
+    /// Says of what form working memory is. The caller owns it.
+    pub(crate) fn set_form(self, form: Form) {
         self.0[OWNER].store(form.bits(), Ordering::Relaxed);
-        low(before) == form.group()
     }
 
     /// Notes that the page was pinned on `cpu`, and counts where that is not the CPU of the time

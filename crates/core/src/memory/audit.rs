@@ -1,7 +1,7 @@
 //! An audit at rest: everything is counted anew from the frame records and compared with the books.
 
 use super::{Memory, NoMetadata};
-use crate::frame::{FrameTable, Place, State, Word, flag};
+use crate::frame::{FrameTable, State, Word, flag};
 use crate::group::{Gauge, Group, Item, StockKind};
 use crate::page_cache::Mappings;
 use crate::sync::{Ordering, Words};
@@ -65,7 +65,7 @@ struct Counted {
     nr_used: u64,
     nr_offline: u64,
     nr_reserve: u64,
-    /// Blocks of working memory that somebody has.
+    /// Blocks of working memory, with those that wait in magazines.
     nr_bufs: u64,
     /// Pins on pages without a file.
     nr_left_pins: u64,
@@ -206,7 +206,6 @@ impl Memory {
                 counted.nr_bufs += 1;
                 return Ok(());
             }
-            State::Buf if self.frames.block(frame).1 == Place::Magazine => {}
             State::Buf => counted.nr_bufs += 1,
             State::Live | State::Reading => self.count_page(counted, frame, word)?,
             _ => {
@@ -316,7 +315,7 @@ impl Memory {
         compare("pages of the reserve of writes", kept, reserve)?;
         // What is out by the counts of CPUs may be above or below what is there.
         let booked = self.left_pins.get() + self.magazines.nr_out();
-        let booked = u64::try_from(booked).unwrap_or(0);
+        let booked = u64::try_from(booked).unwrap_or(0) + self.magazines.nr_blocks();
         let least = counted.nr_left_pins + counted.nr_bufs;
         let left = booked.clamp(least, least + counted.nr_moving_pins);
         compare(

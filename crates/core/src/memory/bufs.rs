@@ -30,26 +30,28 @@ impl Memory {
     }
 
     /// [`Memory::alloc_buf`] without any call, out of the magazine at its own place; `None` where
-    /// that has no block.
+    /// that has no block whose bytes are the group's own.
     #[inline(always)] // Its result goes through no memory.
     #[must_use]
-    pub fn take_at_hand(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
-        let form = Form::new(group, order);
-        let frame = self.magazines.take(cpu, form)?;
-        Some((frame, self.frames.record(frame).leave_magazine(form)))
+    pub fn take_at_hand(&self, cpu: Cpu, group: u32, order: Order) -> Option<Frame> {
+        self.magazines.take(cpu, Form::new(group, order))
     }
 
     /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is, or the depot.
     #[must_use]
     pub fn take_waiting(&self, cpu: Cpu, group: u32, order: Order) -> Option<(Frame, bool)> {
         let form = Form::new(group, order);
-        let frame = self.magazines.take_any(cpu, form).or_else(|| {
+        let taken = self.magazines.take_any(cpu, form).or_else(|| {
             let topology = &self.config.alloc.topology;
             let is_near = |other| topology.node_of(other) == topology.node_of(cpu);
             let room = || self.room(form);
             self.magazines.take_stored(cpu, form, is_near, room)
-        })?;
-        Some((frame, self.frames.record(frame).leave_magazine(form)))
+        });
+        let (frame, is_own) = taken?;
+        if !is_own {
+            self.frames.record(frame).set_form(form);
+        }
+        Some((frame, is_own))
     }
 
     #[cold]
@@ -60,7 +62,7 @@ impl Memory {
         let taken = match self.take_block(here, group, order, Mobility::Unmovable) {
             Err(_) if here.may_use_reserve => {
                 let taken = self.take_reserved(here, order)?;
-                self.count_out(here.cpu, form, &[]);
+                self.count_out(here.cpu, form, &mut []);
                 return Ok(taken);
             }
             taken => taken?,
@@ -69,7 +71,7 @@ impl Memory {
         self.make_buf(frame);
         let mut more = [Frame::FIRST; MAX_BLOCKS];
         let nr_more = self.take_more(here.cpu, form, &mut more);
-        self.count_out(here.cpu, form, &more[..nr_more]);
+        self.count_out(here.cpu, form, &mut more[..nr_more]);
         Ok((frame, was_ours))
     }
 
@@ -121,16 +123,30 @@ impl Memory {
 
     /// Counts a block that was taken past the CPU's magazine, which keeps `more`, charged and free,
     /// if it can: what it does not keep goes back.
-    fn count_out(&self, cpu: Cpu, form: Form, more: &[Frame]) {
+    fn count_out(&self, cpu: Cpu, form: Form, more: &mut [Frame]) {
+        let mut nr_nobodys = 0;
+        for at in 0..more.len() {
+            if self.frames.group(more[at]) != form.group() {
+                more.swap(at, nr_nobodys);
+                nr_nobodys += 1;
+            }
+        }
         let mut nr_kept = 0;
         match self.magazines.open(cpu) {
             Some(mut open) => {
                 open.count_out();
                 if !more.is_empty() && open.make_own(form, || self.room(form)).is_some() {
-                    nr_kept = open.push_many(form, more);
-                    for &frame in &more[..nr_kept] {
+                    nr_kept = open.push_many(form, more, nr_nobodys);
+                    for (at, &frame) in more[..nr_kept].iter().enumerate() {
                         self.make_buf(frame);
-                        self.frames.record(frame).enter_magazine_anew(form);
+                        // Nobody else's name is kept there, so that a group's number can come back
+                        // once its own are empty.
+                        let of = if at < nr_nobodys {
+                            form.nobodys()
+                        } else {
+                            form
+                        };
+                        self.frames.record(frame).set_form(of);
                     }
                 }
             }
@@ -177,7 +193,7 @@ impl Memory {
     pub fn drop_at_hand(&self, cpu: Cpu, frame: Frame) -> bool {
         let record = self.frames.record(frame);
         match record.buf_form() {
-            Some(form) if self.is_near(cpu, frame) => self.magazines.give(cpu, form, frame, record),
+            Some(form) if self.is_near(cpu, frame) => self.magazines.give(cpu, form, frame),
             _ => false,
         }
     }
@@ -217,7 +233,6 @@ impl Memory {
             if nr_cold.is_some() {
                 let is_kept = open.push(form, frame);
                 assert!(is_kept, "there was made room");
-                self.frames.record(frame).enter_magazine(form);
             }
             if nr_cold == Some(0) {
                 // The last thing that it counts for: whoever has the lock next may take all away.
@@ -244,10 +259,7 @@ impl Memory {
 
     /// Gives blocks back that were in a magazine; returns their pages.
     fn put_cold(&self, cpu: Cpu, form: Form, blocks: &[Frame]) -> u32 {
-        for &frame in blocks {
-            self.frames.set_block(frame, form.order(), Place::Out);
-            self.make_bare(frame);
-        }
+        blocks.iter().for_each(|&frame| self.make_bare(frame));
         let nr_pages = crate::units::count(blocks.len()) * form.order().nr_pages();
         if nr_pages > 0 {
             self.put_bare_blocks(cpu, form.group(), nr_pages, blocks);

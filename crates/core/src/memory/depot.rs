@@ -308,6 +308,16 @@ impl Depot {
         }
     }
 
+    /// Blocks that it has.
+    pub(super) fn nr_blocks(&self) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        let shelves = self.shelves.lock();
+        let used = shelves.shelves.iter().filter(|shelf| shelf.nr_chunks > 0);
+        used.map(|shelf| u64::from(shelf.nr_blocks)).sum()
+    }
+
     /// Pages of the groups that `wanted` names.
     pub(super) fn nr_pages(&self, wanted: impl Fn(u32) -> bool) -> u32 {
         match self.is_empty() {

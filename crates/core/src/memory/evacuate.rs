@@ -374,8 +374,15 @@ impl Memory {
         wanted: Wanted,
         seen: &mut Seen,
     ) -> Option<Emptiable> {
-        let mut reach = self.zones.reach(here.cpu, request);
-        reach.find_map(|zone| self.find_in(&zone, wanted, seen))
+        let mut look = || {
+            let mut reach = self.zones.reach(here.cpu, request);
+            reach.find_map(|zone| self.find_in(&zone, wanted, seen))
+        };
+        look().or_else(|| {
+            // What waits in a magazine looks like what somebody has.
+            let is_more_free = self.drain_magazines(|_| true) > 0;
+            is_more_free.then(look).flatten()
+        })
     }
 
     /// The cheapest block of those looked at in a range of frames: the whole of it, as long as none

@@ -12,7 +12,7 @@
 
 use super::depot::Depot;
 use super::rack::{Label, Open, Rack, is_large};
-use crate::frame::{Form, Record};
+use crate::frame::Form;
 use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu};
 use crate::units::{Cpu, Frame, index};
 
@@ -128,8 +128,9 @@ impl Magazines {
         raise(&self.has_stored);
     }
 
-    /// Takes the block of a form that was given back last on a CPU; it is out now. `None` where the
-    /// rack in use has none, not at the magazine's own place, or is in somebody's hands just now.
+    /// Takes the block of a form that was given back last on a CPU, the group's own; it is out now.
+    /// `None` where the rack in use has none, not at the magazine's own place, or is in somebody's
+    /// hands just now.
     ///
     /// One read-modify-write, and no call, for which callers would save registers each time.
     #[inline(always)]
@@ -139,22 +140,23 @@ impl Magazines {
     }
 
     /// Gives a block back to a magazine of its form; false where the rack in use has no room for it
-    /// at the magazine's own place, or is in somebody's hands just now. Otherwise its record says
-    /// so, and then it is out no more: whoever has the lock next may take all away.
+    /// at the magazine's own place, or is in somebody's hands just now. Otherwise it is out no
+    /// more: whoever has the lock next may take all away.
     ///
     /// As [`Magazines::take`]: one read-modify-write, and no call.
     #[inline(always)]
     #[must_use]
-    pub fn give(&self, cpu: Cpu, form: Form, frame: Frame, record: Record<'_>) -> bool {
+    pub fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
         match self.cpus.get(cpu) {
-            Some(racks) => racks.in_use().give(form, frame, record),
+            Some(racks) => racks.in_use().give(form, frame),
             None => false,
         }
     }
 
-    /// [`Magazines::take`] out of any rack of the CPU, wherever the magazine is.
+    /// [`Magazines::take`] out of any rack of the CPU, wherever the magazine is, and of what is
+    /// nobody's, too: also says whether it is the group's own.
     #[must_use]
-    pub fn take_any(&self, cpu: Cpu, form: Form) -> Option<Frame> {
+    pub fn take_any(&self, cpu: Cpu, form: Form) -> Option<(Frame, bool)> {
         let mut racks = self.cpus.of(cpu).in_turn();
         racks.find_map(|rack| {
             let (_, label) = rack.find(form)?;
@@ -176,7 +178,7 @@ impl Magazines {
         form: Form,
         is_near: impl Fn(Cpu) -> bool,
         room: impl FnOnce() -> u32,
-    ) -> Option<Frame> {
+    ) -> Option<(Frame, bool)> {
         if self.has_stored.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -292,6 +294,14 @@ impl Magazines {
     #[must_use]
     pub fn nr_out(&self) -> i64 {
         self.racks().map(|(_, rack)| rack.nr_out()).sum()
+    }
+
+    /// Blocks that wait. A look without a lock but for those of the depot.
+    pub(super) fn nr_blocks(&self) -> u64 {
+        let labels = self.racks().flat_map(|(_, rack)| rack.labels());
+        let in_racks: usize = labels.map(Label::count).sum();
+        let in_depots = self.depots.iter().map(Depot::nr_blocks);
+        in_racks as u64 + in_depots.sum::<u64>()
     }
 
     /// Pages of the groups that `wanted` names. A look without a lock.

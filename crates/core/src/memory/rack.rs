@@ -2,7 +2,7 @@
 
 use super::depot::{MAX_CHUNK, Share};
 use super::magazine::Magazines;
-use crate::frame::{Form, Record};
+use crate::frame::Form;
 use crate::sync::{AtomicU64, Guard, Ordering, SpinLock, rank};
 use crate::units::{Cpu, Frame, index};
 use core::iter::once;
@@ -37,8 +37,12 @@ pub(super) fn is_large(form: Form) -> bool {
     place(form) == LARGE_PLACE
 }
 
-/// What a magazine is for, how many blocks it may have and has, and whether it was used since the
-/// last tick: form 40, room 8, count 8, used 8 bits. 0: nothing.
+/// What a magazine is for, how many blocks it may have and has, how many of these are nobody's, and
+/// whether it was used since the last tick: form 40, room 8, count 8, nobody's 7, used 1 bits. 0:
+/// nothing.
+///
+/// Blocks whose bytes may not be the group's own lie below the others, so that who takes one of
+/// those need not look at its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Label(u64);
 
@@ -47,6 +51,9 @@ const _: () = assert!(FORM_SHIFT + Form::NR_BITS == u64::BITS);
 const ROOM_SHIFT: u32 = 16;
 const COUNT_SHIFT: u32 = 8;
 const ONE: u64 = 1 << COUNT_SHIFT;
+const NOBODYS_SHIFT: u32 = 1;
+const NOBODY: u64 = 1 << NOBODYS_SHIFT;
+const _: () = assert!((ROOM as u64) < 1 << (COUNT_SHIFT - NOBODYS_SHIFT));
 const USED: u64 = 1;
 
 impl Label {
@@ -67,6 +74,18 @@ impl Label {
     #[inline]
     pub(super) fn count(self) -> usize {
         index((self.0 >> COUNT_SHIFT & 0xFF) as u32)
+    }
+
+    /// Of these, those that are nobody's.
+    #[inline]
+    fn nr_nobodys(self) -> usize {
+        index((self.0 >> NOBODYS_SHIFT & 0x7F) as u32)
+    }
+
+    /// Whether the block that comes next is the group's own.
+    #[inline]
+    fn has_own(self) -> bool {
+        self.count() > self.nr_nobodys()
     }
 
     #[inline]
@@ -101,7 +120,12 @@ impl Label {
         Label((self.0 + nr_blocks as u64 * ONE) | USED)
     }
 
-    /// With a block less; there is one.
+    /// With so many of its blocks nobody's.
+    fn with_nobodys(self, nr_blocks: usize) -> Label {
+        Label(self.0 & !(0x7F << NOBODYS_SHIFT) | (nr_blocks as u64 * NOBODY))
+    }
+
+    /// With a block less, of the group's own; there is one.
     #[inline]
     fn with_less(self) -> Label {
         Label((self.0 - ONE) | USED)
@@ -124,6 +148,15 @@ impl Blocks {
     #[inline]
     fn place(&mut self, at: usize, number: usize) -> &mut Frame {
         &mut self.blocks[at % NR_MAGAZINES][number % MAX_BLOCKS]
+    }
+
+    /// A block that is given back is not in its magazine already. Its record does not tell.
+    #[inline]
+    fn expect_out(&self, at: usize, label: Label, frame: Frame) {
+        debug_assert!(
+            !self.blocks[at][..label.count()].contains(&frame),
+            "{frame:?} waits already"
+        );
     }
 }
 
@@ -199,11 +232,12 @@ impl Rack {
         self.labels[at].store(label.0, Ordering::Relaxed);
     }
 
-    /// Takes a block out of the magazine of a form at its own place, without a call.
+    /// Takes a block of the group's own out of the magazine of a form at its own place, without a
+    /// call.
     #[inline(always)]
     pub(super) fn take(&self, form: Form) -> Option<Frame> {
         let (at, seen) = self.find_own(form)?;
-        if seen.count() == 0 {
+        if !seen.has_own() {
             return None;
         }
         let mut blocks = self.lock.try_brief()?;
@@ -218,10 +252,9 @@ impl Rack {
         taken
     }
 
-    /// Gives a block to the magazine of its form at its own place, without a call, and notes that
-    /// in its record.
+    /// Gives a block to the magazine of its form at its own place, without a call.
     #[inline(always)]
-    pub(super) fn give(&self, form: Form, frame: Frame, record: Record<'_>) -> bool {
+    pub(super) fn give(&self, form: Form, frame: Frame) -> bool {
         let Some((at, seen)) = self.find_own(form) else {
             return false;
         };
@@ -233,9 +266,9 @@ impl Rack {
         };
         let is_kept = !blocks.is_closed && self.label(at) == seen;
         if is_kept {
+            blocks.expect_out(at, seen, frame);
             *blocks.place(at, seen.count()) = frame;
             self.set_label(at, seen.with_more());
-            record.enter_magazine(form);
             blocks.nr_out -= 1;
         }
         blocks.open();
@@ -306,16 +339,20 @@ impl<'a> Open<'a> {
         })
     }
 
-    /// Takes the block that was given back last; it is out now.
-    pub fn pop(&mut self, form: Form) -> Option<Frame> {
+    /// Takes the block that was given back last; it is out now. Also says whether it is the group's
+    /// own.
+    pub fn pop(&mut self, form: Form) -> Option<(Frame, bool)> {
         let (at, label) = self.rack.find(form)?;
         if label.count() == 0 {
             return None;
         }
-        let left = label.with_less();
+        let mut left = label.with_less();
+        if !label.has_own() {
+            left = left.with_nobodys(left.count());
+        }
         self.rack.set_label(at, left);
         self.blocks.nr_out += 1;
-        Some(*self.blocks.place(at, left.count()))
+        Some((*self.blocks.place(at, left.count()), label.has_own()))
     }
 
     /// Keeps a block; false where its form has no magazine, or a full one.
@@ -325,15 +362,17 @@ impl<'a> Open<'a> {
             return false;
         };
         if label.has_room() {
+            self.blocks.expect_out(at, label, frame);
             *self.blocks.place(at, label.count()) = frame;
             self.rack.set_label(at, label.with_more());
         }
         label.has_room()
     }
 
-    /// Keeps as many blocks of a form as there is room for, the first ones; returns how many.
+    /// Keeps as many blocks of a form as there is room for, the first ones, of which `nr_nobodys`
+    /// are nobody's; returns how many.
     #[must_use]
-    pub fn push_many(&mut self, form: Form, frames: &[Frame]) -> usize {
+    pub fn push_many(&mut self, form: Form, frames: &[Frame], nr_nobodys: usize) -> usize {
         let Some((at, label)) = self.rack.find(form) else {
             return 0;
         };
@@ -341,7 +380,12 @@ impl<'a> Open<'a> {
         let nr_kept = frames.len().min(label.room().saturating_sub(from));
         let places = &mut self.blocks.blocks[at][from..from + nr_kept];
         places.copy_from_slice(&frames[..nr_kept]);
-        self.rack.set_label(at, label.with(nr_kept));
+        let mut label = label.with(nr_kept);
+        if nr_nobodys > 0 {
+            // Whatever lies below is taken for that, too.
+            label = label.with_nobodys(from + nr_nobodys.min(nr_kept));
+        }
+        self.rack.set_label(at, label);
         nr_kept
     }
 
@@ -377,7 +421,7 @@ impl<'a> Open<'a> {
         form: Form,
         is_near: impl Fn(Cpu) -> bool,
         room: impl FnOnce() -> u32,
-    ) -> Option<Frame> {
+    ) -> Option<(Frame, bool)> {
         let at = self.make_own(form, room)?;
         let label = self.rack.label(at);
         if label.count() == 0 {
@@ -394,8 +438,9 @@ impl<'a> Open<'a> {
     }
 
     /// Sees to it that there is room: an empty magazine becomes one of this form with `room`, of a
-    /// full one the half that was given back first goes to the depot if that is within `share`,
-    /// else to `cold`. Returns how many went there, `None` where there is no room.
+    /// full one the half that was given back first goes to the depot, if that is within `share` and
+    /// no block of it nobody's, else to `cold`. Returns how many went there, `None` where there is
+    /// no room.
     pub fn make_room(
         &mut self,
         form: Form,
@@ -413,11 +458,13 @@ impl<'a> Open<'a> {
         let blocks = &mut self.blocks.blocks[at];
         cold[..nr_cold].copy_from_slice(&blocks[..nr_cold]);
         blocks.copy_within(nr_cold..label.count(), 0);
-        self.rack
-            .set_label(at, Label(label.0 - nr_cold as u64 * ONE));
+        let left = Label(label.0 - nr_cold as u64 * ONE);
+        let nr_nobodys = label.nr_nobodys();
+        let left = left.with_nobodys(nr_nobodys.saturating_sub(nr_cold));
+        self.rack.set_label(at, left);
         // Under this lock: whoever drains goes to the depot when all racks are done.
         let depot = self.magazines.depot(self.cpu);
-        let is_kept = depot.put(form, &cold[..nr_cold], share());
+        let is_kept = nr_nobodys == 0 && depot.put(form, &cold[..nr_cold], share());
         if is_kept {
             self.magazines.note_stored();
         }

@@ -48,6 +48,8 @@ impl Memory {
     /// Looks at `MAX_BLOCKS` pageblocks at most. The frames are the caller's. What `low` protects
     /// goes only where no group of the subtree has other pages.
     pub(super) fn take_used_region(&self, here: Here<'_>, subtree: u32) -> Option<Frame> {
+        // What waits in a magazine looks like what somebody has.
+        self.drain_magazines(|_| true);
         let giver = self.next_giver(subtree)?;
         let is_low_kept = giver.is_low_kept;
         let coldest = giver.lruvec.lock().coldest();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::alloc::Topology;
-use crate::frame::Place;
+use crate::frame::Form;
 use crate::memory::magazine::NR_RACKS;
 use crate::memory::rack::ROOM;
 use crate::sync::nr_rmws;
@@ -42,11 +42,15 @@ fn free(memory: &Memory, cpu: Cpu, frames: Vec<Frame>) {
         .for_each(|frame| memory.free_buf(cpu, frame));
 }
 
-/// Pages that wait in magazines, by the frames' records.
+/// Blocks that wait in magazines, by the frames' records and by what is out; the magazines say the
+/// same.
 fn nr_waiting(memory: &Memory) -> usize {
     let frames = (0..memory.frames.len()).map(Frame::new);
-    let waits = |frame: &Frame| memory.frames.block(*frame).1 == Place::Magazine;
-    frames.filter(waits).count()
+    let is_buf = |frame: &Frame| memory.frames.word(*frame).state() == State::Buf;
+    let out = usize::try_from(memory.magazines.nr_out()).unwrap();
+    let waiting = frames.filter(is_buf).count() - out;
+    assert_eq!(memory.magazines.nr_blocks(), waiting as u64);
+    waiting
 }
 
 /// Read-modify-writes of 64 pairs, block after block.
@@ -284,7 +288,7 @@ fn who_finds_a_rack_in_anothers_hands_has_the_next_one() {
             let counted = rmws_of_pairs(&memory, web, Order::ZERO);
             // From then on it is the one at hand.
             let at_hand = memory.take_at_hand(CPU, web, Order::ZERO);
-            let is_dropped = at_hand.is_some_and(|(frame, _)| memory.drop_at_hand(CPU, frame));
+            let is_dropped = at_hand.is_some_and(|frame| memory.drop_at_hand(CPU, frame));
             (counted, is_dropped)
         },
     );
@@ -398,7 +402,7 @@ fn the_last_block_of_an_abandoned_memory_says_so() {
     let mut frames = take(&memory, CPU, web, 30);
     free(&memory, OTHER, frames.split_off(12));
     assert!(memory.abandon());
-    assert_eq!(nr_waiting(&memory), 0);
+    assert_eq!(memory.magazines.nr_blocks(), 0);
     memory.check();
     let last = frames.pop().unwrap();
     for frame in frames {
@@ -409,7 +413,7 @@ fn the_last_block_of_an_abandoned_memory_says_so() {
 }
 
 #[test]
-#[should_panic(expected = "is no working memory")]
+#[should_panic(expected = "waits already")]
 fn a_block_that_waits_is_not_freed_again() {
     let (memory, [web, _]) = memory_with_groups();
     let frames = take(&memory, CPU, web, 1);
@@ -432,5 +436,63 @@ fn what_waits_stays_on_its_node() {
     let frames = take(&memory, OTHER, group, 500);
     assert!(frames.iter().all(|frame| node_of(frame) == far));
     free(&memory, OTHER, frames);
+    memory.check();
+}
+
+#[test]
+fn bytes_that_are_called_a_groups_own_are() {
+    let (memory, groups) = memory_with_groups();
+    let root = memory.groups().root();
+    let mut had = std::collections::BTreeMap::new();
+    let mut held = [Vec::new(), Vec::new()];
+    let (mut random, mut nr_own) = (1_u64, 0);
+    for turn in 0..4000 {
+        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+        let bit = |at: u32| usize::from(random >> at & 1 != 0);
+        let (which, cpu) = (bit(40), [CPU, OTHER][bit(41)]);
+        let nr_blocks = usize::try_from(1 + (random >> 50) % 60).unwrap();
+        let held = &mut held[which];
+        if bit(42) == 0 && held.len() < 300 {
+            for _ in 0..nr_blocks {
+                let group = groups[which];
+                let at_hand = memory.take_at_hand(cpu, group, Order::ZERO);
+                let taken = at_hand.map(|frame| (frame, true));
+                let (frame, is_own) = taken
+                    .unwrap_or_else(|| memory.alloc_buf(cpu.into(), group, Order::ZERO).unwrap());
+                let before = had.insert(frame, which);
+                assert!(!is_own || before == Some(which), "{frame:?}: {before:?}");
+                nr_own += u32::from(is_own);
+                held.push(frame);
+            }
+        } else {
+            let left = held.len().saturating_sub(nr_blocks);
+            free(&memory, cpu, held.split_off(left));
+        }
+        if turn % 16 == 0 {
+            memory.drain_charges(root);
+        }
+    }
+    assert!(nr_own > 10_000, "{nr_own}");
+    for held in held {
+        free(&memory, CPU, held);
+    }
+    memory.check();
+}
+
+#[test]
+fn what_lies_below_nobodys_blocks_is_taken_for_that() {
+    let (memory, [web, _]) = memory_with_groups();
+    let form = Form::new(web, Order::ZERO);
+    let [own, nobodys] = [1, 2].map(Frame::new);
+    let mut open = memory.magazines.open(CPU).unwrap();
+    assert!(open.make_own(form, || 8).is_some());
+    assert_eq!(open.push_many(form, &[own], 0), 1);
+    assert_eq!(open.push_many(form, &[nobodys], 1), 1);
+    assert_eq!(open.pop(form), Some((nobodys, false)));
+    assert_eq!(open.pop(form), Some((own, false)));
+    assert_eq!(open.push_many(form, &[own], 0), 1);
+    assert_eq!(open.pop(form), Some((own, true)));
+    (0..3).for_each(|_| open.count_in());
+    drop(open);
     memory.check();
 }

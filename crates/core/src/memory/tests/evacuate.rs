@@ -3,7 +3,7 @@
 use super::region::{shared_by_two, usage};
 use super::*;
 use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Pieces, Request, Topology};
-use crate::frame::{Place, State};
+use crate::frame::State;
 use crate::group::Limit;
 use crate::memory::evacuate::{Evacuated, UnderWay};
 use std::boxed::Box;
@@ -291,8 +291,9 @@ fn with_waiting() -> (Memory, u32, Frame) {
     (memory, group, Frame::new(first))
 }
 
+/// Whether a block waits in a magazine, where all working memory was given back.
 fn waits(memory: &Memory, frame: Frame) -> bool {
-    memory.frames().block(frame).1 == Place::Magazine
+    memory.frames().word(frame).state() == State::Buf
 }
 
 #[test]
@@ -311,6 +312,25 @@ fn a_block_that_waits_in_a_magazine_is_there_for_whoever_wants_it_emptied() {
 
 #[test]
 fn no_page_goes_in_vain_beside_a_block_that_waits_in_a_magazine() {
+    let (memory, first) = with_pages_beside_waiting();
+    let captured = memory.capture(CPU.into(), (first, REGION), false);
+    assert_eq!(captured.as_ref().err(), None, "pages gone in vain");
+    let pieces = captured.unwrap().pieces;
+    memory.zones().put_pieces(memory.frames(), &pieces);
+    memory.check();
+}
+
+#[test]
+fn a_pageblock_is_put_out_of_use_though_a_block_waits_in_a_magazine() {
+    let (memory, first) = with_pages_beside_waiting();
+    let root = memory.groups().root();
+    assert_eq!(memory.take_used_region(CPU.into(), root), Some(first));
+    memory.zones().free(memory.frames(), CPU, first, REGION);
+    memory.check();
+}
+
+/// A memory with pages, and blocks that wait in magazines, in one pageblock.
+fn with_pages_beside_waiting() -> (Memory, Frame) {
     let (memory, group, first) = with_waiting();
     let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
     let is_near = |frame: &Frame| frame.number() / REGION.nr_pages() == first.number() / 512;
@@ -323,11 +343,7 @@ fn no_page_goes_in_vain_beside_a_block_that_waits_in_a_magazine() {
     let is_live = |frame: &Frame| memory.frames().word(*frame).state() == State::Live;
     assert!(frames.clone().filter(is_live).count() == 100);
     assert!(frames.clone().any(|frame| waits(&memory, frame)));
-    let captured = memory.capture(CPU.into(), (first, REGION), false);
-    assert_eq!(captured.as_ref().err(), None, "pages gone in vain");
-    let pieces = captured.unwrap().pieces;
-    memory.zones().put_pieces(memory.frames(), &pieces);
-    memory.check();
+    (memory, first)
 }
 
 /// Whoever is woken unwinds, after so many who did not.

@@ -78,13 +78,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("write"),
     },
     Mutant {
-        name: "the reserve of writes is not given back",
-        file: "memory/bufs.rs",
-        find: "None if self.frames.word(frame).has(flag::RESERVE) => ",
-        replace: "None if false => ",
-        tests: Tests::Unit("write"),
-    },
-    Mutant {
         name: "what waits in magazines is refused",
         file: "memory/alloc.rs",
         find: "if nr_drains < MAX_RETRIES && self.drain_magazines_of(over) > 0 {",
@@ -99,55 +92,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
-        name: "what a magazine may have is looked at before its lock is taken",
-        file: "memory/bufs.rs",
-        find: "if may_keep && let Some(mut open) = self.magazines.open(cpu) {\n            \
-               // Under the lock: see `Magazines::forget`.\n            \
-               let (room, share) = (|| self.room(form), || self.share(form));",
-        replace: "let seen = self.room(form);\n        \
-                  if may_keep && let Some(mut open) = self.magazines.open(cpu) {\n            \
-                  let (room, share) = (|| seen, || self.share(form));",
-        tests: Tests::Loom,
+        name: "what waits in magazines is taken for what has to stay",
+        file: "memory/evacuate.rs",
+        find: "let is_more_free = self.drain_magazines(|_| true) > 0;",
+        replace: "let is_more_free = false;",
+        tests: Tests::Unit("waits_in_a_magazine"),
     },
     Mutant {
-        name: "a block is counted as gone before it is",
-        file: "memory/bufs.rs",
-        find: "let mut cold = [Frame::FIRST; MAX_CHUNK];\n        let mut nr_cold = None;",
-        replace: "let mut cold = [Frame::FIRST; MAX_CHUNK];\n        \
-                  let mut nr_cold = None;\n        \
-                  let is_last = match self.magazines.open(cpu) {\n            \
-                  Some(mut open) => { open.count_in(); false }\n            \
-                  None => self.left_pins.drop_one(),\n        };\n        \
-                  if true { self.put_block(cpu, frame); return is_last; }",
-        tests: Tests::Loom,
-    },
-    Mutant {
-        name: "bytes of another group are taken for a block's own",
-        file: "frame/record.rs",
-        find: "low(before) == form.group()\n",
-        replace: "low(before) != form.group().wrapping_add(1)\n",
-        tests: Tests::Unit("memory::tests::bufs"),
-    },
-    Mutant {
-        name: "forms whose magazines begin at one place share it",
-        file: "memory/rack.rs",
-        find: "(1..end).filter(move |&at| at != first)",
-        replace: "(1..end).filter(move |&at| at != first).take(0)",
-        tests: Tests::Unit("forms_that_are_used"),
-    },
-    Mutant {
-        name: "magazines are filled block by block",
-        file: "memory/bufs.rs",
-        find: "let most = self.room(form) / 2;",
-        replace: "let most = self.room(form) / 64;",
-        tests: Tests::Unit("memory::tests::bufs"),
-    },
-    Mutant {
-        name: "magazines that nobody uses stay full",
-        file: "memory/magazine.rs",
-        find: "label.is_used().then_some(label.unused())",
-        replace: "label.is_used().then_some(label)",
-        tests: Tests::Unit("memory::tests::bufs"),
+        name: "a pageblock with blocks that wait is not put out of use",
+        file: "memory/region.rs",
+        find: "        self.drain_magazines(|_| true);\n        let giver",
+        replace: "        let giver",
+        tests: Tests::Unit("waits_in_a_magazine"),
     },
     Mutant {
         name: "aging takes the mark of others' young pages away",
@@ -482,57 +438,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("who_is_woken_and_unwinds"),
     },
     Mutant {
-        name: "what a magazine does not keep goes back with a dead group's name",
-        file: "memory/bufs.rs",
-        find: "        others.for_each(|&frame| self.frames.set_group(frame, 0));\n",
-        replace: "        let _none = others;\n",
-        tests: Tests::Unit("goes_back_without_anothers_name"),
-    },
-    Mutant {
-        name: "the depot has no share",
-        file: "memory/depot.rs",
-        find: "of_group + nr_pages <= share.of_group",
-        replace: "of_group < u32::MAX",
-        tests: Tests::Unit("depot"),
-    },
-    Mutant {
-        name: "the depot gives blocks of a far node",
-        file: "memory/bufs.rs",
-        find: "topology.node_of(other) == topology.node_of(cpu);",
-        replace: "topology.node_of(other).number() < u8::MAX;",
-        tests: Tests::Unit("stays_on_its_node"),
-    },
-    Mutant {
-        name: "what nobody takes stays in the depot",
-        file: "memory/depot.rs",
-        find: "            shelf.least = shelf.nr_chunks;\n",
-        replace: "            shelf.least = 0;\n",
-        tests: Tests::Unit("depot"),
-    },
-    Mutant {
-        name: "a tick takes what is in use out of the depot",
-        file: "memory/depot.rs",
-        find: "        shelf.least = shelf.least.min(shelf.nr_chunks);\n",
-        replace: "        let _shelf = shelf;\n",
-        tests: Tests::Unit("depot"),
-    },
-    Mutant {
-        name: "a group that goes leaves what is in the depot",
-        file: "memory/magazine.rs",
-        find: "by now: that is under a rack's lock.\n        self.drain_stored(wanted, out);\n",
-        replace: "by now.\n        let _none = &out;\n",
-        tests: Tests::Unit("share_of_the_nearest_limit"),
-    },
-    Mutant {
-        name: "the depot is emptied before the racks",
-        file: "memory/magazine.rs",
-        find: "label.form().is_some_and(is_kept).then_some(label);\n",
-        replace: "label.form().is_some_and(is_kept).then_some(label);\n        \
-                  self.drain_stored(&wanted, &mut out);\n        \
-                  let wanted = |_: u32| false;\n",
-        tests: Tests::Loom,
-    },
-    Mutant {
         name: "pages are evicted below a high before the depot is empty",
         file: "memory/alloc.rs",
         find: "over.saturating_sub(self.drain_much_of(level).into())",
@@ -545,40 +450,5 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "            self.drain_much_of(self.groups.root());\n",
         replace: "",
         tests: Tests::Unit("goes_before_any_page"),
-    },
-    Mutant {
-        name: "who finds a rack in another's hands goes past all of them",
-        file: "memory/magazine.rs",
-        find: "if cfg!(any(loom, shuttle)) { 2 } else { 4 }",
-        replace: "1",
-        tests: Tests::Unit("has_the_next_one"),
-    },
-    Mutant {
-        name: "a rack in another's hands stays the one at hand",
-        file: "memory/magazine.rs",
-        find: "if at != before {",
-        replace: "if false {",
-        tests: Tests::Unit("has_the_next_one"),
-    },
-    Mutant {
-        name: "pages are evicted below a high before large blocks that wait",
-        file: "memory/magazine.rs",
-        find: "if self.has_large.load(Ordering::Relaxed) != 0 {",
-        replace: "if false {",
-        tests: Tests::Unit("large_blocks_that_wait"),
-    },
-    Mutant {
-        name: "who finds his part of the depot empty does not look at others'",
-        file: "memory/rack.rs",
-        find: "let near = self.magazines.depots()",
-        replace: "let near = self.magazines.depots().take(0)",
-        tests: Tests::Unit("what_another_cpu_frees"),
-    },
-    Mutant {
-        name: "nobody says that there is something in the depot",
-        file: "memory/rack.rs",
-        find: "            self.magazines.note_stored();\n",
-        replace: "",
-        tests: Tests::Unit("taken_and_freed_in_batches"),
     },
 ];

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod group;
+mod magazines;
 mod memory;
 mod page_cache;
 mod reclaim;
@@ -16,6 +17,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
         group::MUTANTS,
         page_cache::MUTANTS,
         reclaim::MUTANTS,
+        magazines::MUTANTS,
         memory::MUTANTS,
         runtime::MUTANTS,
     ];
