@@ -165,7 +165,8 @@ impl Memory {
     /// Gives working memory back, of a memory that was not abandoned.
     ///
     /// # Panics
-    /// Where the frame is no working memory.
+    /// Where the frame is no working memory. A block that waits in a magazine cannot be told from
+    /// one that is out: builds with debug assertions find it in its own.
     pub fn free_buf(&self, cpu: Cpu, frame: Frame) {
         let is_last = self.drop_buf(cpu, frame);
         assert!(!is_last, "the memory was abandoned");
