@@ -413,6 +413,7 @@ fn the_last_block_of_an_abandoned_memory_says_so() {
 }
 
 #[test]
+#[cfg(debug_assertions)]
 #[should_panic(expected = "waits already")]
 fn a_block_that_waits_is_not_freed_again() {
     let (memory, [web, _]) = memory_with_groups();
