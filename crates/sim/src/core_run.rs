@@ -289,7 +289,8 @@ impl CoreCache {
             }
             memory.unpin(CPU, frame, effects);
         };
-        if let Found::Pinned(frame) = memory.pin(CPU, key, Access::Copy, &mut effects) {
+        if let Found::Pinned(frame) = memory.pin(key, Access::Copy, |_| unreachable!("one thread"))
+        {
             let_go(frame, &mut effects);
             return Ok((frame, false));
         }

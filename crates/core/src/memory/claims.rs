@@ -67,9 +67,7 @@ impl Memory {
         for frame in self.claims.frames() {
             if self.frames.update(frame, Word::ending_claims).is_ok() {
                 self.make_pins(frame);
-                let mut effects = Effects::new();
-                self.unpin(here.cpu, frame, &mut effects);
-                here.wake_all(&mut effects);
+                here.unpin(self, frame);
                 is_any = true;
             }
         }

@@ -116,7 +116,7 @@ impl PageIn {
                 self.waits_for = self.begin_read(memory, here, effects)?;
                 continue;
             }
-            match memory.pin(here.cpu, self.key, self.access, effects) {
+            match memory.pin(self.key, self.access, |frame| here.unpin(memory, frame)) {
                 Found::Pinned(frame) => return Ok(self.end(memory, here, frame, effects)),
                 Found::Reading(frame) => self.waits_for = Some(frame),
                 Found::Latched(frame) => {
@@ -267,23 +267,19 @@ impl Memory {
         }
     }
 
-    /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
-    #[must_use]
-    pub fn pin(&self, cpu: Cpu, key: PageKey, access: Access, effects: &mut Effects) -> Found {
-        self.pin_or(key, access, |frame| self.unpin(cpu, frame, effects))
-    }
-
     /// Has what [`Memory::pin`] of these pages looks at first fetched from memory, side by side.
     #[inline]
     pub fn touch_entries(&self, keys: impl Iterator<Item = PageKey>) {
         keys.for_each(|key| self.index.touch(key));
     }
 
-    /// [`Memory::pin`] by a caller that has no effects at hand: `unpin` drops the pin of a frame
-    /// that turned out to hold another page, which is rare.
+    /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
+    ///
+    /// `unpin` drops the pin of a frame that turned out to hold another page, which is rare, but
+    /// may be asked for more than once.
     #[must_use]
     #[inline]
-    pub fn pin_or(&self, key: PageKey, access: Access, unpin: impl FnMut(Frame)) -> Found {
+    pub fn pin(&self, key: PageKey, access: Access, unpin: impl FnMut(Frame)) -> Found {
         page_cache::pin(&self.index, &self.frames, key, access, unpin)
     }
 

@@ -1,6 +1,6 @@
 //! Where a call comes from, and what core asks of the program around it.
 
-use super::{Ahead, Effect, Effects, Io, Writes};
+use super::{Ahead, Effect, Effects, Io, Memory, Writes};
 use crate::units::{Cpu, Frame, Node};
 use core::fmt::Debug;
 
@@ -120,6 +120,14 @@ impl<'a> Here<'a> {
 }
 
 impl Here<'_> {
+    /// Drops a pin, and has those woken who waited for that.
+    #[cold]
+    pub(super) fn unpin(self, memory: &Memory, frame: Frame) {
+        let mut effects = Effects::new();
+        memory.unpin(self.cpu, frame, &mut effects);
+        self.wake_all(&mut effects);
+    }
+
     /// Has all woken who are named, also where waking one of them unwinds: effects of a call that
     /// asks for nothing else.
     pub(super) fn wake_all(self, effects: &mut Effects) {

@@ -12,22 +12,23 @@ impl Memory {
     ///
     /// Who gets [`Latched::Busy`] waits while [`Memory::is_held`], then asks again, or gives up by
     /// [`Memory::withdraw`]. The holder of a pin on this page waits for ever.
+    ///
+    /// `run` gets the effects of giving back what turned out to be another page's, which is rare,
+    /// but may be asked for more than once.
     #[must_use]
-    pub fn latch(&self, cpu: Cpu, key: PageKey, effects: &mut Effects) -> Latched {
-        // Rare: at most the effects of two frames are left, so run none twice.
-        page_cache::latch(
-            &self.index,
-            &self.frames,
-            key,
-            |frame, unwanted| match unwanted {
-                Unwanted::Latch => self.unlatch(cpu, frame, false, effects),
-                Unwanted::Wish => self.withdraw(frame, effects),
+    pub fn latch(&self, cpu: Cpu, key: PageKey, mut run: impl FnMut(&mut Effects)) -> Latched {
+        page_cache::latch(&self.index, &self.frames, key, |frame, unwanted| {
+            let mut effects = Effects::new();
+            match unwanted {
+                Unwanted::Latch => self.unlatch(cpu, frame, false, &mut effects),
+                Unwanted::Wish => self.withdraw(frame, &mut effects),
                 Unwanted::Claims => {
                     self.make_pins(frame);
-                    self.unpin(cpu, frame, effects);
+                    self.unpin(cpu, frame, &mut effects);
                 }
-            },
-        )
+            }
+            run(&mut effects);
+        })
     }
 
     /// Makes the caller's pin on a page the latch; false where it is not the only pin or the page

@@ -26,7 +26,7 @@ use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
 use crate::group::{Count, CpuMask, NO_LIMIT};
-use crate::page_cache::{Access, Found};
+use crate::page_cache::{Access, Found, Latched};
 use crate::units::{Frame, Node, NodeMask};
 use std::vec::Vec;
 
@@ -82,6 +82,16 @@ fn have(
             }
         }
     }
+}
+
+/// [`Memory::pin`] where nobody interferes.
+fn pin(memory: &Memory, key: PageKey, access: Access) -> Found {
+    memory.pin(key, access, |_| unreachable!("nobody interferes"))
+}
+
+/// [`Memory::latch`] where nobody interferes.
+fn latch(memory: &Memory, key: PageKey) -> Latched {
+    memory.latch(CPU, key, |effects| assert!(effects.pop().is_none()))
 }
 
 fn touch(memory: &Memory, group: u32, key: PageKey) -> bool {

@@ -162,7 +162,9 @@ impl World {
         for frame in (0..frames.len()).map(Frame::new) {
             if frames.word(frame).state() == State::Live {
                 let key = frames.key(frame).expect("a live frame holds a page");
-                let found = self.memory.pin(CPU, key, Access::Pin, &mut Effects::new());
+                let found = self
+                    .memory
+                    .pin(key, Access::Pin, |_| unreachable!("one thread"));
                 assert_eq!(found, Found::Pinned(frame));
                 self.unpin(frame);
             }

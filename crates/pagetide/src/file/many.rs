@@ -2,13 +2,13 @@
 
 use super::patience::Patience;
 use super::{Fault, File, Fill, Open};
+use crate::Error;
 use crate::group::Group;
 use crate::io::{Flight, Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
-use crate::{Error, cpu};
 use pagetide_core::memory::{Ahead, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
 use pagetide_core::page_cache::{Access, Found, Mappings};
@@ -241,11 +241,7 @@ impl File {
         let open = &*self.open;
         let (key, len) = self.key_and_len(page)?;
         let counted = self.group.count_if_limited(open.order.nr_pages().into())?;
-        let mut effects = Effects::new();
-        let core = &open.shared.core;
-        let found = core.pin(cpu::current(), key, Access::Pin, &mut effects);
-        open.shared.wake_all(&mut effects);
-        match found {
+        match open.shared.pin(key, Access::Pin) {
             Found::Pinned(frame) => {
                 let pin = Pin::new(&open.shared, frame, open.order);
                 Ok(Some(pin.into_page(len, counted.map(Counted::into_account))))
@@ -400,9 +396,8 @@ impl File {
         missing: &mut Vec<Missing>,
     ) -> Result<Vec<Slot<'_>>, Stop> {
         let open = &*self.open;
-        let (shared, cpu, end) = (&open.shared, cpu::current(), open.backing.len());
+        let (shared, end) = (&open.shared, open.backing.len());
         let mut slots = Vec::with_capacity(pages.len());
-        let mut effects = Effects::new();
         for (at, &page) in pages.iter().enumerate() {
             if at % TOUCHED_TOGETHER == 0 {
                 // Each pin would wait for its own line.
@@ -413,8 +408,7 @@ impl File {
             let len = open.backing.bytes_of(page, end);
             let key = Mappings::key(open.mapping, page).filter(|_| len > 0);
             let key = key.ok_or(Stop::PastEnd(page))?;
-            let found = shared.core.pin(cpu, key, Access::Pin, &mut effects);
-            shared.wake_all(&mut effects);
+            let found = shared.pin(key, Access::Pin);
             let pin = match found {
                 Found::Pinned(frame) => Some(self.pin_of(frame)),
                 Found::Reading(frame) => {

@@ -73,10 +73,7 @@ fn who_waits_for_a_page_of_the_working_set_stalls() {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| file.read_at(&mut [0], 0));
             gate.wait();
-            let mut effects = Effects::new();
-            let found = shared
-                .core
-                .pin(cpu::current(), key, Access::Pin, &mut effects);
+            let found = shared.pin(key, Access::Pin);
             let Found::Reading(frame) = found else {
                 panic!("{found:?}")
             };

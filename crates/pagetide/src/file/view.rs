@@ -5,8 +5,7 @@ use super::write::Part;
 use crate::dirty_list::Room;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
-use crate::{Error, Group, cpu};
-use pagetide_core::memory::Effects;
+use crate::{Error, Group};
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
 use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
@@ -242,10 +241,7 @@ impl File {
         let room = backing.expect_dirty(shared, page)?;
         let mut deadline = None;
         loop {
-            let mut effects = Effects::new();
-            let latched = shared.core.latch(cpu::current(), key, &mut effects);
-            shared.wake_all(&mut effects);
-            match latched {
+            match shared.latch(key) {
                 Latch::Held(frame) => return Ok((frame, room)),
                 Latch::Busy { frame, version } => {
                     self.await_pins((frame, version), page, &mut deadline)?;

@@ -7,7 +7,7 @@ use crate::flusher::Dirtiness;
 use crate::hooks::Hooked;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
-use crate::{Error, Group, cpu};
+use crate::{Error, Group};
 use pagetide_core::memory::{Effects, Io, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::{Frame, PageKey};
@@ -225,10 +225,7 @@ impl File {
         let room = backing.expect_dirty(shared, part.page)?;
         let mut deadline = None;
         let was_dirty = loop {
-            let mut effects = Effects::new();
-            let latched = shared.core.latch(cpu::current(), key, &mut effects);
-            shared.wake_all(&mut effects);
-            match latched {
+            match shared.latch(key) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
                     let was_dirty = latch.was_dirty();

@@ -480,7 +480,7 @@ fn write_some(
 #[cfg(test)]
 mod tests {
     use crate::park::tests::Counted;
-    use crate::{ByteSize, Memory, cpu};
+    use crate::{ByteSize, Memory};
     use pagetide_core::frame::flag;
     use pagetide_core::memory::Effects;
     use pagetide_core::page_cache::Latched;
@@ -503,8 +503,7 @@ mod tests {
         let has = |page, flag| core.frames().word(frame(page)).has(flag);
         // Somebody waits to change the first page, so that a task waits, too.
         let key = core.frames().key(frame(0)).unwrap();
-        let mut effects = Effects::new();
-        let latched = core.latch(cpu::current(), key, &mut effects);
+        let latched = memory.home().latch(key);
         assert!(matches!(latched, Latched::Busy { .. }) && has(0, flag::INTENT));
         let waker = Waker::from(Arc::new(Counted::unwinding()));
         let mut task = pin!(file.pin_async(0));
@@ -517,6 +516,7 @@ mod tests {
             std::mem::forget(file.clone());
         }
         assert!(left.is_empty(), "pages {left:?} are written by nobody");
+        let mut effects = Effects::new();
         core.withdraw(frame(0), &mut effects);
         assert!(effects.pop().is_some());
     }

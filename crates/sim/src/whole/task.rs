@@ -338,10 +338,8 @@ impl World<'_> {
     }
 
     fn step_change(&self, cpu: Cpu, task: &mut Task) -> Stepped {
-        let mut effects = Effects::new();
-        let latched = self.memory.latch(cpu, task.key, &mut effects);
-        self.run(&mut effects);
-        match latched {
+        let run = |effects: &mut Effects| self.run(effects);
+        match self.memory.latch(cpu, task.key, run) {
             Latched::Held(frame) => {
                 self.check_bytes(frame, task.file, task.key);
                 self.latched(frame, task.file, task.key);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::frame::{MAX_REFS, flag};
-use crate::page_cache::{Claim, Claims, Latched};
+use crate::page_cache::{Claim, Claims};
 
 /// A resident page that readers claim, and its frame.
 fn contended(memory: &Memory, group: u32, page: PageKey) -> Frame {
@@ -91,7 +91,7 @@ fn a_page_that_goes_from_cpu_to_cpu_is_claimed_after_as_many_moves_as_there_are_
             assert!((0..1000).all(|_| is_claimed()), "{nr_cpus} CPUs");
             // Somebody changes it, and it is pinned again.
             let mut effects = Effects::new();
-            let Latched::Held(frame) = memory.latch(CPU, page, &mut effects) else {
+            let Latched::Held(frame) = latch(&memory, page) else {
                 panic!("nobody has it")
             };
             memory.unlatch(CPU, frame, false, &mut effects);
@@ -168,7 +168,7 @@ fn a_latch_waits_for_claims_as_for_pins() {
     let frame = contended(&memory, group, page);
     let [first, second] = [(); 2].map(|()| claim(&memory, page, frame, Access::Copy));
     let mut effects = Effects::new();
-    let Latched::Busy { version, .. } = memory.latch(CPU, page, &mut effects) else {
+    let Latched::Busy { version, .. } = latch(&memory, page) else {
         panic!("it is claimed")
     };
     assert!(effects.pop().is_none());
@@ -179,12 +179,12 @@ fn a_latch_waits_for_claims_as_for_pins() {
     assert!(!give_up(&memory, frame, second));
     assert!(give_up(&memory, frame, first), "the writer is woken");
     assert!(!memory.is_held(frame, version));
-    assert_eq!(memory.latch(CPU, page, &mut effects), Latched::Held(frame));
+    assert_eq!(latch(&memory, page), Latched::Held(frame));
     memory.unlatch(CPU, frame, true, &mut effects);
     effects.pop();
     // Unclaimed, it is latched at once.
     memory.contend(page);
-    assert_eq!(memory.latch(CPU, page, &mut effects), Latched::Held(frame));
+    assert_eq!(latch(&memory, page), Latched::Held(frame));
     memory.unlatch(CPU, frame, false, &mut effects);
     assert!(effects.pop().is_none());
     memory.check();

@@ -2,14 +2,6 @@
 
 use super::*;
 use crate::frame::flag;
-use crate::page_cache::Latched;
-
-fn latch(memory: &Memory, key: PageKey) -> Latched {
-    let mut effects = Effects::new();
-    let latched = memory.latch(CPU, key, &mut effects);
-    assert!(effects.pop().is_none());
-    latched
-}
 
 fn unlatch(memory: &Memory, frame: Frame, is_dirty: bool) -> bool {
     let mut effects = Effects::new();
@@ -23,10 +15,6 @@ fn unpin(memory: &Memory, frame: Frame) -> bool {
     matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame)
 }
 
-fn pin(memory: &Memory, key: PageKey) -> Found {
-    memory.pin(CPU, key, Access::Pin, &mut Effects::new())
-}
-
 #[test]
 fn a_latch_keeps_pins_writes_and_eviction_out() {
     let (memory, group, file) = memory(1, Policy::Fifo);
@@ -36,7 +24,7 @@ fn a_latch_keeps_pins_writes_and_eviction_out() {
     let Latched::Held(frame) = latch(&memory, page) else {
         panic!("nobody has it pinned");
     };
-    assert_eq!(pin(&memory, page), Found::Latched(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Latched(frame));
     assert_eq!(memory.reclaim(CPU, group, 1), 0);
     assert!(matches!(
         memory.begin_page_write(page, None),
@@ -50,7 +38,7 @@ fn a_latch_keeps_pins_writes_and_eviction_out() {
     assert!(unlatch(&memory, frame, true), "the other one waits");
     assert!(!memory.is_held(frame, version));
     assert_eq!(memory.stat(group).file_dirty, PAGE_BYTES as u64);
-    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Pinned(frame));
     unpin(&memory, frame);
     memory.check();
 }
@@ -64,7 +52,7 @@ fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
         panic!("it is pinned");
     };
     assert!(memory.is_held(frame, version));
-    assert_eq!(pin(&memory, page), Found::Latched(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Latched(frame));
     // A reader that comes now waits for the version to change.
     let mut op = PageIn::new(page, group, Access::Copy);
     let step = op.step(&memory, CPU.into(), &mut Effects::new()).unwrap();
@@ -74,7 +62,7 @@ fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
     memory.withdraw(frame, &mut effects);
     assert!(matches!(effects.pop(), Some(Effect::Wake(_))));
     assert_ne!(memory.frames().word(frame).version(), version);
-    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Pinned(frame));
     unpin(&memory, frame);
     let Latched::Busy { version, .. } = latch(&memory, page) else {
         panic!("it is pinned");
@@ -114,7 +102,7 @@ fn a_latch_becomes_a_pin_that_nobody_gets_between() {
     assert_ne!(word.version(), version);
     assert!(word.pins() == 1 && word.has(flag::DIRTY), "{word:?}");
     assert!(memory.await_unlatched(page).is_none());
-    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Pinned(frame));
     unpin(&memory, frame);
     assert!(matches!(latch(&memory, page), Latched::Busy { .. }));
     assert!(unpin(&memory, frame), "who wants the latch is woken");
@@ -140,11 +128,11 @@ fn the_only_pin_becomes_the_latch() {
         PageWrite::Wait { .. }
     ));
     // Readers go on while it is written, writers wait.
-    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Pinned(frame));
     assert!(!memory.upgrade(frame));
     unpin(&memory, frame);
     assert!(matches!(latch(&memory, page), Latched::Busy { .. }));
-    assert_eq!(pin(&memory, page), Found::Pinned(frame));
+    assert_eq!(pin(&memory, page, Access::Pin), Found::Pinned(frame));
     unpin(&memory, frame);
     memory.complete_write(CPU, write, Ok(()), &mut Effects::new());
     assert!(memory.is_clean(page));

@@ -3,7 +3,6 @@
 use super::*;
 use crate::frame::MAX_PINS;
 use crate::memory::Discard;
-use crate::page_cache::Latched;
 use std::cell::Cell;
 
 fn pinned(memory: &Memory, group: u32, key: PageKey) -> Frame {
@@ -45,7 +44,7 @@ fn a_latch_is_a_pin_that_is_left() {
     let (memory, group, file) = memory(4, Policy::Fifo);
     let page = key(file, 1);
     assert!(touch(&memory, group, page));
-    let latched = memory.latch(CPU, page, &mut Effects::new());
+    let latched = latch(&memory, page);
     let Latched::Held(frame) = latched else {
         panic!("nobody has it pinned");
     };
@@ -75,7 +74,7 @@ fn a_pin_that_somebody_waits_for_is_not_dropped_in_silence() {
     let (memory, group, file) = memory(4, Policy::Fifo);
     let page = key(file, 1);
     let frame = pinned(&memory, group, page);
-    let busy = memory.latch(CPU, page, &mut Effects::new());
+    let busy = latch(&memory, page);
     assert!(matches!(busy, Latched::Busy { .. }));
     assert!(!memory.frames().pinned(frame).try_unpin());
     let mut effects = Effects::new();

@@ -49,7 +49,7 @@ fn a_page_is_moved_once_and_keeps_what_is_known_of_it() {
         let (memory, group, file) = memory(2048, policy);
         let page = key(file, 7);
         (0..3).for_each(|turn| assert_eq!(touch(&memory, group, page), turn == 0));
-        let Found::Pinned(old) = memory.pin(CPU, page, Access::Pin, &mut Effects::new()) else {
+        let Found::Pinned(old) = pin(&memory, page, Access::Pin) else {
             panic!("not resident")
         };
         unpin(&memory, old);
@@ -70,10 +70,7 @@ fn a_page_is_moved_once_and_keeps_what_is_known_of_it() {
             (frame, Some(old), page)
         );
         // Others wait for the copy as for a read; the old frame is there until it is over.
-        assert_eq!(
-            memory.pin(CPU, page, Access::Pin, &mut effects),
-            Found::Reading(frame)
-        );
+        assert_eq!(pin(&memory, page, Access::Pin), Found::Reading(frame));
         assert_eq!(memory.frames().word(old).pins(), 1);
         unpin(&memory, frame);
         let word = memory.frames().word(frame);
@@ -125,7 +122,7 @@ fn resident_after_pins(policy: Policy, is_longterm: bool) -> Vec<Vec<u64>> {
                 assert_eq!(ran, [true, false], "page {page} did not move");
                 frame
             }
-            false => match memory.pin(CPU, key(file, page), Access::Pin, &mut Effects::new()) {
+            false => match pin(&memory, key(file, page), Access::Pin) {
                 Found::Pinned(frame) => frame,
                 found => panic!("{found:?}"),
             },
@@ -278,7 +275,7 @@ fn in_a_full_cache_one_pageblock_is_emptied_for_all_that_fit_it() {
         more(512);
     }
     let resident = |page: &u64| {
-        let found = memory.pin(CPU, key(file, *page), Access::Copy, &mut Effects::new());
+        let found = pin(&memory, key(file, *page), Access::Copy);
         match found {
             Found::Pinned(frame) => {
                 unpin(&memory, frame);

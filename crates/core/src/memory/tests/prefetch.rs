@@ -56,7 +56,7 @@ fn a_scan_of_prefetched_pages_that_are_pinned_once_protects_none() {
     // What is pinned once after a prefetch goes as what was pinned without one.
     for page in 1000..1400 {
         let frame = prefetch(&memory, group, key(file, page));
-        let found = memory.pin(CPU, key(file, page), Access::Pin, &mut Effects::new());
+        let found = pin(&memory, key(file, page), Access::Pin);
         assert_eq!(found, Found::Pinned(frame));
         memory.unpin(CPU, frame, &mut Effects::new());
     }
@@ -90,9 +90,9 @@ fn who_holds_a_pin_gets_another_while_a_writer_waits() {
     let page = key(file, 7);
     let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
     let mut effects = Effects::new();
-    let latched = memory.latch(CPU, page, &mut effects);
-    assert!(matches!(latched, crate::page_cache::Latched::Busy { .. }));
-    let found = memory.pin(CPU, page, Access::Pin, &mut effects);
+    let latched = latch(&memory, page);
+    assert!(matches!(latched, Latched::Busy { .. }));
+    let found = pin(&memory, page, Access::Pin);
     assert_eq!(found, Found::Latched(frame));
     let mut op = PageIn::new(page, group, Access::Pin);
     let step = op.step(&memory, CPU.into(), &mut effects).unwrap();
@@ -101,8 +101,8 @@ fn who_holds_a_pin_gets_another_while_a_writer_waits() {
     assert_eq!(memory.frames().word(frame).pins(), 2);
     (0..2).for_each(|_| memory.unpin(CPU, frame, &mut effects));
     while effects.pop().is_some() {}
-    let latched = memory.latch(CPU, page, &mut effects);
-    assert_eq!(latched, crate::page_cache::Latched::Held(frame));
+    let latched = latch(&memory, page);
+    assert_eq!(latched, Latched::Held(frame));
     memory.unlatch(CPU, frame, false, &mut effects);
     memory.check();
 }

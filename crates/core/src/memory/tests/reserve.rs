@@ -86,9 +86,7 @@ fn where_pins_are_everywhere_smaller_blocks_go() {
     let mut pinned = Vec::new();
     let mut seen = [false; 16];
     for page in 0..9 * REGION {
-        let Found::Pinned(frame) =
-            memory.pin(CPU, key(file, page), Access::Pin, &mut Effects::new())
-        else {
+        let Found::Pinned(frame) = pin(&memory, key(file, page), Access::Pin) else {
             continue;
         };
         let block = &mut seen[usize::try_from(frame.number() / PAGEBLOCK_PAGES).unwrap()];

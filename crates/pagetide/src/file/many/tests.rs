@@ -247,9 +247,7 @@ fn wakes(file: &File, tasks: &[Arc<Counted>]) -> Effects {
         let pin = file.pin(page).unwrap();
         let frame = pin.frame_in(shared).unwrap();
         let key = file.open.backing.key(page).unwrap();
-        let mut none = Effects::new();
-        let latched = shared.core.latch(cpu::current(), key, &mut none);
-        assert!(matches!(latched, Latched::Busy { .. }) && none.pop().is_none());
+        assert!(matches!(shared.latch(key), Latched::Busy { .. }));
         let waits = shared
             .waiters
             .register(frame, &Arc::clone(task).into(), || true);

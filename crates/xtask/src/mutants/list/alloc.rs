@@ -112,9 +112,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a brief try-lock takes what another thread holds",
         file: "sync.rs",
-        find: ".compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed);",
-        replace: ".fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| \
-                  (state & POISONED == 0).then_some(HELD));",
+        find: "if self.state.load(Ordering::Relaxed) != 0 {\n                \
+               return None;\n            }\n            \
+               // Acquire pairs with the Release in `Guard::drop` and `Brief::open`.\n            \
+               let taken = self\n                .state\n                \
+               .compare_exchange(0, HELD, Ordering::Acquire, Ordering::Relaxed);",
+        replace: "let taken = self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, \
+                  |state| (state & POISONED == 0).then_some(HELD));",
         tests: Tests::Unit("a_brief_hold_excludes"),
     },
     Mutant {

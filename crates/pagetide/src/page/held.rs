@@ -1,0 +1,67 @@
+//! Pins, claims and latches of resident pages: taken from core and given back, whoever waits woken.
+
+use crate::cpu;
+use crate::shared::Shared;
+use pagetide_core::frame::Word;
+use pagetide_core::memory::Effects;
+use pagetide_core::page_cache::{Access, Claim, Found, Latched};
+use pagetide_core::units::{Frame, PageKey};
+
+impl Shared {
+    /// Pins a page that is resident.
+    #[inline(always)]
+    pub(crate) fn pin(&self, key: PageKey, access: Access) -> Found {
+        self.core.pin(key, access, |frame| self.unpin_other(frame))
+    }
+
+    /// Asks for the latch of a page, as core's `latch` does.
+    pub(crate) fn latch(&self, key: PageKey) -> Latched {
+        let run = |effects: &mut Effects| self.wake_all(effects);
+        self.core.latch(cpu::current(), key, run)
+    }
+
+    /// Pins a page that is resident, or claims it where its word went from CPU to CPU.
+    #[inline(always)]
+    pub(crate) fn hold(&self, key: PageKey, access: Access) -> (Found, Option<Claim>) {
+        if cfg!(contended) {
+            self.core.contend(key);
+        }
+        let unpin = |frame| self.unpin_other(frame);
+        self.core.hold(cpu::current(), key, access, unpin)
+    }
+
+    #[cold]
+    #[inline(never)] // In place, it would take the registers of the hit path.
+    fn unpin_other(&self, frame: Frame) {
+        self.unpin(frame);
+    }
+
+    /// Drops a pin that core gave, or the claim that it gave in its place.
+    #[inline]
+    pub(crate) fn release(&self, frame: Frame, claim: Option<Claim>) {
+        // Nobody waits for claims: where somebody needs the page, they are pins.
+        match claim {
+            Some(claim) if !self.core.claims().give_up(claim) => self.came_back(frame),
+            _ => self.unpin(frame),
+        }
+    }
+
+    /// Drops a pin that core gave, and wakes whom core names.
+    #[inline]
+    pub(crate) fn unpin(&self, frame: Frame) {
+        let before = self.core.frames().unpin(frame);
+        if !before.is_quiet() {
+            self.unpinned(frame, before);
+        }
+        self.came_back(frame);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unpinned(&self, frame: Frame, before: Word) {
+        let mut effects = Effects::new();
+        self.core
+            .unpinned(cpu::current(), frame, before, &mut effects);
+        self.wake_all(&mut effects);
+    }
+}
