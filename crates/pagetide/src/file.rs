@@ -44,8 +44,8 @@ use std::fmt;
 use std::io;
 use std::iter;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 use write::Part;
 
@@ -216,7 +216,14 @@ impl File {
             }
             let (page, skip) = self.place(at);
             let pin = pinned(page..until)?;
-            let end = self.open.backing.bytes_of(page, len);
+            // A page that came in after somebody made the file shorter has zeros there.
+            let end = self
+                .open
+                .backing
+                .bytes_of(page, len.min(self.open.backing.len()));
+            if end <= skip {
+                break;
+            }
             let bytes = &pin.bytes()[skip..end];
             let left = &mut buf[done..];
             let part = bytes.len().min(left.len());
@@ -262,10 +269,8 @@ impl File {
             return Err(self.past_end(page));
         }
         let make = |key| PageIn::longterm(key, group.id());
-        // Whoever drops pages may miss one that moves at the same time.
-        let still = self.open.backing.resize.read();
-        let _still = still.unwrap_or_else(PoisonError::into_inner);
         let pin = self.bring_in(group, page, make, &Fill::from_store())?;
+        let len = self.still_of(page, len)?;
         Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }
 
@@ -286,6 +291,18 @@ impl File {
     fn len_of(&self, page: u64) -> usize {
         let backing = &self.open.backing;
         backing.bytes_of(page, backing.len())
+    }
+
+    /// What is left of the `len` bytes that a page had in the file before it was pinned: somebody
+    /// may have made the file shorter, and the page may have come in since.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`] where nothing is.
+    fn still_of(&self, page: u64, len: usize) -> Result<usize, Error> {
+        match len.min(self.len_of(page)) {
+            0 => Err(self.past_end(page)),
+            len => Ok(len),
+        }
     }
 
     #[cold]

@@ -8,6 +8,7 @@ use crate::arena::Arena;
 use crate::cpu;
 use crate::file::Open;
 use crate::home::{ByFrame, Home};
+use crate::park::Panics;
 use crate::pin_accounts::Account;
 use crate::pin_sites::Site;
 use crate::shared::Shared;
@@ -283,11 +284,13 @@ impl Page {
             return;
         }
         let shared = shared.share();
-        shared.release(block.frame(), block.claim());
+        let mut panics = Panics::default();
+        panics.catch(|| shared.release(block.frame(), block.claim()));
         if let Some(account) = &account {
             let nr_pages = u64::from(block.order().nr_pages());
-            shared.pins.give_back(account, nr_pages);
+            panics.catch(|| shared.pins.give_back(account, nr_pages));
         }
+        panics.go_on();
     }
 
     /// The frame that it holds, if it is one of this memory.
@@ -385,16 +388,17 @@ impl PageMut {
         shared
             .core
             .downgrade(block.frame(), self.is_dirty, &mut effects);
-        shared.wake_all(&mut effects);
-        self.settle();
-        Page {
+        let page = Page {
             // SAFETY: core made the latch a pin, which the page drops last.
             shared: unsafe { ByFrame::new(shared) },
             block,
             len: self.len,
             account: ManuallyDrop::new(self.account.take()),
             site: mem::take(&mut self.site),
-        }
+        };
+        self.settle();
+        self.open.home().wake_all(&mut effects);
+        page
     }
 
     /// Before others see it.
@@ -458,13 +462,16 @@ impl Drop for PageMut {
         shared.sites.leave(&self.site);
         let core = &shared.core;
         core.unlatch(cpu::current(), frame, self.is_dirty, &mut effects);
-        shared.wake_all(&mut effects);
-        shared.came_back(frame);
         self.settle();
+        // Those who are woken are foreign, and may unwind.
+        let mut panics = Panics::default();
+        panics.catch(|| shared.wake_all(&mut effects));
+        panics.catch(|| shared.came_back(frame));
         if let Some(account) = &self.account {
             let nr_pages = u64::from(self.block.order().nr_pages());
-            shared.pins.give_back(account, nr_pages);
+            panics.catch(|| shared.pins.give_back(account, nr_pages));
         }
+        panics.go_on();
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) struct PageFaultArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,2,8",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) workers: Vec<u32>,
-    /// Numbers of CPUs of simulated machines, a worker each: about 10 s for 56.
+    /// Numbers of CPUs of simulated machines, a worker each: half a minute for 56.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "56",
           value_parser = clap::value_parser!(u32).range(1..=320))]
     pub(crate) simulate: Vec<u32>,

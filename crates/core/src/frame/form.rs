@@ -6,8 +6,9 @@ use crate::units::Order;
 /// The group that a block is charged to, and its order.
 ///
 /// It is the last word of the block's record while the block is out and has no page, so that nobody
-/// has to take it apart. Read from any other record it has bits above these: then it is that of no
-/// block that is out.
+/// has to take it apart, and stays that while it waits in a magazine, but for the group where its
+/// bytes are nobody's. Another record's last word may have bits above these: then it is that of
+/// no such block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form(u64);
 

@@ -227,7 +227,8 @@ impl FrameTable {
     }
 
     /// The group that the frame's block is charged to; of a block that was just allocated, the one
-    /// that it was charged to before, or 0 where that is not known of all its frames.
+    /// that it was charged to before, or 0 where that is not known of all its frames, as also while
+    /// it waits in a magazine.
     #[must_use]
     #[inline]
     pub fn group(&self, frame: Frame) -> u32 {

@@ -79,8 +79,8 @@ impl<'a> Record<'a> {
         (block >> LAST_CPU_SHIFT ^ last_cpu(cpu)) & LAST_CPU_MASK != 0
     }
 
-    /// The form of working memory, but of the reserve of writes; the same while it waits in a
-    /// magazine. `None` of any other frame.
+    /// The form of working memory, but of the reserve of writes; while it waits in a magazine, the
+    /// same, or nobody's. `None` of any other frame.
     #[inline]
     pub(crate) fn buf_form(self) -> Option<Form> {
         let form = Form::from_bits(self.0[OWNER].load(Ordering::Relaxed));

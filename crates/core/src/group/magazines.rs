@@ -11,7 +11,7 @@ const MAX_SMALL: u32 = 512;
 impl Tree {
     /// Blocks of an order that a magazine may have of a group: half a batch of pages, more under a
     /// large budget, of large ones half of what the depot may have; none of a group that is exact,
-    /// dead, or keeps to some nodes.
+    /// dead, over a limit above it, or keeps to some nodes.
     ///
     /// With all of a rack's magazines full these are at most 1/11 of the root's `max` on all CPUs,
     /// without the one for large blocks 1/36.
@@ -20,7 +20,8 @@ impl Tree {
         let group = self.live(id);
         let batch = group.batch.load(Ordering::Relaxed);
         let has_stocks = matches!(self.stocks, Stocks::Atomic(_));
-        if !has_stocks || !self.is_anywhere(id) {
+        // What a group over its limit gives back must not serve a new request.
+        if !has_stocks || !self.is_anywhere(id) || self.is_over(group) {
             return 0;
         }
         if cfg!(any(loom, shuttle)) {

@@ -142,7 +142,7 @@ impl Memory {
     }
 
     /// A number that is another one as soon as a page, a charge or a frame has moved: whoever finds
-    /// it twice saw nothing move. O(frames + groups), no lock but the zones'.
+    /// it twice saw nothing move. O(frames + groups), no lock but the zones' and the depot's.
     #[must_use]
     pub fn moves(&self) -> u64 {
         /// Source: the multiplier of FNV-1a, 64 bits.
@@ -150,7 +150,9 @@ impl Memory {
         let words = (0..self.frames.len()).map(|frame| self.frames.word(Frame::new(frame)).bits());
         let usages = self.groups.iter().map(|(_, group)| group.usage());
         let stats = self.zones.stats();
-        let counts = [stats.pgalloc, stats.pgfree, self.reserved_bytes()];
+        // What goes into a magazine or out of it changes no word.
+        let waiting = self.magazines.nr_blocks();
+        let counts = [stats.pgalloc, stats.pgfree, self.reserved_bytes(), waiting];
         let all = words.chain(usages).chain(counts);
         all.fold(0, |hash, more| (hash ^ more).wrapping_mul(PRIME))
     }
@@ -314,8 +316,8 @@ impl Memory {
         let kept = u64::from(self.config.write_reserve_pages);
         compare("pages of the reserve of writes", kept, reserve)?;
         // What is out by the counts of CPUs may be above or below what is there.
-        let booked = self.left_pins.get() + self.magazines.nr_out();
-        let booked = u64::try_from(booked).unwrap_or(0) + self.magazines.nr_blocks();
+        let booked = self.left_pins.get() + self.magazines.nr_kept();
+        let booked = u64::try_from(booked).unwrap_or(0);
         let least = counted.nr_left_pins + counted.nr_bufs;
         let left = booked.clamp(least, least + counted.nr_moving_pins);
         compare(

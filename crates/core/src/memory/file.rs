@@ -81,7 +81,9 @@ impl Memory {
     /// Drops a page of a file that is not changed or written just now, dirty or not; pinned ones
     /// stay readable and go with their last pin.
     pub fn discard_page(&self, cpu: Cpu, key: PageKey, effects: &mut Effects) -> Discard {
-        while let Some(frame) = self.resident(key) {
+        // Under the lock: a page that is just moving has no entry for a moment.
+        let find = || self.index.lock(key).find(&self.frames);
+        while let Some(frame) = find() {
             let seen = self.frames.word(frame);
             let version = seen.version();
             if self.frames.key(frame) != Some(key) {
@@ -109,9 +111,10 @@ impl Memory {
             .map_or(0, |mapping| mapping.nr_pages())
     }
 
-    /// Tells `visit` the numbers of all pages of a mapping that are resident, and perhaps of some
-    /// that came or went meanwhile; a page that moves at the same time may be left out. Holds the
-    /// mapping's lock for 64 pages at a time.
+    /// Tells `visit` the numbers of all pages of a mapping that are resident, those too that move to
+    /// other frames at the same time, and perhaps of some that came or went meanwhile. Holds the
+    /// mapping's lock for 64 pages at a time. By one caller of a mapping at a time: two would hide
+    /// pages from each other.
     pub fn resident_pages(&self, id: u32, visit: &mut dyn FnMut(u64)) {
         let Some(mapping) = self.mappings.get(id) else {
             return;
@@ -120,11 +123,8 @@ impl Memory {
         while left > 0 {
             let mut some = [None; 64];
             let nr_frames = mapping.rotate(&self.frames, &mut some, left);
-            for frame in some.into_iter().flatten() {
-                let key = self.frames.key(frame);
-                let key = key.filter(|key| key.mapping() == id & PageKey::MAX_MAPPING);
-                key.into_iter().for_each(|key| visit(key.page()));
-            }
+            let found = some.into_iter().flatten();
+            found.for_each(|key: PageKey| visit(key.page()));
             if nr_frames == 0 {
                 break;
             }

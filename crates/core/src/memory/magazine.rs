@@ -290,10 +290,11 @@ impl Magazines {
         self.racks().map(|(_, rack)| rack.close()).sum()
     }
 
-    /// Blocks that are out by the counts of all CPUs.
-    #[must_use]
-    pub fn nr_out(&self) -> i64 {
-        self.racks().map(|(_, rack)| rack.nr_out()).sum()
+    /// Blocks that are out by the counts of all CPUs, and those that wait.
+    pub(super) fn nr_kept(&self) -> i64 {
+        let in_depots = self.depots.iter().map(Depot::nr_blocks).sum::<u64>();
+        let in_racks = self.racks().map(|(_, rack)| rack.nr_kept());
+        in_racks.sum::<i64>() + i64::try_from(in_depots).unwrap_or(i64::MAX)
     }
 
     /// Blocks that wait. A look without a lock but for those of the depot.
@@ -304,7 +305,7 @@ impl Magazines {
         in_racks as u64 + in_depots.sum::<u64>()
     }
 
-    /// Pages of the groups that `wanted` names. A look without a lock.
+    /// Pages of the groups that `wanted` names. A look without a lock but for those of the depot.
     #[must_use]
     pub fn nr_pages(&self, wanted: impl Fn(u32) -> bool) -> u32 {
         if self.is_used.load(Ordering::Relaxed) == 0 {

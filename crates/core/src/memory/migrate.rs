@@ -49,10 +49,9 @@ impl Memory {
         assert!(self.index.remove(key, old), "{old:?} has no entry");
         bucket.insert(new);
         drop(bucket);
-        // On its file's list first, so that who closes the file sees that a page is left.
+        // In one step: who closes the file or walks its pages finds that one, once.
         let mapping = self.mapping_of(key);
-        mapping.list(&self.frames, new);
-        mapping.unlist(&self.frames, [old].into_iter());
+        mapping.replace(&self.frames, (old, new));
         if !self.keep_place(old, new) {
             let group = self.groups.get(self.frames.group(new));
             let group = group.expect("a group lives while a page is charged to it");

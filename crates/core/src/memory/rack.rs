@@ -4,7 +4,7 @@ use super::depot::{MAX_CHUNK, Share};
 use super::magazine::Magazines;
 use crate::frame::Form;
 use crate::sync::{AtomicU64, Guard, Ordering, SpinLock, rank};
-use crate::units::{Cpu, Frame, index};
+use crate::units::{Cpu, Frame, count, index};
 use core::iter::once;
 
 /// Magazines of a rack: one for blocks of a batch of pages or more, the others for smaller ones.
@@ -162,10 +162,11 @@ impl Blocks {
 
 /// Magazines of one CPU.
 #[derive(Debug)]
+#[repr(C, align(64))] // The labels are what is looked at first: one line, not two.
 pub(super) struct Rack {
-    lock: SpinLock<Blocks, { rank::MAGAZINE }>,
     /// Written under the lock, and looked at without.
     labels: [AtomicU64; NR_MAGAZINES],
+    lock: SpinLock<Blocks, { rank::MAGAZINE }>,
 }
 
 impl Rack {
@@ -312,9 +313,12 @@ impl Rack {
         core::mem::take(&mut blocks.nr_out)
     }
 
-    /// Blocks that are out by this count.
-    pub(super) fn nr_out(&self) -> i64 {
-        self.lock.lock().nr_out
+    /// Blocks that are out by this count, and those that wait: what goes from one to the other
+    /// meanwhile is in it once.
+    pub(super) fn nr_kept(&self) -> i64 {
+        let blocks = self.lock.lock();
+        let waiting: usize = self.labels().map(Label::count).sum();
+        blocks.nr_out + i64::from(count(waiting))
     }
 }
 

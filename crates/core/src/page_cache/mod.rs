@@ -127,9 +127,14 @@ impl Mapping {
     }
 
     /// Moves up to `nr_frames` resident frames from the end of the list to its head, as many as
-    /// `found` has room for; returns how many. Whoever does so for as many as there are meets all
-    /// that were listed before.
-    pub fn rotate(&self, frames: &FrameTable, found: &mut [Option<Frame>], nr_frames: u32) -> u32 {
+    /// `found` has room for pages; returns how many. Whoever alone does so for as many as there are
+    /// meets all pages that were listed before and are still, also where one moves to another frame.
+    pub fn rotate(
+        &self,
+        frames: &FrameTable,
+        found: &mut [Option<PageKey>],
+        nr_frames: u32,
+    ) -> u32 {
         let mut resident = self.resident.lock();
         let mut nr_found = 0;
         for place in found.iter_mut().take(nr_frames as usize) {
@@ -137,7 +142,8 @@ impl Mapping {
                 break;
             };
             resident.push_head(frames, frame);
-            *place = Some(frame);
+            // Under the lock: a listed frame has the page for which it is listed.
+            *place = frames.key(frame);
             nr_found += 1;
         }
         nr_found
@@ -152,6 +158,11 @@ impl Mapping {
     pub fn list_all(&self, frames: &FrameTable, came: impl Iterator<Item = Frame>) {
         let mut resident = self.resident.lock();
         came.for_each(|frame| resident.push_head(frames, frame));
+    }
+
+    /// Lists the frame that a page moves to in the place of the one that it moves from.
+    pub fn replace(&self, frames: &FrameTable, (old, new): (Frame, Frame)) {
+        self.resident.lock().replace(frames, (old, new));
     }
 
     /// Takes listed frames off, under one hold of the lock.

@@ -23,6 +23,7 @@ impl File {
         if buf.len() <= self.page_bytes() - skip
             && self.is_whole(page)
             && let Some(pin) = self.at_hand(page, Access::Copy)
+            && self.is_whole(page)
         {
             buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
             return Ok(buf.len());
@@ -48,6 +49,7 @@ impl File {
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
         if self.is_whole(page)
             && let Some(pin) = self.pin_at_hand(page)
+            && self.is_whole(page)
         {
             return Ok(pin.into_page(self.page_bytes(), None));
         }
@@ -110,10 +112,11 @@ impl File {
             return Err(self.past_end(page));
         }
         let pin = self.pinned_until(group, page..page + 1, Access::Pin, None)?;
-        Ok((pin, len))
+        Ok((pin, self.still_of(page, len)?))
     }
 
-    /// Whether all bytes of a page lie in the file.
+    /// Whether all bytes of a page lie in the file. Asked before and after it is pinned: a page that
+    /// came in after somebody made the file shorter has zeros behind its end.
     #[inline]
     fn is_whole(&self, page: u64) -> bool {
         page < self.open.backing.len() >> self.open.order.shift()

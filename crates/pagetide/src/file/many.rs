@@ -3,12 +3,14 @@
 use super::patience::Patience;
 use super::{Fault, File, Fill, Open};
 use crate::Error;
+use crate::backing::BUSY;
 use crate::group::Group;
 use crate::io::{Flight, Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
+use crate::writeback::LATCH_PATIENCE;
 use pagetide_core::memory::{Ahead, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
 use pagetide_core::page_cache::{Access, Found, Mappings};
@@ -19,6 +21,7 @@ use std::fmt;
 use std::io::IoSliceMut;
 use std::iter;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
 /// last of them go with it.
@@ -74,8 +77,9 @@ enum Stop {
     PastEnd(u64),
     /// This one.
     Page(u64, PageError),
-    /// Whoever changes this page may wait for pins that the caller holds.
-    Latched { frame: Frame, version: u32 },
+    /// Whoever changes this page, in this frame of this version, may wait for pins that the caller
+    /// holds.
+    Latched(u64, Frame, u32),
 }
 
 impl fmt::Debug for Begun<'_> {
@@ -244,6 +248,7 @@ impl File {
         match open.shared.pin(key, Access::Pin) {
             Found::Pinned(frame) => {
                 let pin = Pin::new(&open.shared, frame, open.order);
+                let len = self.still_of(page, len)?;
                 Ok(Some(pin.into_page(len, counted.map(Counted::into_account))))
             }
             Found::Reading(frame) => {
@@ -319,16 +324,27 @@ impl File {
     fn pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
         let shared = &self.open.shared;
         let mut patience = Patience::until(None);
+        let mut deadline = None;
         loop {
             // No pin of this call's: who is above `high` is slowed down here.
             shared.pay_debt();
             let pinned = self.try_pin_all(group, pages);
             shared.settle();
             match pinned {
-                Ok(pins) => return Ok(pins),
+                Ok(mut slots) => {
+                    for (slot, &page) in slots.iter_mut().zip(pages) {
+                        slot.len = self.still_of(page, slot.len)?;
+                    }
+                    return Ok(slots);
+                }
                 Err(Stop::PastEnd(page)) => return Err(self.past_end(page)),
                 // Nothing is held here: whoever changes the page may have waited for that.
-                Err(Stop::Latched { frame, version }) => shared.wait(frame, version),
+                Err(Stop::Latched(page, frame, version)) => {
+                    let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
+                    if !shared.wait_until(frame, version, until) {
+                        return Err(self.error(group, PageError::Io(BUSY), page));
+                    }
+                }
                 // None of these pages is held meanwhile.
                 Err(Stop::Page(_, error))
                     if self.may_fit(group, pages) && patience.goes_on(&error) => {}
@@ -464,11 +480,11 @@ impl File {
     ) -> Result<(), Stop> {
         let here = begun.here().with_ahead(ahead);
         let begin_alone = |op: PageIn| {
-            let key = op.key();
+            let page = op.key().page();
             match begun.begin(here, op) {
-                Ok(Begin::Latched { frame, version }) => Err(Stop::Latched { frame, version }),
+                Ok(Begin::Latched { frame, version }) => Err(Stop::Latched(page, frame, version)),
                 Ok(begin) => Ok(begin),
-                Err(error) => Err(Stop::Page(key.page(), error)),
+                Err(error) => Err(Stop::Page(page, error)),
             }
         };
         while let Some(first) = left.first() {
@@ -515,6 +531,7 @@ impl File {
     /// brings in at most a sixteenth of what the group may have, and evicts what is cold for it, a
     /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
     /// which there is no memory. A read that fails is tried again by whoever needs the page.
+    /// `pages` is asked for 256 numbers at a time, whose reads are begun then.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
         self.prefetch_for(&self.group, pages)
     }
@@ -531,25 +548,36 @@ impl File {
         let _flight = Flight::new(shared, &open.backing);
         let begun = Begun::in_background(open);
         let mut nr_begun = 0;
-        for page in pages {
-            let Ok((key, _)) = self.key_and_len(page) else {
-                break;
-            };
-            if nr_begun == most {
-                break;
+        let mut pages = pages.into_iter();
+        loop {
+            // Foreign code, which may read what was begun: nothing is in hand meanwhile.
+            let numbers: SmallVec<[u64; MAX_BEGUN]> = pages.by_ref().take(MAX_BEGUN).collect();
+            let mut goes_on = numbers.len() == MAX_BEGUN;
+            for page in numbers {
+                let key = self.key_and_len(page).ok();
+                let Some((key, _)) = key.filter(|_| nr_begun < most) else {
+                    goes_on = false;
+                    break;
+                };
+                if core.is_resident(key) {
+                    continue;
+                }
+                let op = PageIn::new(key, group.id(), Access::Prefetch);
+                match begun.begin(begun.here(), op) {
+                    Ok(Begin::Reading(_)) => nr_begun += 1,
+                    // Others were faster.
+                    Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
+                    Err(_) => {
+                        goes_on = false;
+                        break;
+                    }
+                }
             }
-            if core.is_resident(key) {
-                continue;
-            }
-            let op = PageIn::new(key, group.id(), Access::Prefetch);
-            match begun.begin(begun.here(), op) {
-                Ok(Begin::Reading(_)) => nr_begun += 1,
-                // Others were faster.
-                Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
-                Err(_) => break,
+            begun.hand_over();
+            if !goes_on {
+                break;
             }
         }
-        begun.hand_over();
         shared.settle();
         nr_begun
     }

@@ -91,6 +91,7 @@ impl File {
         }
         let access = options.access(Access::Pin);
         let pin = self.pinned_until(group, page..page + 1, access, options.deadline)?;
+        let len = self.still_of(page, len)?;
         Ok(pin.into_page(len, counted.map(crate::pins::Counted::into_account)))
     }
 

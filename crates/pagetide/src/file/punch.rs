@@ -166,8 +166,7 @@ impl File {
         }
     }
 
-    /// Drops pages, dirty or not, of a file that the caller has for itself. One pass meets all: a
-    /// page does not move meanwhile.
+    /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time.
     pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
         let (shared, backing) = (&**self.open.shared, &*self.open.backing);
         let nr_pages = pages.end() - pages.start();

@@ -129,8 +129,8 @@ impl File {
                 }
             };
             let pages = match pinned {
-                // Somebody has made it shorter meanwhile.
-                Err(Error::PastEnd { .. }) if self.len() < len => continue,
+                // Somebody has made it shorter meanwhile, and longer again perhaps.
+                Err(Error::PastEnd { .. }) if start < self.len() => continue,
                 pinned => pinned?,
             };
             let skip = usize::try_from(start % page_bytes as u64).expect("below the page size");

@@ -197,9 +197,13 @@ impl File {
     /// first poll reads. Under [`Builder::without_thread`](crate::Builder::without_thread) the
     /// program ends reads as [`Memory::event_fd`](crate::Memory::event_fd) says.
     ///
+    /// Where somebody changes the page, it waits as long as that takes, and not for a second: a task
+    /// that holds a [`PageMut`](crate::PageMut) while it awaits a page waits for ever where another
+    /// one does the same the other way round.
+    ///
     /// # Errors
-    /// As [`File::pin`], but for [`Error::TimedOut`] where others' pins fill the group, or lie in
-    /// every block, for 2 s.
+    /// As [`File::pin`], but for [`Error::PageBusy`], and [`Error::TimedOut`] where others' pins
+    /// fill the group, or lie in every block, for 2 s.
     pub fn pin_async(
         &self,
         page: u64,
@@ -211,6 +215,7 @@ impl File {
             let nr_pages = file.open.order.nr_pages();
             let counted = file.group.count_if_limited(nr_pages.into())?;
             let pin = BringIn::new(&file, key, Access::Pin).await?;
+            let len = file.still_of(page, len)?;
             Ok(pin.into_page(len, counted.map(Counted::into_account)))
         }
     }
@@ -239,10 +244,21 @@ impl File {
             }
             let pin = BringIn::new(self, key, Access::Copy).await?;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let bytes = &pin.bytes()[skip..self.open.backing.bytes_of(page, len)];
+            let end = self
+                .open
+                .backing
+                .bytes_of(page, len.min(self.open.backing.len()));
+            if end <= skip {
+                break;
+            }
+            let bytes = &pin.bytes()[skip..end];
             let part = bytes.len().min(buf.len() - done);
             buf[done..done + part].copy_from_slice(&bytes[..part]);
             done += part;
+            if skip + part == end && end < self.page_bytes() {
+                // As in `copy_out`.
+                break;
+            }
         }
         Ok(done)
     }

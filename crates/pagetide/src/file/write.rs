@@ -380,6 +380,10 @@ impl File {
     pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
         let flushed = self.flush_range(range);
+        if !matches!(flushed, Ok(()) | Err(Error::WritebackFailed { .. })) {
+            // Of writes that failed this says nothing: a later call does.
+            return flushed;
+        }
         // Known now, whatever it was.
         let errors = self.open.shared.core.write_errors(self.open.mapping);
         let seen = self.seen_errors.swap(errors.nr_errors, Ordering::Relaxed);

@@ -209,10 +209,11 @@ pub const WORKLOADS: &[Workload] = &[
     ),
 ];
 
-/// The `w1` load on any number of CPUs, for sweeps.
+/// The `w1` load on any number of CPUs, for sweeps, with twice the memory: a CPU's cache may then
+/// hold a whole cycle under every tuner.
 #[must_use]
 pub fn fault_on(nr_cpus: u32) -> Workload {
-    fault("page-fault", nr_cpus, 8)
+    fault("page-fault", nr_cpus, 16)
 }
 
 /// What a load did under a tuner.

@@ -7,7 +7,7 @@ use crate::memory::magazine::NR_RACKS;
 use crate::memory::rack::ROOM;
 use crate::sync::nr_rmws;
 use crate::sync::tests::beside_holders;
-use crate::units::index;
+use crate::units::{count, index};
 
 const OTHER: Cpu = Cpu::new(1);
 const PAGES: u32 = 1 << 14;
@@ -47,10 +47,9 @@ fn free(memory: &Memory, cpu: Cpu, frames: Vec<Frame>) {
 fn nr_waiting(memory: &Memory) -> usize {
     let frames = (0..memory.frames.len()).map(Frame::new);
     let is_buf = |frame: &Frame| memory.frames.word(*frame).state() == State::Buf;
-    let out = usize::try_from(memory.magazines.nr_out()).unwrap();
-    let waiting = frames.filter(is_buf).count() - out;
-    assert_eq!(memory.magazines.nr_blocks(), waiting as u64);
-    waiting
+    let nr_bufs = frames.filter(is_buf).count();
+    assert_eq!(memory.magazines.nr_kept(), i64::from(count(nr_bufs)));
+    usize::try_from(memory.magazines.nr_blocks()).unwrap()
 }
 
 /// Read-modify-writes of 64 pairs, block after block.
@@ -496,4 +495,39 @@ fn what_lies_below_nobodys_blocks_is_taken_for_that() {
     (0..3).for_each(|_| open.count_in());
     drop(open);
     memory.check();
+}
+
+#[test]
+fn what_a_group_over_its_limit_gives_back_serves_no_new_block() {
+    for is_above in [false, true] {
+        let (memory, [above, _]) = memory_with_groups();
+        let group = memory.new_group(CPU.into(), above).unwrap();
+        let limited = if is_above { above } else { group };
+        let mut frames = take(&memory, CPU, group, 1000);
+        _ = memory.set_max(CPU.into(), limited, 500).unwrap();
+        let usage = || memory.groups().get(group).unwrap().usage();
+        for _ in 0..600 {
+            memory.free_buf(CPU, frames.pop().unwrap());
+            if let Ok((frame, _)) = memory.alloc_buf(CPU.into(), group, Order::ZERO) {
+                frames.push(frame);
+            }
+        }
+        assert!(usage() <= 500, "{}", usage());
+        // Within its limit it has magazines again.
+        assert!(memory.groups().magazine_blocks(group, Order::ZERO) > 0);
+        free(&memory, CPU, frames);
+        memory.check();
+    }
+}
+
+#[test]
+fn a_block_that_waits_from_now_on_is_a_move() {
+    let (memory, [web, _]) = memory_with_groups();
+    let mut frames = take(&memory, CPU, web, 3);
+    memory.free_buf(CPU, frames.pop().unwrap());
+    let before = memory.moves();
+    assert_eq!(memory.moves(), before);
+    memory.free_buf(CPU, frames.pop().unwrap());
+    assert_ne!(memory.moves(), before);
+    free(&memory, CPU, frames);
 }

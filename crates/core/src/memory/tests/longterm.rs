@@ -311,3 +311,21 @@ fn in_a_full_cache_one_pageblock_is_emptied_for_all_that_fit_it() {
     pinned.iter().for_each(|&frame| unpin(&memory, frame));
     memory.check();
 }
+
+#[test]
+fn who_walks_the_pages_of_a_file_meets_one_that_moves_meanwhile() {
+    let (memory, group, file) = memory(2048, Policy::default());
+    (0..200).for_each(|page| assert!(touch(&memory, group, key(file, page))));
+    let mut met = Vec::new();
+    memory.resident_pages(file, &mut |page| {
+        if met.is_empty() {
+            let (frame, ran) = pin_longterm(&memory, group, key(file, 150), Ok(())).unwrap();
+            assert_eq!(ran, [true, false], "it moves");
+            unpin(&memory, frame);
+        }
+        met.push(page);
+    });
+    met.sort_unstable();
+    assert_eq!(met, (0..200).collect::<Vec<u64>>());
+    memory.check();
+}

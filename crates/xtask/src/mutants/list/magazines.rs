@@ -168,4 +168,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Unit("taken_and_freed_in_batches"),
     },
+    Mutant {
+        name: "what a group over its limit gives back serves its next request",
+        file: "group/magazines.rs",
+        find: " || self.is_over(group) {",
+        replace: " {",
+        tests: Tests::Unit("over_its_limit_gives_back"),
+    },
+    Mutant {
+        name: "who audits does not see a block go into a magazine",
+        file: "memory/audit.rs",
+        find: "self.reserved_bytes(), waiting];",
+        replace: "self.reserved_bytes(), waiting & 0];",
+        tests: Tests::Unit("a_block_that_waits_from_now_on"),
+    },
 ];

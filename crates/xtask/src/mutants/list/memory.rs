@@ -451,4 +451,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Unit("goes_before_any_page"),
     },
+    Mutant {
+        name: "a page that moves goes to the other end of its file's list",
+        file: "memory/migrate.rs",
+        find: "mapping.replace(&self.frames, (old, new));",
+        replace: "mapping.unlist(&self.frames, [old].into_iter());\n        \
+                  mapping.list(&self.frames, new);",
+        tests: Tests::Unit("meets_one_that_moves"),
+    },
 ];

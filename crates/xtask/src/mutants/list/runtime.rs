@@ -258,10 +258,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a batch waits for a writer with pages in hand",
         file: "file/many.rs",
-        find: "Ok(Begin::Latched { frame, version }) => Err(Stop::Latched { frame, version }),",
+        find: "Ok(Begin::Latched { frame, version }) => Err(Stop::Latched(page, frame, version)),",
         replace: "Ok(Begin::Latched { frame, version }) => { \
                   self.open.shared.wait(frame, version); \
-                  Err(Stop::Latched { frame, version }) }",
+                  Err(Stop::Latched(page, frame, version)) }",
         tests: Tests::Runtime("many::a_batch_holds"),
     },
     Mutant {
@@ -551,5 +551,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "|| Spare::new(shared, here.without_reclaim(), order)",
         replace: "|| Spare::new(shared, here, order)",
         tests: Tests::RuntimeUnit("file::open::tests::who_is_asked"),
+    },
+    Mutant {
+        name: "a page has the bytes that it had in the file before it was pinned",
+        file: "file.rs",
+        find: "match len.min(self.len_of(page)) {",
+        replace: "match len {",
+        tests: Tests::Runtime("beside_cuts::"),
+    },
+    Mutant {
+        name: "a sync that could not be tells of failed writes",
+        file: "file/write.rs",
+        find: "if !matches!(flushed, Ok(()) | Err(Error::WritebackFailed { .. })) {",
+        replace: "if false {",
+        tests: Tests::Runtime("callers::a_write_that_failed"),
+    },
+    Mutant {
+        name: "a pin budget is lost where a waker unwinds",
+        file: "page.rs",
+        find: "panics.catch(|| shared.wake_all(&mut effects));",
+        replace: "shared.wake_all(&mut effects);",
+        tests: Tests::Runtime("callers::a_pin_budget"),
     },
 ];

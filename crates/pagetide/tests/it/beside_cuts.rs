@@ -1,0 +1,188 @@
+//! Reads, pins and moves of pages beside a file that is made shorter and longer.
+
+use crate::disk::Disk;
+use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A file of sevens.
+fn sevens(nr_pages: usize) -> (Memory, File) {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let disk = Box::new(Disk::of(vec![7; nr_pages * PAGE_BYTES]));
+    let file = memory.open_store(disk, "disk", Order::new(0), &memory.root());
+    (memory, file.unwrap())
+}
+
+/// Polls a future that waits for page 0, makes the file shorter, and polls it again.
+fn beside_a_cut<T>(file: &File, future: impl Future<Output = T>) -> T {
+    let mut context = Context::from_waker(Waker::noop());
+    let mut future = pin!(future);
+    let view = file.pin_mut(0).unwrap();
+    assert!(future.as_mut().poll(&mut context).is_pending());
+    drop(view);
+    file.set_len(100).unwrap();
+    match future.poll(&mut context) {
+        Poll::Ready(done) => done,
+        Poll::Pending => panic!("nobody has the page"),
+    }
+}
+
+#[test]
+fn a_task_gets_no_bytes_behind_an_end_that_came_while_it_waited() {
+    let (_memory, file) = sevens(4);
+    let mut buf = vec![9; PAGE_BYTES];
+    let len = beside_a_cut(&file, file.read_at_async(&mut buf, 0)).unwrap();
+    assert_eq!(buf[..len], [7; 100]);
+    let (_memory, file) = sevens(4);
+    let page = beside_a_cut(&file, file.pin_async(0)).unwrap();
+    assert_eq!(page[..], [7; 100]);
+}
+
+#[test]
+fn a_read_beside_a_cut_returns_what_the_file_had_at_some_time() {
+    let (_memory, file) = sevens(4);
+    type Read = fn(&File) -> Vec<u8>;
+    let reads: [Read; 4] = [
+        |file| {
+            let mut buf = vec![9; PAGE_BYTES];
+            let len = file.read_at(&mut buf, 0).unwrap();
+            buf[..len].to_vec()
+        },
+        |file| file.pin(0).unwrap().to_vec(),
+        |file| file.pin_many(&[0]).unwrap()[0].to_vec(),
+        |file| file.pin_longterm(0).unwrap().to_vec(),
+    ];
+    for round in 0..200 {
+        file.write_at(&[7; PAGE_BYTES], 0).unwrap();
+        let view = file.pin_mut(0).unwrap();
+        let read = reads[round % reads.len()];
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&file));
+            let cutter = scope.spawn(|| file.set_len(100).unwrap());
+            thread::sleep(Duration::from_millis(2));
+            drop(view);
+            cutter.join().unwrap();
+            let bytes = reader.join().unwrap();
+            assert!(bytes.iter().all(|&byte| byte == 7), "round {round}");
+        });
+    }
+}
+
+/// A store one page of which is not read as long as it is closed.
+#[derive(Clone)]
+struct Gated {
+    disk: Disk,
+    at: u64,
+    is_closed: Arc<AtomicBool>,
+    is_reading: Arc<AtomicBool>,
+}
+
+impl Store for Gated {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        if offset == self.at {
+            self.is_reading.store(true, Ordering::SeqCst);
+            while self.is_closed.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.disk.write_at(buf, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.disk.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+}
+
+/// Opens a store when it drops, also where a test fails.
+struct Opening<'a>(&'a Gated);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.is_closed.store(false, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn pages_that_move_while_the_file_is_cut_go_too() {
+    let memory = Memory::builder().budget(ByteSize::mib(16));
+    let memory = memory.without_thread().build().unwrap();
+    let root = memory.root();
+    let content = (ByteSize::mib(16).as_u64() - root.stat().kernel) / PAGE;
+    // Two such files leave a few frames to move to, and no block.
+    let nr_pages = content / 2 - 60;
+    let bytes = vec![7; usize::try_from(nr_pages * PAGE).unwrap()];
+    let gated = Gated {
+        disk: Disk::of(bytes.clone()),
+        at: (nr_pages - 1) * PAGE,
+        is_closed: Arc::new(AtomicBool::new(true)),
+        is_reading: Arc::new(AtomicBool::new(false)),
+    };
+    let stores: [(Box<dyn Store>, _); 2] = [
+        (Box::new(gated.clone()), "gated"),
+        (Box::new(Disk::of(bytes)), "filler"),
+    ];
+    let [file, filler] = stores.map(|(store, name)| {
+        let file = memory
+            .open_store(store, name, Order::new(0), &root)
+            .unwrap();
+        file.advise(Hint::Random);
+        file
+    });
+    thread::scope(|scope| {
+        let opening = Opening(&gated);
+        // The last page is listed first, and its read takes long.
+        let reader = scope.spawn(|| file.read_at(&mut [0], (nr_pages - 1) * PAGE).unwrap());
+        while !gated.is_reading.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        for page in 0..nr_pages - 1 {
+            file.read_at(&mut [0], page * PAGE).unwrap();
+            filler.read_at(&mut [0], page * PAGE).unwrap();
+        }
+        filler.invalidate_range(..).unwrap();
+        let cutter = scope.spawn(|| file.set_len(nr_pages / 2 * PAGE).unwrap());
+        // It waits for the last page.
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(file.len(), nr_pages / 2 * PAGE);
+        let blocks = (0..24).map_while(|_| root.alloc(Order::new(5)).ok());
+        let blocks: Vec<_> = blocks.collect();
+        assert!(memory.stats().pgmigrate_success > 0, "no page has moved");
+        drop(opening);
+        reader.join().unwrap();
+        cutter.join().unwrap();
+        drop(blocks);
+    });
+    file.set_len(nr_pages * PAGE).unwrap();
+    let is_stale = |&page: &u64| {
+        let mut byte = [9];
+        file.read_at(&mut byte, page * PAGE).unwrap();
+        byte != [0]
+    };
+    let stale: Vec<u64> = (nr_pages / 2..nr_pages).filter(is_stale).collect();
+    assert!(stale.is_empty(), "pages {stale:?} have old bytes");
+}

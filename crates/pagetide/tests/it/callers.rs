@@ -1,0 +1,138 @@
+//! What callers do meanwhile: hold views, read in an iterator, wake by a waker that unwinds.
+
+use crate::disk::Disk;
+use pagetide::{ByteSize, Error, File, Memory, Order, PAGE_BYTES};
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+fn file_of(nr_pages: usize) -> (Memory, Disk, File) {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let disk = Disk::of(vec![7; nr_pages * PAGE_BYTES]);
+    let store = Box::new(disk.clone());
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    (memory, disk, file.unwrap())
+}
+
+/// What another thread returns, if it does within ten seconds.
+fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(act()));
+    told.recv_timeout(Duration::from_secs(10)).ok()
+}
+
+#[test]
+fn who_pins_many_pages_gives_up_as_who_pins_one() {
+    let (_memory, _disk, file) = file_of(4);
+    let view = file.pin_mut(1).unwrap();
+    let other = file.clone();
+    let began = Instant::now();
+    let pinned = in_time(move || other.pin_many(&[0, 1]).map(|pages| pages.len()));
+    assert!(
+        matches!(pinned, Some(Err(Error::PageBusy { page: 1, .. }))),
+        "{pinned:?}"
+    );
+    assert!(began.elapsed() >= Duration::from_millis(900));
+    drop(view);
+    assert_eq!(file.pin_many(&[0, 1]).unwrap().len(), 2);
+}
+
+#[test]
+fn an_iterator_that_reads_what_it_has_prefetched_gets_it() {
+    let (_memory, _disk, file) = file_of(64);
+    let prefetched = in_time(move || {
+        // A chain: each page is read to find the next one.
+        let chain = (0..8).inspect(|&page: &u64| {
+            if page > 0 {
+                file.read_at(&mut [0], (page - 1) * PAGE).unwrap();
+            }
+        });
+        file.prefetch(chain)
+    });
+    assert!(prefetched.is_some(), "it waits for its own read");
+}
+
+#[test]
+fn a_prefetch_of_more_numbers_than_it_takes_at_a_time_reads_them_all() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.without_thread().build().unwrap();
+    let disk = Box::new(Disk::of(vec![7; 700 * PAGE_BYTES]));
+    let file = memory.open_store(disk, "disk", Order::new(0), &memory.root());
+    assert_eq!(file.unwrap().prefetch(0..800), 700);
+}
+
+#[test]
+fn a_write_that_failed_is_told_after_a_sync_that_could_not_be() {
+    let (_memory, disk, file) = file_of(4);
+    let other = file.clone();
+    file.write_at(&[1], 0).unwrap();
+    disk.state().is_full = true;
+    assert!(other.flush_range(..).is_err());
+    disk.state().is_full = false;
+    other.flush_range(..).unwrap();
+    // `file` has not been told. Somebody changes a dirty page.
+    file.write_at(&[2], PAGE).unwrap();
+    let view = file.pin_mut(1).unwrap();
+    assert!(matches!(file.sync(), Err(Error::PageBusy { .. })));
+    drop(view);
+    assert!(matches!(file.sync(), Err(Error::WritebackFailed { .. })));
+    file.sync().unwrap();
+}
+
+/// A waker that unwinds.
+struct Unwinding;
+
+impl Wake for Unwinding {
+    fn wake(self: Arc<Self>) {
+        std::panic::resume_unwind(Box::new("a waker that unwinds"));
+    }
+}
+
+/// Does something that wakes a task which waits for page 0.
+fn before_a_waker_that_unwinds(file: &File, act: impl FnOnce()) {
+    let file = file.clone();
+    let mut task = pin!(file.pin_async(0));
+    let waker = Waker::from(Arc::new(Unwinding));
+    let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    assert!(catch_unwind(AssertUnwindSafe(act)).is_err());
+}
+
+#[test]
+fn a_page_is_let_go_where_a_waker_unwinds() {
+    let (_memory, _disk, file) = file_of(4);
+    let view = file.pin_mut(0).unwrap();
+    before_a_waker_that_unwinds(&file, || drop(view.downgrade()));
+    let again = file.pin_mut(0).map(drop);
+    if again.is_err() {
+        // Its close would wait for ever.
+        std::mem::forget(file);
+    }
+    again.unwrap();
+}
+
+#[test]
+fn a_pin_budget_is_given_back_where_a_waker_unwinds() {
+    let (memory, _disk, _) = file_of(1);
+    let group = memory.root().child("web").unwrap();
+    group.set_pin_max(Some(ByteSize(PAGE)));
+    let disk = Box::new(Disk::of(vec![7; 4 * PAGE_BYTES]));
+    let file = memory.open_store(disk, "d", Order::new(0), &group).unwrap();
+    let view = file.pin_mut(0).unwrap();
+    let mut buf = [0];
+    {
+        let mut task = pin!(file.read_at_async(&mut buf, 0));
+        let waker = Waker::from(Arc::new(Unwinding));
+        let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(view))).is_err());
+    }
+    file.pin(1).unwrap();
+}
