@@ -111,8 +111,8 @@ impl Memory {
             .map_or(0, |mapping| mapping.nr_pages())
     }
 
-    /// Tells `visit` the numbers of all pages of a mapping that are resident, those too that move to
-    /// other frames at the same time, and perhaps of some that came or went meanwhile. Holds the
+    /// Tells `visit` the numbers of all pages of a mapping that are resident, those too that move
+    /// to other frames at the same time, and perhaps of some that came or went meanwhile. Holds the
     /// mapping's lock for 64 pages at a time. By one caller of a mapping at a time: two would hide
     /// pages from each other.
     pub fn resident_pages(&self, id: u32, visit: &mut dyn FnMut(u64)) {

@@ -128,7 +128,7 @@ impl Mapping {
 
     /// Moves up to `nr_frames` resident frames from the end of the list to its head, as many as
     /// `found` has room for pages; returns how many. Whoever alone does so for as many as there are
-    /// meets all pages that were listed before and are still, also where one moves to another frame.
+    /// meets all pages that were listed before and are still, also one that moves to another frame.
     pub fn rotate(
         &self,
         frames: &FrameTable,

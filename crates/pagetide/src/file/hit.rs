@@ -115,8 +115,8 @@ impl File {
         Ok((pin, self.still_of(page, len)?))
     }
 
-    /// Whether all bytes of a page lie in the file. Asked before and after it is pinned: a page that
-    /// came in after somebody made the file shorter has zeros behind its end.
+    /// Whether all bytes of a page lie in the file. Asked before and after it is pinned: a page
+    /// that came in after somebody made the file shorter has zeros behind its end.
     #[inline]
     fn is_whole(&self, page: u64) -> bool {
         page < self.open.backing.len() >> self.open.order.shift()

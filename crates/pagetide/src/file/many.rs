@@ -1,11 +1,13 @@
 //! Many pages of a file at once: pinned together, or brought in for later.
 
+mod prefetch;
+
 use super::patience::Patience;
 use super::{Fault, File, Fill, Open};
 use crate::Error;
 use crate::backing::BUSY;
 use crate::group::Group;
-use crate::io::{Flight, Reader, Run};
+use crate::io::{Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
@@ -28,9 +30,6 @@ use std::time::Instant;
 const MAX_BEGUN: usize = 256;
 /// Pages whose entries in the index are fetched before the first of them is looked up.
 const TOUCHED_TOGETHER: usize = 64;
-/// Of what a group may have, the part that one prefetch brings in at most: policies that withstand
-/// scans keep what was used once, or not yet, for a tenth of the group's pages, at first.
-const PREFETCH_SHARE: u64 = 16;
 
 /// Reads that core asked for and nobody has been given yet. They are handed over before anything
 /// that may take long, because others may wait for their pages.
@@ -522,64 +521,6 @@ impl File {
             left = &left[1..];
         }
         Ok(())
-    }
-
-    /// Brings pages in that are not resident, and does not wait for their reads, but where neither
-    /// io_uring nor a thread can finish them. Returns the pages whose reads were begun.
-    ///
-    /// They count as no access: what is prefetched and never used is the first to go. A prefetch
-    /// brings in at most a sixteenth of what the group may have, and evicts what is cold for it, a
-    /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
-    /// which there is no memory. A read that fails is tried again by whoever needs the page.
-    /// `pages` is asked for 256 numbers at a time, whose reads are begun then.
-    pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
-        self.prefetch_for(&self.group, pages)
-    }
-
-    /// [`File::prefetch`] for `group`.
-    pub(super) fn prefetch_for(&self, group: &Group, pages: impl IntoIterator<Item = u64>) -> u64 {
-        if self.check_process().is_err() {
-            return 0;
-        }
-        let open = &*self.open;
-        let (shared, core) = (open.shared.shared(), &open.shared.core);
-        let most = shared.room(group.id()) / PREFETCH_SHARE;
-        let most = most / u64::from(open.order.nr_pages());
-        let _flight = Flight::new(shared, &open.backing);
-        let begun = Begun::in_background(open);
-        let mut nr_begun = 0;
-        let mut pages = pages.into_iter();
-        loop {
-            // Foreign code, which may read what was begun: nothing is in hand meanwhile.
-            let numbers: SmallVec<[u64; MAX_BEGUN]> = pages.by_ref().take(MAX_BEGUN).collect();
-            let mut goes_on = numbers.len() == MAX_BEGUN;
-            for page in numbers {
-                let key = self.key_and_len(page).ok();
-                let Some((key, _)) = key.filter(|_| nr_begun < most) else {
-                    goes_on = false;
-                    break;
-                };
-                if core.is_resident(key) {
-                    continue;
-                }
-                let op = PageIn::new(key, group.id(), Access::Prefetch);
-                match begun.begin(begun.here(), op) {
-                    Ok(Begin::Reading(_)) => nr_begun += 1,
-                    // Others were faster.
-                    Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
-                    Err(_) => {
-                        goes_on = false;
-                        break;
-                    }
-                }
-            }
-            begun.hand_over();
-            if !goes_on {
-                break;
-            }
-        }
-        shared.settle();
-        nr_begun
     }
 
     /// The key of a page, and its bytes that lie in the file.

@@ -197,9 +197,9 @@ impl File {
     /// first poll reads. Under [`Builder::without_thread`](crate::Builder::without_thread) the
     /// program ends reads as [`Memory::event_fd`](crate::Memory::event_fd) says.
     ///
-    /// Where somebody changes the page, it waits as long as that takes, and not for a second: a task
-    /// that holds a [`PageMut`](crate::PageMut) while it awaits a page waits for ever where another
-    /// one does the same the other way round.
+    /// Where somebody changes the page, it waits as long as that takes, and not for a second: a
+    /// task that holds a [`PageMut`](crate::PageMut) while it awaits a page waits for ever where
+    /// another one does the same the other way round.
     ///
     /// # Errors
     /// As [`File::pin`], but for [`Error::PageBusy`], and [`Error::TimedOut`] where others' pins
