@@ -41,9 +41,11 @@ pub use spin::{Brief, Guard, SpinLock};
 mod counted;
 #[cfg(all(test, not(any(loom, shuttle))))]
 pub(crate) mod refusals;
+mod sections;
 mod slots;
 mod table;
 
+pub use sections::{Gate, Sections};
 pub use slots::{Fixed, Padded, PerCpu, Slots, Stripes};
 pub use table::Table;
 
@@ -129,6 +131,11 @@ pub(crate) fn full_fence() {
     shuttle::sync::atomic::fence(Ordering::SeqCst);
     #[cfg(not(any(loom, shuttle)))]
     core::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Whether this thread unwinds. Not known under a checker.
+pub(crate) fn is_unwinding() -> bool {
+    !cfg!(any(loom, shuttle)) && std::thread::panicking()
 }
 
 /// Lets other threads run: whoever is waited for may be preempted.

@@ -27,10 +27,13 @@ use pagetide_core::alloc::{
     Ask, BulkFree, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
 };
 use pagetide_core::frame::{FrameTable, State, Word, flag};
-use pagetide_core::group::{ByteLine, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree};
+use pagetide_core::group::{
+    ByteLine, CpuMask, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree,
+};
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
 use pagetide_core::reclaim::{Batch, Lruvec, Moment, Outcome, Policy, ScanControl};
+use pagetide_core::sync::Sections;
 use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey};
 
 const FRAME: Frame = Frame::FIRST;
@@ -415,13 +418,20 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
 const WORDS_OF_STACK: usize = 1 << 15;
 
 fn whole(work: impl Fn(Arc<(Memory, u32, u32)>) + Send + Sync + 'static) {
+    whole_with(false, work);
+}
+
+/// A memory of one page, in which buffers are taken and given in sections, or under locks.
+fn whole_with(has_sections: bool, work: impl Fn(Arc<(Memory, u32, u32)>) + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
     let work = std::sync::Arc::new(work);
     model.check(move || {
         let work = std::sync::Arc::clone(&work);
         let run = move || {
-            let config = Config::for_resident(1, 1, Policy::Fifo);
+            let mut config = Config::for_resident(1, 1, Policy::Fifo);
+            let sections = has_sections.then(|| Sections::new(1));
+            config.sections = sections.map(|sections| (sections, CpuMask::of([])));
             let memory = Memory::try_new(config).expect("memory");
             let cpu = Cpu::new(0);
             let file = memory

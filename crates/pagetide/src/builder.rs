@@ -7,6 +7,7 @@ use crate::home::Home;
 use crate::io::{Engine, IoChoice, IoEngine, Registry};
 use crate::machine::{BudgetSource, memory_limit};
 use crate::reclaim::MAX_SWAPPINESS;
+use crate::rseq;
 use crate::shared::{Shared, Timing};
 use crate::spill;
 use crate::store::{DirectFile, Store};
@@ -15,6 +16,7 @@ use crate::trace;
 use crate::worker;
 use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
+use pagetide_core::group::CpuMask;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
 use pagetide_core::units::{self, Frame, Node, index};
 use std::os::fd::BorrowedFd;
@@ -67,6 +69,7 @@ pub struct Builder {
     has_huge_pages: bool,
     io_engine: Option<IoEngine>,
     registered_buffers: bool,
+    pub(crate) has_rseq: bool,
     pub(crate) spill: spill::Config,
     readahead: ByteSize,
 }
@@ -314,6 +317,10 @@ impl Builder {
         // Three of the largest batches. Source: kernel 6.7, keeping a batch of high-order pages.
         config.alloc.keeps_batch = cache_share() > 3 * 63 * PAGE_BYTES as u64;
         config.arena_pages = arena_pages;
+        let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
+        let sections = self.has_rseq.then(rseq::sections).and_then(Result::ok);
+        let locked = CpuMask::of(isolated.iter().copied().map(units::Cpu::new));
+        config.sections = sections.map(|sections| (sections, locked));
         if let Size::Resident(_) = self.size {
             config.fit(pages);
         }
@@ -333,7 +340,6 @@ impl Builder {
         let arena = Arena::reserve(nr_frames, self.has_huge_pages);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = bind(&arena, &core, &topology).err();
-        let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
         let io = Engine::new(
             self.io_engine,
             registry(&arena, nr_frames, self.registered_buffers),
@@ -423,6 +429,7 @@ impl Memory {
             has_huge_pages: false,
             io_engine: None,
             registered_buffers: false,
+            has_rseq: true,
             spill: spill::Config::default(),
             readahead: READAHEAD,
         }
@@ -565,7 +572,7 @@ impl Memory {
     }
 
     /// Empties the free pages that CPUs keep close, those of all CPUs, into their zones: from any
-    /// thread, interrupting nobody.
+    /// thread. A CPU that has buffers close is fenced, see [`Builder::restartable_sequences`].
     ///
     /// Never needed: it happens by itself before memory is refused.
     pub fn drain(&self) -> Drained {

@@ -344,10 +344,10 @@ impl Group {
     #[inline(never)]
     fn take_waiting(&self, order: Order) -> Option<Buf> {
         let (shared, of_core) = (self.shared(), order.to_core());
-        if let Some(cpu) = cpu::known()
-            && !shared.core.groups().has_high()
+        if let Some(cpu) = cpu::known_or_beyond()
+            // One comparison for both: hardly ever is one of them so.
+            && !(shared.core.groups().has_high() | shared.core.is_balloon_short())
             && !shared.is_forked()
-            && !shared.core.is_balloon_short()
             && let Some(frame) = shared.core.take_at_hand(cpu, self.id(), of_core)
         {
             return Some(Buf::new(shared, frame, of_core));

@@ -3,7 +3,7 @@
 //!
 //! A count that all threads change is fetched from another CPU each time, which takes longer than
 //! everything else that a block costs. So a page is in no count but that of its frame's pins, and
-//! working memory is counted beside the lock of the CPU's magazine, which is taken anyway. When the
+//! working memory is counted by the CPU's magazines, as what they had less what they have. When the
 //! last handle goes, all files are closed, and core has counted the pins on pages that left their
 //! files; it closes the magazines and adds up what is out. While there is anything, the memory has
 //! a share of itself, which the drop of the last pin or block gives up.
@@ -143,10 +143,10 @@ impl ByFrame {
     #[inline(never)]
     fn drop_block_here(self, frame: Frame) {
         let shared: &Shared = &self;
-        if let Some(cpu) = cpu::known()
+        if let Some(cpu) = cpu::known_or_beyond()
+            // One comparison for both: hardly ever is one of them so.
+            && !(shared.memory_waits.is_any() | shared.core.is_balloon_short())
             && !shared.is_forked()
-            && !shared.memory_waits.is_any()
-            && !shared.core.is_balloon_short()
             && shared.core.drop_at_hand(cpu, frame)
         {
             // With the block the memory may be gone.

@@ -81,6 +81,7 @@ mod reclaim;
 mod release;
 mod reservation;
 mod resident;
+mod rseq;
 mod shared;
 mod shrinker;
 mod sleepers;

@@ -13,7 +13,8 @@ impl Memory {
     /// Working memory of `order`, charged to `group`: not reclaimable. Also says whether its bytes
     /// are the group's own; otherwise the caller zeroes them before the group sees them.
     ///
-    /// Cost: one read-modify-write where the CPU's magazine has a block.
+    /// Cost: no read-modify-write where the CPU's magazine has a block, one without restartable
+    /// sequences.
     ///
     /// # Errors
     /// [`AllocError`].
@@ -30,7 +31,7 @@ impl Memory {
     }
 
     /// [`Memory::alloc_buf`] without any call, out of the magazine at its own place; `None` where
-    /// that has no block whose bytes are the group's own.
+    /// that has no block whose bytes are the group's own, or the CPU no restartable sequences.
     #[inline(always)] // Its result goes through no memory.
     #[must_use]
     pub fn take_at_hand(&self, cpu: Cpu, group: u32, order: Order) -> Option<Frame> {
@@ -176,25 +177,30 @@ impl Memory {
     /// and this was the last block. Where it returns false, it has touched nothing of the memory
     /// after the block was counted: it may be gone.
     ///
-    /// Cost: one read-modify-write where the CPU's magazine has room.
+    /// Cost: no read-modify-write where the CPU's magazine has room, one without restartable
+    /// sequences.
     ///
     /// # Panics
     /// Where the frame is no working memory.
     #[must_use]
     pub fn drop_buf(&self, cpu: Cpu, frame: Frame) -> bool {
         let (form, is_own) = self.buf(cpu, frame);
+        if is_own && self.magazines.give_briefly(cpu, form, frame) {
+            return false;
+        }
         self.free_past_hand(cpu, frame, form, is_own)
     }
 
     /// [`Memory::drop_buf`] without any call, into a magazine at its own place; false where nothing
-    /// was done, because that has no room, or the frame is no such block. Where it returns true, it
-    /// has touched nothing of the memory after the block was counted.
+    /// was done, because that has no room, the frame is no such block, there are several nodes, or
+    /// the CPU has no restartable sequences. Where it returns true, it has touched nothing of the
+    /// memory after the block was counted.
     #[inline(always)]
     #[must_use]
     pub fn drop_at_hand(&self, cpu: Cpu, frame: Frame) -> bool {
         let record = self.frames.record(frame);
         match record.buf_form() {
-            Some(form) if self.is_near(cpu, frame) => self.magazines.give(cpu, form, frame),
+            Some(form) if self.has_one_node() => self.magazines.give(cpu, form, frame),
             _ => false,
         }
     }
@@ -210,11 +216,15 @@ impl Memory {
         (Form::new(group, order), is_own)
     }
 
-    /// Whether a frame is on the node of a CPU.
     #[inline(always)]
+    fn has_one_node(&self) -> bool {
+        self.config.alloc.topology.nr_nodes() == 1
+    }
+
+    /// Whether a frame is on the node of a CPU.
     fn is_near(&self, cpu: Cpu, frame: Frame) -> bool {
-        let topology = &self.config.alloc.topology;
-        topology.nr_nodes() == 1 || self.zones.node_of(&self.frames, frame) == topology.node_of(cpu)
+        let node = || self.config.alloc.topology.node_of(cpu);
+        self.has_one_node() || self.zones.node_of(&self.frames, frame) == node()
     }
 
     /// [`Memory::drop_buf`] of a block that its group and the zones get back at once.

@@ -1,10 +1,10 @@
 //! Magazines: blocks of working memory close to one CPU, charged to their group already.
 //!
-//! A pair of taking and freeing is an exchange for each side then: the CPU's lock. Beside it stands
-//! a count of what is out, so that working memory is in no other count.
+//! Taking or freeing one is a restartable sequence of the CPU then, or an exchange: the CPU's lock.
+//! Beside it stands a count of what is out or waits, so that working memory is in no other count.
 //!
-//! Whoever is preempted with a CPU's magazines in hand would send all others past them for as long:
-//! each CPU has some racks of them, and they find the next one.
+//! Whoever is preempted with the lock of a CPU's magazines would send all others past them for as
+//! long: each CPU has some racks of them, and they find the next one.
 //!
 //! Source: Bonwick and Adams 2001, "Magazines and Vmem". Changed: a magazine is of one group, whose
 //! charge comes with its blocks; a rack has one of each kind, and half of it is exchanged at once
@@ -13,7 +13,8 @@
 use super::depot::Depot;
 use super::rack::{Label, Open, Rack, is_large};
 use crate::frame::Form;
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu};
+use crate::group::CpuMask;
+use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, Sections};
 use crate::units::{Cpu, Frame, index};
 
 /// Racks of a CPU: the others are for who finds one in the hands of a thread that does not run.
@@ -28,10 +29,10 @@ struct Racks {
 }
 
 impl Racks {
-    fn new() -> Racks {
+    fn new(cpu: Cpu, sections: Option<Sections>) -> Racks {
         Racks {
             turn: AtomicU32::new(0),
-            racks: core::array::from_fn(|_| Rack::new()),
+            racks: core::array::from_fn(|_| Rack::new(cpu, sections.clone())),
         }
     }
 
@@ -91,13 +92,23 @@ impl Magazines {
             + index(nr_cpus) * Depot::bytes(nr_frames, nr_cpus)
     }
 
-    /// Empty ones.
+    /// Empty ones, with restartable sequences on all CPUs but those that are named.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new(nr_cpus: u32, nr_frames: u32) -> Result<Magazines, NoMetadata> {
+    pub fn try_new(
+        nr_cpus: u32,
+        nr_frames: u32,
+        sections: Option<&(Sections, CpuMask)>,
+    ) -> Result<Magazines, NoMetadata> {
+        let mut cpus = (0..nr_cpus.max(1)).map(Cpu::new);
+        let racks = || {
+            let cpu = cpus.next().expect("one for each slot");
+            let sections = sections.filter(|(_, isolated)| !isolated.has(cpu));
+            Racks::new(cpu, sections.map(|(sections, _)| sections.clone()))
+        };
         Ok(Magazines {
-            cpus: PerCpu::try_new(nr_cpus, Racks::new)?,
+            cpus: PerCpu::try_new(nr_cpus, racks)?,
             depots: PerCpu::try_with(nr_cpus, || Depot::try_new(nr_frames, nr_cpus))?,
             is_used: AtomicU32::new(0),
             has_large: AtomicU32::new(0),
@@ -130,34 +141,49 @@ impl Magazines {
 
     /// Takes the block of a form that was given back last on a CPU, the group's own; it is out now.
     /// `None` where the rack in use has none, not at the magazine's own place, or is in somebody's
-    /// hands just now.
+    /// hands just now; and where the CPU has no restartable sequences.
     ///
-    /// One read-modify-write, and no call, for which callers would save registers each time.
+    /// No read-modify-write, and no call, for which callers would save registers each time.
     #[inline(always)]
     #[must_use]
     pub fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        self.cpus.get(cpu)?.in_use().take(form)
+        self.cpus.get(cpu)?.in_use().take(cpu, form)
     }
 
     /// Gives a block back to a magazine of its form; false where the rack in use has no room for it
-    /// at the magazine's own place, or is in somebody's hands just now. Otherwise it is out no
-    /// more: whoever has the lock next may take all away.
+    /// at the magazine's own place, or is in somebody's hands just now; and where the CPU has no
+    /// restartable sequences. Otherwise it is out no more: whoever has the lock next may take all
+    /// away.
     ///
-    /// As [`Magazines::take`]: one read-modify-write, and no call.
+    /// As [`Magazines::take`]: no read-modify-write, and no call.
     #[inline(always)]
     #[must_use]
     pub fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
         match self.cpus.get(cpu) {
-            Some(racks) => racks.in_use().give(form, frame),
+            Some(racks) => racks.in_use().give(cpu, form, frame),
+            None => false,
+        }
+    }
+
+    /// [`Magazines::give`], with one read-modify-write where the CPU has no restartable sequences.
+    #[must_use]
+    pub fn give_briefly(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
+        match self.cpus.get(cpu) {
+            Some(racks) => racks.in_use().give_briefly(cpu, form, frame),
             None => false,
         }
     }
 
     /// [`Magazines::take`] out of any rack of the CPU, wherever the magazine is, and of what is
-    /// nobody's, too: also says whether it is the group's own.
+    /// nobody's, too: also says whether it is the group's own. One read-modify-write at the
+    /// magazine's own place where the CPU has no restartable sequences, two elsewhere.
     #[must_use]
     pub fn take_any(&self, cpu: Cpu, form: Form) -> Option<(Frame, bool)> {
-        let mut racks = self.cpus.of(cpu).in_turn();
+        let racks = self.cpus.of(cpu);
+        if let Some(frame) = racks.in_use().take_briefly(cpu, form) {
+            return Some((frame, true));
+        }
+        let mut racks = racks.in_turn();
         racks.find_map(|rack| {
             let (_, label) = rack.find(form)?;
             match label.count() {

@@ -54,11 +54,11 @@ pub use write::{PageWrite, Write, Writes};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{BATCH, ChildError, Limit, MinOverMax, StockKind, Tree};
+use crate::group::{BATCH, ChildError, CpuMask, Limit, MinOverMax, StockKind, Tree};
 
 use crate::page_cache::{Claims, Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
-use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
+use crate::sync::{AtomicU64, NoMetadata, Ordering, Sections, Table};
 use crate::units::{Cpu, Order, PAGE_BYTES, PageKey, SECOND};
 use balance::Background;
 use balloon::Balloon;
@@ -109,6 +109,8 @@ pub struct Config {
     /// Pages of the budget that are kept for working memory of stores that write. Default:
     /// [`WRITE_RESERVE_PAGES`].
     pub write_reserve_pages: u32,
+    /// Restartable sequences, but on CPUs that nobody may interrupt. Default: none, but locks.
+    pub sections: Option<(Sections, CpuMask)>,
 }
 
 impl Config {
@@ -131,6 +133,7 @@ impl Config {
             alloc: AllocConfig::new(topology),
             stocks: StockKind::default(),
             write_reserve_pages: WRITE_RESERVE_PAGES,
+            sections: None,
         }
     }
 
@@ -380,7 +383,7 @@ impl Memory {
                 balloon: Balloon::default(),
                 write_reserve: WriteReserve::new(config.write_reserve_pages),
                 left_pins: LeftPins::default(),
-                magazines: Magazines::try_new(nr_cpus, nr_frames)?,
+                magazines: Magazines::try_new(nr_cpus, nr_frames, config.sections.as_ref())?,
                 magazine_tick: AtomicU64::new(0),
                 metadata_pages: metadata,
                 stats: Counters::default(),

@@ -3,7 +3,8 @@
 use super::depot::{MAX_CHUNK, Share};
 use super::magazine::Magazines;
 use crate::frame::Form;
-use crate::sync::{AtomicU64, Guard, Ordering, SpinLock, rank};
+use crate::sync::is_unwinding;
+use crate::sync::{AtomicU32, AtomicU64, Gate, Guard, Ordering, Sections, SpinLock, rank};
 use crate::units::{Cpu, Frame, count, index};
 use core::iter::once;
 
@@ -13,7 +14,7 @@ const NR_MAGAZINES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
 /// Blocks that a magazine has room for.
 pub(super) const MAX_BLOCKS: usize = index(ROOM);
 /// The same, as blocks are counted.
-pub(super) const ROOM: u32 = 64;
+pub(super) const ROOM: u32 = if cfg!(any(loom, shuttle)) { 8 } else { 64 };
 /// Blocks of at least so many pages share one magazine.
 const LARGE: u32 = crate::group::BATCH;
 /// Where that is.
@@ -37,9 +38,9 @@ pub(super) fn is_large(form: Form) -> bool {
     place(form) == LARGE_PLACE
 }
 
-/// What a magazine is for, how many blocks it may have and has, how many of these are nobody's, and
-/// whether it was used since the last tick: form 40, room 8, count 8, nobody's 7, used 1 bits. 0:
-/// nothing.
+/// What a magazine is for, how many blocks it may have and has, how many of these are the group's
+/// own, and whether it was used since the last tick: form 40, room 8, count 8, own 7, used 1 bits.
+/// 0: nothing.
 ///
 /// Blocks whose bytes may not be the group's own lie below the others, so that who takes one of
 /// those need not look at its record.
@@ -51,9 +52,10 @@ const _: () = assert!(FORM_SHIFT + Form::NR_BITS == u64::BITS);
 const ROOM_SHIFT: u32 = 16;
 const COUNT_SHIFT: u32 = 8;
 const ONE: u64 = 1 << COUNT_SHIFT;
-const NOBODYS_SHIFT: u32 = 1;
-const NOBODY: u64 = 1 << NOBODYS_SHIFT;
-const _: () = assert!((ROOM as u64) < 1 << (COUNT_SHIFT - NOBODYS_SHIFT));
+const OWN_SHIFT: u32 = 1;
+const OWN: u64 = 1 << OWN_SHIFT;
+const OWNS: u64 = 0x7F << OWN_SHIFT;
+const _: () = assert!((ROOM as u64) < 1 << (COUNT_SHIFT - OWN_SHIFT));
 const USED: u64 = 1;
 
 impl Label {
@@ -79,13 +81,13 @@ impl Label {
     /// Of these, those that are nobody's.
     #[inline]
     fn nr_nobodys(self) -> usize {
-        index((self.0 >> NOBODYS_SHIFT & 0x7F) as u32)
+        self.count() - index((self.0 >> OWN_SHIFT & 0x7F) as u32)
     }
 
     /// Whether the block that comes next is the group's own.
     #[inline]
     fn has_own(self) -> bool {
-        self.count() > self.nr_nobodys()
+        self.0 & OWNS != 0
     }
 
     #[inline]
@@ -108,76 +110,76 @@ impl Label {
         Label(self.0 & !USED)
     }
 
-    /// With a block more; there is room.
+    /// With a block more, of the group's own; there is room.
     #[inline]
     fn with_more(self) -> Label {
         self.with(1)
     }
 
-    /// With so many blocks more; there is room.
+    /// With so many blocks more, of the group's own; there is room.
     #[inline]
     fn with(self, nr_blocks: usize) -> Label {
-        Label((self.0 + nr_blocks as u64 * ONE) | USED)
+        Label((self.0 + nr_blocks as u64 * (ONE + OWN)) | USED)
     }
 
     /// With so many of its blocks nobody's.
     fn with_nobodys(self, nr_blocks: usize) -> Label {
-        Label(self.0 & !(0x7F << NOBODYS_SHIFT) | (nr_blocks as u64 * NOBODY))
+        let nr_own = (self.count() - nr_blocks) as u64;
+        Label(self.0 & !OWNS | (nr_own * OWN))
+    }
+
+    /// With a block less, of those that are nobody's; there is one, and none of the group's own.
+    #[inline]
+    fn with_less_of_nobodys(self) -> Label {
+        Label((self.0 - ONE) | USED)
     }
 
     /// With a block less, of the group's own; there is one.
     #[inline]
     fn with_less(self) -> Label {
-        Label((self.0 - ONE) | USED)
+        Label((self.0 - ONE - OWN) | USED)
     }
 }
 
-/// What a rack's lock guards, beside the labels.
+/// What a rack's lock guards, beside labels and slots.
 #[derive(Debug)]
 struct Blocks {
-    /// Blocks taken less blocks given back by way of this rack.
-    nr_out: i64,
+    /// Blocks taken less blocks given back by way of this rack, and those that wait in it: what
+    /// goes from one to the other changes nothing.
+    nr_kept: i64,
     /// Nobody has a handle of the memory any more.
     is_closed: bool,
-    /// The one given back last is the last one.
-    blocks: [[Frame; MAX_BLOCKS]; NR_MAGAZINES],
-}
-
-impl Blocks {
-    /// A place in a magazine. Both numbers are in bounds: by the masks the compiler knows it, too.
-    #[inline]
-    fn place(&mut self, at: usize, number: usize) -> &mut Frame {
-        &mut self.blocks[at % NR_MAGAZINES][number % MAX_BLOCKS]
-    }
-
-    /// A block that is given back is not in its magazine already. Its record does not tell.
-    #[inline]
-    fn expect_out(&self, at: usize, label: Label, frame: Frame) {
-        debug_assert!(
-            !self.blocks[at][..label.count()].contains(&frame),
-            "{frame:?} waits already"
-        );
-    }
 }
 
 /// Magazines of one CPU.
+///
+/// One block is taken or given in a restartable sequence of that CPU, where there are such; what
+/// else is done to labels and slots is done with the lock held and the gate shut.
 #[derive(Debug)]
 #[repr(C, align(64))] // The labels are what is looked at first: one line, not two.
 pub(super) struct Rack {
-    /// Written under the lock, and looked at without.
+    /// Written as above, and looked at by anybody.
     labels: [AtomicU64; NR_MAGAZINES],
+    gate: Gate,
+    cpu: Cpu,
+    sections: Option<Sections>,
     lock: SpinLock<Blocks, { rank::MAGAZINE }>,
+    /// The frame in a magazine's last place was given back last.
+    slots: [[AtomicU32; MAX_BLOCKS]; NR_MAGAZINES],
 }
 
 impl Rack {
-    pub(super) fn new() -> Rack {
+    pub(super) fn new(cpu: Cpu, sections: Option<Sections>) -> Rack {
         Rack {
-            lock: SpinLock::new(Blocks {
-                nr_out: 0,
-                is_closed: false,
-                blocks: [[Frame::FIRST; MAX_BLOCKS]; NR_MAGAZINES],
-            }),
             labels: core::array::from_fn(|_| AtomicU64::new(0)),
+            gate: Gate::default(),
+            cpu,
+            sections,
+            lock: SpinLock::new(Blocks {
+                nr_kept: 0,
+                is_closed: false,
+            }),
+            slots: core::array::from_fn(|_| core::array::from_fn(|_| AtomicU32::new(0))),
         }
     }
 
@@ -233,47 +235,121 @@ impl Rack {
         self.labels[at].store(label.0, Ordering::Relaxed);
     }
 
-    /// Takes a block of the group's own out of the magazine of a form at its own place, without a
-    /// call.
+    /// A place in a magazine. Both numbers are in bounds: by the masks the compiler knows it, too.
+    #[inline]
+    fn slot(&self, at: usize, number: usize) -> &AtomicU32 {
+        &self.slots[at % NR_MAGAZINES][number % MAX_BLOCKS]
+    }
+
+    #[inline]
+    fn frame(&self, at: usize, number: usize) -> Frame {
+        Frame::unpack(self.slot(at, number).load(Ordering::Relaxed)).unwrap_or(Frame::FIRST)
+    }
+
+    #[inline]
+    fn set_frame(&self, at: usize, number: usize, frame: Frame) {
+        let packed = Frame::pack(Some(frame));
+        self.slot(at, number).store(packed, Ordering::Relaxed);
+    }
+
+    /// The frames of a magazine from a place on, into `frames`.
+    fn copy_to(&self, at: usize, from: usize, frames: &mut [Frame]) {
+        for (number, frame) in (from..).zip(frames) {
+            *frame = self.frame(at, number);
+        }
+    }
+
+    /// A block that is given back is not in its magazine already. Its record does not tell.
+    #[inline]
+    fn expect_out(&self, at: usize, label: Label, frame: Frame) {
+        debug_assert!(
+            (0..label.count()).all(|number| self.frame(at, number) != frame),
+            "{frame:?} waits already"
+        );
+    }
+
+    /// Takes a block of the group's own out of the magazine of a form at its own place, in a
+    /// section, without a call.
     #[inline(always)]
-    pub(super) fn take(&self, form: Form) -> Option<Frame> {
+    pub(super) fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
+        let sections = self.sections.as_ref()?;
         let (at, seen) = self.find_own(form)?;
         if !seen.has_own() {
             return None;
         }
-        let mut blocks = self.lock.try_brief()?;
-        let mut taken = None;
-        if !blocks.is_closed && self.label(at) == seen {
-            let left = seen.with_less();
-            self.set_label(at, left);
-            blocks.nr_out += 1;
-            taken = Some(*blocks.place(at, left.count()));
-        }
-        blocks.open();
-        taken
+        let left = seen.with_less();
+        let label = (&self.labels[at], seen.0, left.0);
+        let slot = self.slot(at, left.count());
+        Frame::unpack(sections.take(cpu, &self.gate, label, slot))
     }
 
-    /// Gives a block to the magazine of its form at its own place, without a call.
+    /// Gives a block to the magazine of its form at its own place, in a section, without a call.
     #[inline(always)]
-    pub(super) fn give(&self, form: Form, frame: Frame) -> bool {
-        let Some((at, seen)) = self.find_own(form) else {
+    pub(super) fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
+        let (Some(sections), Some((at, seen))) = (&self.sections, self.find_own(form)) else {
             return false;
         };
         if !seen.has_room() {
             return false;
         }
-        let Some(mut blocks) = self.lock.try_brief() else {
+        let label = (&self.labels[at], seen.0, seen.with_more().0);
+        let slot = (self.slot(at, seen.count()), Frame::pack(Some(frame)));
+        sections.put(cpu, &self.gate, label, slot)
+    }
+
+    /// What [`Rack::take`] does, with the lock where there are no sections.
+    #[inline]
+    pub(super) fn take_briefly(&self, cpu: Cpu, form: Form) -> Option<Frame> {
+        if self.sections.is_some() {
+            return self.take(cpu, form);
+        }
+        let (at, seen) = self.find_own(form)?;
+        let take = || {
+            let left = seen.with_less();
+            self.set_label(at, left);
+            self.frame(at, left.count())
+        };
+        seen.has_own().then(|| self.change(at, seen, take))?
+    }
+
+    /// What [`Rack::give`] does, with the lock where there are no sections.
+    #[inline]
+    pub(super) fn give_briefly(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
+        if self.sections.is_some() {
+            return self.give(cpu, form, frame);
+        }
+        let Some((at, seen)) = self.find_own(form) else {
             return false;
         };
-        let is_kept = !blocks.is_closed && self.label(at) == seen;
-        if is_kept {
-            blocks.expect_out(at, seen, frame);
-            *blocks.place(at, seen.count()) = frame;
+        let put = || {
+            self.expect_out(at, seen, frame);
+            self.set_frame(at, seen.count(), frame);
             self.set_label(at, seen.with_more());
-            blocks.nr_out -= 1;
-        }
+        };
+        seen.has_room() && self.change(at, seen, put).is_some()
+    }
+
+    /// Where nobody has the lock, and the label is what was seen.
+    #[inline(always)]
+    fn change<T>(&self, at: usize, seen: Label, change: impl FnOnce() -> T) -> Option<T> {
+        let blocks = self.lock.try_brief()?;
+        let may_change = !blocks.is_closed && self.label(at) == seen;
+        let changed = may_change.then(change);
         blocks.open();
-        is_kept
+        changed
+    }
+
+    /// With the lock, keeps sections out, too.
+    fn hold<'a>(&'a self, blocks: BlocksGuard<'a>) -> Held<'a> {
+        if let Some(sections) = &self.sections {
+            self.gate.shut(self.cpu, sections);
+        }
+        Held { rack: self, blocks }
+    }
+
+    /// No form has a magazine here, so that no section has anything to do.
+    fn is_unused(&self) -> bool {
+        self.labels().all(|label| label == Label::default())
     }
 
     /// Leaves magazines as `keep` says, empties those of which it says nothing; `out` gets what was
@@ -283,24 +359,31 @@ impl Rack {
         keep: impl Fn(Label) -> Option<Label>,
         mut out: impl FnMut(Form, &[Frame]),
     ) {
+        let mut frames = [Frame::FIRST; MAX_BLOCKS];
         let mut at = 0;
         while at < NR_MAGAZINES {
-            let mut taken = None;
+            let mut taken = Label::default();
             let blocks = self.lock.lock();
-            while at < NR_MAGAZINES && taken.is_none() {
+            if self.is_unused() {
+                return;
+            }
+            let mut held = self.hold(blocks);
+            while at < NR_MAGAZINES && taken.count() == 0 {
                 let label = self.label(at);
                 let kept = keep(label);
                 self.set_label(at, kept.unwrap_or_default());
-                if kept.is_none() && label.count() > 0 {
-                    taken = Some((label, blocks.blocks[at]));
+                if kept.is_none() {
+                    taken = label;
+                    self.copy_to(at, 0, &mut frames[..label.count()]);
+                    held.blocks.nr_kept -= i64::from(count(label.count()));
                 }
                 at += 1;
             }
-            drop(blocks);
-            if let Some((label, blocks)) = taken
-                && let Some(form) = label.form()
+            drop(held);
+            if let Some(form) = taken.form()
+                && taken.count() > 0
             {
-                out(form, &blocks[..label.count()]);
+                out(form, &frames[..taken.count()]);
             }
         }
     }
@@ -310,15 +393,34 @@ impl Rack {
     pub(super) fn close(&self) -> i64 {
         let mut blocks = self.lock.lock();
         blocks.is_closed = true;
-        core::mem::take(&mut blocks.nr_out)
+        let mut held = self.hold(blocks);
+        let waiting: usize = self.labels().map(Label::count).sum();
+        let waiting = i64::from(count(waiting));
+        let nr_kept = core::mem::replace(&mut held.blocks.nr_kept, waiting);
+        nr_kept - waiting
     }
 
-    /// Blocks that are out by this count, and those that wait: what goes from one to the other
-    /// meanwhile is in it once.
+    /// Blocks that are out by this count, and those that wait.
     pub(super) fn nr_kept(&self) -> i64 {
-        let blocks = self.lock.lock();
-        let waiting: usize = self.labels().map(Label::count).sum();
-        blocks.nr_out + i64::from(count(waiting))
+        self.lock.lock().nr_kept
+    }
+}
+
+type BlocksGuard<'a> = Guard<'a, Blocks, { rank::MAGAZINE }>;
+
+/// A rack's lock, and its gate shut.
+#[derive(Debug)]
+struct Held<'a> {
+    rack: &'a Rack,
+    blocks: BlocksGuard<'a>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // What may be torn stays shut, as what is closed.
+        if !self.blocks.is_closed && !is_unwinding() {
+            self.rack.gate.open();
+        }
     }
 }
 
@@ -327,48 +429,57 @@ impl Rack {
 pub struct Open<'a> {
     magazines: &'a Magazines,
     cpu: Cpu,
-    rack: &'a Rack,
-    blocks: Guard<'a, Blocks, { rank::MAGAZINE }>,
+    held: Held<'a>,
 }
 
 impl<'a> Open<'a> {
     /// A rack of a CPU; `None` where somebody has it just now, or it is closed.
     pub(super) fn try_new(magazines: &'a Magazines, cpu: Cpu, rack: &'a Rack) -> Option<Open<'a>> {
         let blocks = rack.lock.try_lock()?;
-        (!blocks.is_closed).then_some(Open {
+        if blocks.is_closed {
+            return None;
+        }
+        let held = rack.hold(blocks);
+        Some(Open {
             magazines,
             cpu,
-            rack,
-            blocks,
+            held,
         })
+    }
+
+    #[inline]
+    fn rack(&self) -> &'a Rack {
+        self.held.rack
     }
 
     /// Takes the block that was given back last; it is out now. Also says whether it is the group's
     /// own.
     pub fn pop(&mut self, form: Form) -> Option<(Frame, bool)> {
-        let (at, label) = self.rack.find(form)?;
+        let (at, label) = self.rack().find(form)?;
         if label.count() == 0 {
             return None;
         }
-        let mut left = label.with_less();
-        if !label.has_own() {
-            left = left.with_nobodys(left.count());
-        }
-        self.rack.set_label(at, left);
-        self.blocks.nr_out += 1;
-        Some((*self.blocks.place(at, left.count()), label.has_own()))
+        let left = if label.has_own() {
+            label.with_less()
+        } else {
+            label.with_less_of_nobodys()
+        };
+        self.rack().set_label(at, left);
+        Some((self.rack().frame(at, left.count()), label.has_own()))
     }
 
     /// Keeps a block; false where its form has no magazine, or a full one.
     #[must_use]
     pub fn push(&mut self, form: Form, frame: Frame) -> bool {
-        let Some((at, label)) = self.rack.find(form) else {
+        let Some((at, label)) = self.rack().find(form) else {
             return false;
         };
         if label.has_room() {
-            self.blocks.expect_out(at, label, frame);
-            *self.blocks.place(at, label.count()) = frame;
-            self.rack.set_label(at, label.with_more());
+            let rack = self.rack();
+            rack.expect_out(at, label, frame);
+            rack.set_frame(at, label.count(), frame);
+            rack.set_label(at, label.with_more());
+            self.held.blocks.nr_kept += 1;
         }
         label.has_room()
     }
@@ -377,43 +488,45 @@ impl<'a> Open<'a> {
     /// are nobody's; returns how many.
     #[must_use]
     pub fn push_many(&mut self, form: Form, frames: &[Frame], nr_nobodys: usize) -> usize {
-        let Some((at, label)) = self.rack.find(form) else {
+        let Some((at, label)) = self.rack().find(form) else {
             return 0;
         };
         let from = label.count();
         let nr_kept = frames.len().min(label.room().saturating_sub(from));
-        let places = &mut self.blocks.blocks[at][from..from + nr_kept];
-        places.copy_from_slice(&frames[..nr_kept]);
+        for (number, &frame) in (from..).zip(&frames[..nr_kept]) {
+            self.rack().set_frame(at, number, frame);
+        }
         let mut label = label.with(nr_kept);
         if nr_nobodys > 0 {
             // Whatever lies below is taken for that, too.
             label = label.with_nobodys(from + nr_nobodys.min(nr_kept));
         }
-        self.rack.set_label(at, label);
+        self.rack().set_label(at, label);
+        self.held.blocks.nr_kept += i64::from(count(nr_kept));
         nr_kept
     }
 
     /// One block more is out.
     pub fn count_out(&mut self) {
-        self.blocks.nr_out += 1;
+        self.held.blocks.nr_kept += 1;
     }
 
     /// One block less is out.
     pub fn count_in(&mut self) {
-        self.blocks.nr_out -= 1;
+        self.held.blocks.nr_kept -= 1;
     }
 
     /// Where the magazine of this form is, which an empty one becomes with `room`.
     pub fn make_own(&mut self, form: Form, room: impl FnOnce() -> u32) -> Option<usize> {
-        if let Some((at, _)) = self.rack.find(form) {
+        if let Some((at, _)) = self.rack().find(form) {
             return Some(at);
         }
         let room = room();
         if room == 0 {
             return None;
         }
-        let at = self.rack.find_empty(form)?;
-        self.rack.set_label(at, Label::new(form, room));
+        let at = self.rack().find_empty(form)?;
+        self.rack().set_label(at, Label::new(form, room));
         self.magazines.note_used(at == LARGE_PLACE);
         Some(at)
     }
@@ -427,16 +540,19 @@ impl<'a> Open<'a> {
         room: impl FnOnce() -> u32,
     ) -> Option<(Frame, bool)> {
         let at = self.make_own(form, room)?;
-        let label = self.rack.label(at);
+        let label = self.rack().label(at);
         if label.count() == 0 {
-            let places = &mut self.blocks.blocks[at][..label.room()];
+            let mut frames = [Frame::FIRST; MAX_BLOCKS];
+            let places = &mut frames[..label.room()];
             let own = (self.cpu, self.magazines.depot(self.cpu));
             let near = self.magazines.depots().filter(|&(cpu, _)| is_near(cpu));
             let mut takes = once(own)
                 .chain(near)
                 .map(|(_, depot)| depot.take(form, places));
             let nr_taken = takes.find(|&nr_taken| nr_taken > 0).unwrap_or(0);
-            self.rack.set_label(at, label.with(nr_taken));
+            drop(takes);
+            let nr_pushed = self.push_many(form, &frames[..nr_taken], 0);
+            debug_assert_eq!(nr_pushed, nr_taken);
         }
         self.pop(form)
     }
@@ -453,19 +569,22 @@ impl<'a> Open<'a> {
         cold: &mut [Frame; MAX_CHUNK],
     ) -> Option<usize> {
         let at = self.make_own(form, room)?;
-        let label = self.rack.label(at);
+        let label = self.rack().label(at);
         if label.has_room() {
             return Some(0);
         }
         // One of one, too.
         let nr_cold = label.count().div_ceil(2);
-        let blocks = &mut self.blocks.blocks[at];
-        cold[..nr_cold].copy_from_slice(&blocks[..nr_cold]);
-        blocks.copy_within(nr_cold..label.count(), 0);
+        let rack = self.rack();
+        rack.copy_to(at, 0, &mut cold[..nr_cold]);
+        for number in nr_cold..label.count() {
+            rack.set_frame(at, number - nr_cold, rack.frame(at, number));
+        }
+        self.held.blocks.nr_kept -= i64::from(count(nr_cold));
         let left = Label(label.0 - nr_cold as u64 * ONE);
         let nr_nobodys = label.nr_nobodys();
         let left = left.with_nobodys(nr_nobodys.saturating_sub(nr_cold));
-        self.rack.set_label(at, left);
+        self.rack().set_label(at, left);
         // Under this lock: whoever drains goes to the depot when all racks are done.
         let depot = self.magazines.depot(self.cpu);
         let is_kept = nr_nobodys == 0 && depot.put(form, &cold[..nr_cold], share());

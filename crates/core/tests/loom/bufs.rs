@@ -10,8 +10,8 @@ fn take(shared: &(Memory, u32, u32)) -> Frame {
 }
 
 /// The last handle goes while two blocks do: into a magazine, past it, or after it was closed.
-fn end_beside_blocks(nr_waiting: usize) {
-    whole(move |shared| {
+fn end_beside_blocks(has_sections: bool, nr_waiting: usize) {
+    whole_with(has_sections, move |shared| {
         let blocks = [(); 4].map(|()| take(&shared));
         let (out, waiting) = blocks.split_at(4 - nr_waiting);
         for &frame in waiting {
@@ -37,12 +37,16 @@ fn end_beside_blocks(nr_waiting: usize) {
 #[test]
 fn the_last_block_or_the_last_handle_ends_the_memory() {
     // The magazine has room for one block of two, then for none.
-    end_beside_blocks(2);
+    end_beside_blocks(false, 2);
 }
 
 #[test]
-fn a_block_comes_back_while_magazines_are_drained() {
-    whole(|shared| {
+fn the_last_block_or_the_last_handle_ends_the_memory_beside_sections() {
+    end_beside_blocks(true, 2);
+}
+
+fn come_back_beside_a_drain(has_sections: bool) {
+    whole_with(has_sections, |shared| {
         let [first, second] = [(); 2].map(|()| take(&shared));
         shared.0.free_buf(Cpu::new(0), first);
         let other = Arc::clone(&shared);
@@ -56,6 +60,16 @@ fn a_block_comes_back_while_magazines_are_drained() {
         shared.0.check();
         assert_eq!(shared.0.stats().nr_used, 0);
     });
+}
+
+#[test]
+fn a_block_comes_back_while_magazines_are_drained() {
+    come_back_beside_a_drain(false);
+}
+
+#[test]
+fn a_block_comes_back_in_a_section_while_magazines_are_drained() {
+    come_back_beside_a_drain(true);
 }
 
 /// A group goes while the last of some blocks comes back.

@@ -51,16 +51,19 @@ fn can_count() -> Result<(), String> {
     nr_interruptions().map(drop)
 }
 
-/// Times that CPU 1 had to forget addresses because another one asked it to.
+/// Times that CPU 1 had to forget addresses, or to do something else at once, because another one
+/// asked it to.
 fn nr_interruptions() -> Result<u64, String> {
     let text = fs::read_to_string("/proc/interrupts").map_err(|error| error.to_string())?;
-    let row = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("TLB:"));
-    let row = row.ok_or("no row TLB in /proc/interrupts")?;
-    let count = row.split_whitespace().nth(ISOLATED);
-    let count = count.and_then(|count| count.parse().ok());
-    count.ok_or_else(|| "no column for CPU 1 in /proc/interrupts".to_owned())
+    let count = |name: &str| {
+        let mut lines = text.lines();
+        let row = lines.find_map(|line| line.trim().strip_prefix(name));
+        let row = row.ok_or_else(|| format!("no row {name} in /proc/interrupts"))?;
+        let count = row.split_whitespace().nth(ISOLATED);
+        let count = count.and_then(|count| count.parse::<u64>().ok());
+        count.ok_or_else(|| "no column for CPU 1 in /proc/interrupts".to_owned())
+    };
+    Ok(count("TLB:")? + count("CAL:")?)
 }
 
 fn only(cpu: usize) -> CpuSet {

@@ -47,6 +47,7 @@ mod readahead;
 mod reclaim;
 mod registered;
 mod reserve;
+mod rseq;
 mod sizing;
 mod sparse;
 mod system_calls;

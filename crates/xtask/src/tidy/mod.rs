@@ -153,10 +153,21 @@ mod tests {
         }
     }
 
-    /// The page of unsafe code, and the files that it lists.
+    /// The page of unsafe code, the files that it lists, and the page of the room that one is in.
     fn unsafe_files() -> Vec<File> {
         let sources = fences::UNSAFE_FILES.map(|path| file(path, "//! Doc.\n"));
-        sources.into_iter().chain([unsafe_page()]).collect()
+        let headings = [
+            "What",
+            "Source",
+            "Structure",
+            "Locks",
+            "Invariants",
+            "Tests",
+        ];
+        let room = headings.map(|name| format!("## {name}\n")).concat();
+        let room = file("crates/core/src/sync/README.md", &room);
+        let pages = [unsafe_page(), room];
+        sources.into_iter().chain(pages).collect()
     }
 
     fn unsafe_page() -> File {

@@ -286,9 +286,9 @@ fn who_finds_a_rack_in_anothers_hands_has_the_next_one() {
             free(&memory, CPU, frames);
             let counted = rmws_of_pairs(&memory, web, Order::ZERO);
             // From then on it is the one at hand.
-            let at_hand = memory.take_at_hand(CPU, web, Order::ZERO);
-            let is_dropped = at_hand.is_some_and(|frame| memory.drop_at_hand(CPU, frame));
-            (counted, is_dropped)
+            let (frame, _) = memory.alloc_buf(CPU.into(), web, Order::ZERO).unwrap();
+            let form = Form::new(web, Order::ZERO);
+            (counted, memory.magazines.give_briefly(CPU, form, frame))
         },
     );
     assert!(counted.is_none_or(|rmws| rmws == 128), "{counted:?}");
@@ -455,10 +455,7 @@ fn bytes_that_are_called_a_groups_own_are() {
         if bit(42) == 0 && held.len() < 300 {
             for _ in 0..nr_blocks {
                 let group = groups[which];
-                let at_hand = memory.take_at_hand(cpu, group, Order::ZERO);
-                let taken = at_hand.map(|frame| (frame, true));
-                let (frame, is_own) = taken
-                    .unwrap_or_else(|| memory.alloc_buf(cpu.into(), group, Order::ZERO).unwrap());
+                let (frame, is_own) = memory.alloc_buf(cpu.into(), group, Order::ZERO).unwrap();
                 let before = had.insert(frame, which);
                 assert!(!is_own || before == Some(which), "{frame:?}: {before:?}");
                 nr_own += u32::from(is_own);

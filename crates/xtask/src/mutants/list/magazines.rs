@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bytes of another group are taken for a block's own",
         file: "memory/rack.rs",
-        find: "if !seen.has_own() {",
-        replace: "if seen.count() == 0 {",
+        find: "seen.has_own().then(|| self.change(",
+        replace: "(seen.count() > 0).then(|| self.change(",
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
@@ -57,8 +57,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a group's own blocks are nobody's once some were",
         file: "memory/rack.rs",
-        find: "left = left.with_nobodys(left.count());",
-        replace: "",
+        find: "nr_nobodys.saturating_sub(nr_cold)",
+        replace: "nr_nobodys",
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
@@ -181,5 +181,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "self.reserved_bytes(), waiting];",
         replace: "self.reserved_bytes(), waiting & 0];",
         tests: Tests::Unit("a_block_that_waits_from_now_on"),
+    },
+    Mutant {
+        name: "a gate is shut and the CPU not fenced",
+        file: "sync/sections.rs",
+        find: "        sections.fence(cpu);\n",
+        replace: "",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a gate is open again while its rack is held",
+        file: "memory/rack.rs",
+        find: "            self.gate.shut(self.cpu, sections);\n",
+        replace: "            self.gate.shut(self.cpu, sections);\n            self.gate.open();\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "the gate of a rack that is closed opens again",
+        file: "memory/rack.rs",
+        find: "if !self.blocks.is_closed && !is_unwinding() {",
+        replace: "if !is_unwinding() {",
+        tests: Tests::Loom,
     },
 ];

@@ -1,4 +1,4 @@
-//! Faults of the runtime, in `crates/pagetide/src`.
+//! Faults of the runtime, in `crates/pagetide/src`, and of core's that only its tests can show.
 
 use crate::mutants::{Mutant, Tests};
 
@@ -572,5 +572,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "panics.catch(|| shared.wake_all(&mut effects));",
         replace: "shared.wake_all(&mut effects);",
         tests: Tests::Runtime("callers::a_pin_budget"),
+    },
+    Mutant {
+        name: "another CPU is not fenced",
+        file: "rseq.rs",
+        find: "membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu.number());",
+        replace: "io::Result::Ok(drop(cpu));",
+        tests: Tests::Runtime("rseq::a_buffer"),
+    },
+    Mutant {
+        name: "a section does not look on which CPU it runs",
+        file: "../../core/src/sync/sections.rs",
+        find: "cmp dword ptr fs:[{area} + 4], {cpu:e}",
+        replace: "cmp {cpu:e}, {cpu:e}",
+        tests: Tests::Runtime("rseq::a_buffer"),
+    },
+    Mutant {
+        name: "a section does not look at the gate",
+        file: "../../core/src/sync/sections.rs",
+        find: "cmp dword ptr [{gate}], 0",
+        replace: "cmp {gate}, {gate}",
+        tests: Tests::Runtime("rseq::a_buffer"),
     },
 ];
