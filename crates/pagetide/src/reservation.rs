@@ -76,13 +76,12 @@ impl Reservation {
         let shared = self.group.shared();
         let group = self.group.id();
         let more = more.as_u64();
-        if !self.add(more) {
+        if !self.has_room(more) {
             return Err(self.too_large());
         }
-        if let Err(error) = shared.core.reserve(shared.here(), group, more) {
-            self.nr_bytes.fetch_sub(more, Ordering::Relaxed);
-            return Err(shared.alloc_error(error, group, Order::ZERO));
-        }
+        let reserved = shared.core.reserve(shared.here(), group, more);
+        reserved.map_err(|error| shared.alloc_error(error, group, Order::ZERO))?;
+        self.add(more);
         shared.fill_balloon();
         shared.pay_debt();
         Ok(())
@@ -95,11 +94,11 @@ impl Reservation {
     /// Beyond 16 TiB.
     pub fn grow(&self, more: ByteSize) {
         let shared = self.group.shared();
-        assert!(self.add(more.as_u64()), "at most 16 TiB are reserved");
+        let more = more.as_u64();
+        assert!(self.has_room(more), "at most 16 TiB are reserved");
         let group = self.group.id();
-        shared
-            .core
-            .reserve_forced(shared.here(), group, more.as_u64());
+        shared.core.reserve_forced(shared.here(), group, more);
+        self.add(more);
         shared.fill_balloon();
     }
 
@@ -145,13 +144,17 @@ impl Reservation {
         size
     }
 
-    /// Adds to the size; false where its pages cannot be counted.
-    fn add(&self, more: u64) -> bool {
+    /// Whether the pages of so many bytes more can be counted.
+    fn has_room(&self, more: u64) -> bool {
         let most = u64::from(u32::MAX) * PAGE_BYTES as u64;
-        let add = |size: u64| size.checked_add(more).filter(|&sum| sum <= most);
-        let size = &self.nr_bytes;
-        size.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
-            .is_ok()
+        let sum = self.size().as_u64().checked_add(more);
+        sum.is_some_and(|sum| sum <= most)
+    }
+
+    /// Adds bytes to the size. They are charged: before that others, shrinkers too, would give back
+    /// what is not there, and a shrinker may unwind.
+    fn add(&self, more: u64) {
+        self.nr_bytes.fetch_add(more, Ordering::Relaxed);
     }
 
     #[cold]

@@ -2,6 +2,7 @@
 
 use crate::data;
 use pagetide::{ByteSize, Error, File, Memory, Shrinker};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 fn warm(file: &File, pages: u64) {
@@ -126,4 +127,57 @@ fn a_shrinker_gives_way_to_working_memory() {
     drop((bufs, registered));
     objects.0.try_grow(ByteSize::mib(48) - left).unwrap();
     assert!(work.reserve(ByteSize::mib(40)).is_err());
+}
+
+#[test]
+fn what_grows_gives_up_no_more_than_it_has() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let foreign = memory.root().child("foreign").unwrap();
+    let foreign = foreign.max(ByteSize::mib(8)).unwrap();
+    let other = foreign.reserve(ByteSize::mib(1)).unwrap();
+    let objects = Arc::new(Objects(foreign.reserve(ByteSize::mib(6)).unwrap()));
+    let registered = foreign.add_shrinker(Arc::clone(&objects));
+    // Its own objects are what it is to give up for that.
+    objects.0.try_grow(ByteSize::mib(4)).unwrap();
+    let size = objects.0.size();
+    assert!(
+        size >= ByteSize::mib(4) && size <= ByteSize::mib(7),
+        "{size}"
+    );
+    drop((registered, objects));
+    assert_eq!(foreign.usage(), other.size());
+    assert_eq!(memory.audit(), Ok(()));
+}
+
+/// A shrinker that unwinds.
+struct Unwinding;
+
+impl Shrinker for Unwinding {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        resume_unwind(Box::new("a shrinker that unwinds"))
+    }
+}
+
+#[test]
+fn a_reservation_is_as_it_was_where_a_shrinker_unwinds() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::mib(8)).unwrap();
+    let held = work.reserve(ByteSize::mib(6)).unwrap();
+    let registered = work.add_shrinker(Unwinding);
+    let grow = || drop(held.try_grow(ByteSize::mib(3)));
+    assert!(catch_unwind(AssertUnwindSafe(grow)).is_err());
+    assert_eq!(held.size(), ByteSize::mib(6));
+    let grow = || held.grow(ByteSize::mib(3));
+    assert!(catch_unwind(AssertUnwindSafe(grow)).is_err());
+    assert_eq!(held.size(), ByteSize::mib(6));
+    let reserve = || drop(work.reserve(ByteSize::mib(3)));
+    assert!(catch_unwind(AssertUnwindSafe(reserve)).is_err());
+    drop((registered, held));
+    assert_eq!(work.usage(), ByteSize(0));
+    assert_eq!(memory.audit(), Ok(()));
 }
