@@ -11,6 +11,7 @@ use crate::{ByteSize, Error, Memory, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -157,20 +158,19 @@ impl Group {
             return Err(refused("must not have a slash or control characters"));
         }
         let shared = self.shared();
-        let mut names = shared.names();
-        if names
-            .values()
-            .any(|taken| taken.parent == self.id() && taken.name == name)
-        {
+        let is_taken = |names: &HashMap<u32, Named>| {
+            let mut names = names.values();
+            names.any(|taken| taken.parent == self.id() && taken.name == name)
+        };
+        if is_taken(&shared.names()) {
             return Err(refused("is taken by a sibling"));
         }
+        // Without the lock: this may have to reclaim, and runs foreign code then.
         let id = shared
             .core
             .new_group(shared.here(), self.id())
             .map_err(|error| match error {
-                ChildError::TooDeep => Error::TooDeep {
-                    group: names[&self.id()].name.clone(),
-                },
+                ChildError::TooDeep => Error::TooDeep { group: self.name() },
                 _ => Error::NoMetadata { what: "a group" },
             })?;
         let node = Arc::new(Node {
@@ -184,6 +184,12 @@ impl Group {
             name: name.to_owned(),
             node: Arc::downgrade(&node),
         };
+        let mut names = shared.names();
+        if is_taken(&names) {
+            // By somebody who was faster. The end of this one takes the lock.
+            drop(names);
+            return Err(refused("is taken by a sibling"));
+        }
         names.insert(id, named);
         Ok(Group { node })
     }

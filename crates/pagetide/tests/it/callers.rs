@@ -1,7 +1,7 @@
 //! What callers do meanwhile: hold views, read in an iterator, wake by a waker that unwinds.
 
 use crate::disk::Disk;
-use pagetide::{ByteSize, Error, File, Memory, Order, PAGE_BYTES};
+use pagetide::{ByteSize, Error, File, Memory, Order, PAGE_BYTES, Reservation, Shrinker};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -135,4 +135,38 @@ fn a_pin_budget_is_given_back_where_a_waker_unwinds() {
         assert!(catch_unwind(AssertUnwindSafe(|| drop(view))).is_err());
     }
     file.pin(1).unwrap();
+}
+
+/// A cache that says whose it is as it gives something up.
+struct Says(Reservation);
+
+impl Shrinker for Says {
+    fn count(&self) -> u64 {
+        self.0.size().as_u64() / PAGE
+    }
+
+    fn scan(&self, nr_objects: u64) -> Option<u64> {
+        let nr_objects = nr_objects.min(self.count());
+        assert_eq!(self.0.group().path(), "/foreign");
+        self.0.shrink(ByteSize(nr_objects * PAGE));
+        Some(nr_objects)
+    }
+}
+
+#[test]
+fn a_shrinker_asks_for_names_while_a_group_is_made() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let foreign = memory.root().child("foreign").unwrap();
+    let held = foreign.reserve(ByteSize(0)).unwrap();
+    while held.try_grow(ByteSize(PAGE)).is_ok() {}
+    let _registered = foreign.add_shrinker(Says(held));
+    let root = memory.root();
+    let made = in_time(move || {
+        let names = (0..100).map(|number| number.to_string());
+        let made: Result<Vec<_>, _> = names.map(|name| root.child(&name)).collect();
+        made.map(|groups| groups.len())
+    });
+    // Records of groups take memory, for which the shrinker is asked.
+    assert!(matches!(made, Some(Ok(100))), "{made:?}");
 }
