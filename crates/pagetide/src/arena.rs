@@ -102,15 +102,20 @@ impl Arena {
     /// Lets the OS have the memory of a free block; it reads as zeros when it is touched again.
     ///
     /// # Errors
-    /// What `madvise` says.
+    /// What `madvise` says; in a forked child, which has no arena.
     pub(crate) fn release(&self, idle: &Idle) -> io::Result<()> {
+        if self.alive.is_forked() {
+            // Something else may be mapped there by now.
+            return Err(io::Error::other("the process was forked"));
+        }
         let start = self.block(idle.frame(), idle.order());
         let bytes = idle.order().bytes();
         if self.has_huge_pages && idle.order().get() < PAGEBLOCK_ORDER {
             self.leave_huge_page(idle.frame());
         }
         // SAFETY:
-        // 1. The block lies in the arena's mapping (`block` checks it).
+        // 1. The block lies in the arena's mapping (`block` checks it), which this process has
+        //    (checked above).
         // 2. Core took it from its free lists for this value alone, so nobody has a view of it.
         let released =
             unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };

@@ -553,8 +553,11 @@ impl Memory {
     /// groups whose last pages have gone give up their records, who waits in [`Group::alloc_async`]
     /// asks again, reads in the background end. Returns how long until the next call is of use, but
     /// for those reads: [`Memory::event_fd`] tells of them. But for those who wait never needed for
-    /// progress.
+    /// progress. In a forked child it does nothing.
     pub fn tick(&self) -> Duration {
+        if self.shared.is_forked() {
+            return Duration::MAX;
+        }
         self.shared.io.reap();
         self.shared.flush_without_thread();
         self.shared.balance_wanted();
@@ -568,6 +571,9 @@ impl Memory {
     /// A system call for each block of 2 or 4 MiB; none goes while a thread may run on an isolated
     /// CPU ([`Builder::isolated_cpus`]).
     pub fn release(&self) -> ByteSize {
+        if self.shared.is_forked() {
+            return ByteSize(0);
+        }
         ByteSize(self.shared.release_all())
     }
 

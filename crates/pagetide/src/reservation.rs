@@ -94,6 +94,9 @@ impl Reservation {
     /// Beyond 16 TiB.
     pub fn grow(&self, more: ByteSize) {
         let shared = self.group.shared();
+        if shared.is_forked() {
+            return;
+        }
         let more = more.as_u64();
         assert!(self.has_room(more), "at most 16 TiB are reserved");
         let group = self.group.id();
@@ -107,6 +110,9 @@ impl Reservation {
     /// # Panics
     /// Where fewer bytes are reserved.
     pub fn shrink(&self, less: ByteSize) {
+        if self.group.shared().is_forked() {
+            return;
+        }
         let less = less.as_u64();
         let take = |size: u64| size.checked_sub(less);
         let before = self

@@ -210,6 +210,64 @@ fn a_child_keeps_no_memory_that_was_registered() {
     assert_eq!(left, 0);
 }
 
+/// Maps memory of the child's own, full of sevens, where the parent has `bytes`.
+fn map_instead(bytes: &[u8]) -> &'static [u8] {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+    let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
+    // SAFETY: nothing is replaced: where something is mapped, it fails.
+    let mapped = unsafe { mmap_anonymous(start, len, protection, flags) }.unwrap();
+    // SAFETY: the mapping that was just made, which nobody else knows of.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), len) };
+    bytes.fill(7);
+    bytes
+}
+
+#[test]
+fn what_a_child_maps_where_the_memory_was_is_its_own() {
+    let data = data(2048);
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.without_thread().build().unwrap();
+    let group = memory.root();
+    let file = memory.open_rw(data.path(), &group).unwrap();
+    // More than may be dirty before somebody writes it.
+    for page in 0..600 {
+        file.write_at(&[9; PAGE], page * PAGE as u64).unwrap();
+    }
+    assert!(file.prefetch([1000, 1002, 1004]) > 0);
+    let reservation = group.reserve(ByteSize::mib(1)).unwrap();
+    let order = Order::new(9);
+    let mut bufs: Vec<Buf> = (0..3).map(|_| group.alloc(order).unwrap()).collect();
+    let blocks: Vec<&'static [u8]> = bufs
+        .iter()
+        // SAFETY: the parent does not look at them once they are dropped, and the child only at its
+        // own there.
+        .map(|buf| unsafe { std::slice::from_raw_parts(buf.as_ptr(), buf.len()) })
+        .collect();
+    bufs.clear();
+    memory.drain();
+    let status = in_child(|| {
+        let pages = (0..600).map(|page| file.pin(page));
+        assert!(pages.into_iter().all(is_forked));
+        let mine: Vec<_> = blocks.iter().map(|block| map_instead(block)).collect();
+        memory.tick();
+        memory.release();
+        reservation.grow(ByteSize::mib(10));
+        reservation.shrink(ByteSize::mib(1));
+        let all_sevens = |block: &&[u8]| block.iter().all(|&byte| byte == 7);
+        assert!(mine.iter().all(all_sevens));
+    });
+    assert!(status.exit_status() == Some(0), "{status:?}");
+    let written = std::fs::read(data.path()).unwrap();
+    for (page, bytes) in written.chunks(PAGE).take(600).enumerate() {
+        let is_old = number(bytes) == page as u64;
+        assert!(is_old || bytes.iter().all(|&byte| byte == 9), "page {page}");
+    }
+    assert!(memory.release() > ByteSize(0));
+    file.sync().unwrap();
+}
+
 #[test]
 fn an_inherited_view_faults() {
     let data = data(4);
