@@ -168,10 +168,11 @@ impl MemoryWaits {
             .values_mut()
             .filter(|waiter| waiter.wanted.deadline <= now);
         wakers.extend(late.filter_map(|waiter| waiter.waker.take()));
+        // Who is late was woken above, or has not been polled since: nothing is to be done for it.
         let driven = queue
             .waiters
             .values()
-            .filter(|waiter| waiter.wanted.is_driven);
+            .filter(|waiter| waiter.wanted.is_driven && waiter.wanted.deadline > now);
         let next = driven
             .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
             .min();

@@ -101,6 +101,23 @@ fn who_is_late_stands_in_nobodys_way() {
 }
 
 #[test]
+fn who_is_late_and_not_polled_wants_no_ticks() {
+    let web = group(ByteSize::kib(32));
+    let mut late = MemoryWait::new(&web, 4, 0, later()).driven();
+    let mut next = MemoryWait::new(&web, 4, 0, later()).driven();
+    assert!(poll_refused(&mut late).is_pending() && poll_refused(&mut next).is_pending());
+    let (waits, groups) = (&web.shared().memory_waits, web.shared().core.groups());
+    let mut queue = waits.lock();
+    let waiter = queue.waiters.get_mut(&late.ticket.unwrap()).unwrap();
+    waiter.wanted.deadline = Instant::now();
+    drop(queue);
+    // It is woken, and then there is nothing to do for it.
+    assert_eq!(waits.tick(groups), Some(RETRY));
+    drop(next);
+    assert_eq!(waits.tick(groups), None);
+}
+
+#[test]
 fn a_lost_wake_up_is_made_good_by_asking_again() {
     for is_future in [false, true] {
         let memory = Memory::builder().budget(ByteSize::mib(8));
