@@ -135,13 +135,14 @@ impl Group {
     #[cold]
     fn still_over(&self, over_pages: u64) -> Error {
         let pinned = self.shared().core.pinned(self.id());
+        let (stat, page_bytes) = (self.stat(), PAGE_BYTES as u64);
         Error::StillOver {
             group: self.name(),
             over_pages,
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
-            dirty_pages: 0,
-            reserved_pages: self.stat().slab_unreclaimable / PAGE_BYTES as u64,
+            dirty_pages: stat.file_dirty / page_bytes,
+            reserved_pages: stat.slab_unreclaimable / page_bytes,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The budget: who is charged, what is refused.
 
 use crate::data::numbered_file;
+use crate::disk::Disk;
 use pagetide::{ByteSize, Error, Memory, Order, Page};
 
 #[test]
@@ -30,6 +31,25 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     drop(pins);
     assert_eq!(file.pin(16).unwrap()[0], 16);
     assert!(web.usage() <= ByteSize::kib(32));
+}
+
+#[test]
+fn who_is_over_a_lowered_limit_is_told_what_has_to_be_written() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let disk = Disk::of(vec![0; 64 * 4096]);
+    let store = Box::new(disk.clone());
+    let file = memory.open_store(store, "disk", Order::new(0), &web);
+    let file = file.unwrap();
+    disk.state().is_full = true;
+    (0..16).for_each(|page| assert_eq!(file.write_at(&[1; 4096], page * 4096).unwrap(), 4096));
+    let over = web.set_max(ByteSize::kib(32)).unwrap_err();
+    disk.state().is_full = false;
+    assert_eq!(
+        over.to_string(),
+        "group web is still 8 pages over its new max: of 16 in use, 0 are pinned, 16 dirty, \
+         0 reserved"
+    );
 }
 
 #[test]
