@@ -1,7 +1,8 @@
 //! A socket through which others look at a memory: `pagetide top` and `pagetide stat`.
 //!
 //! A connection is one question, a line of text, and one answer, a line of JSON; the server takes
-//! one at a time, each for [`PATIENCE`] at most, so that nobody who connects can hold up more.
+//! one at a time, and waits [`PATIENCE`] at most for the question and for the answer to be taken,
+//! so that nobody who connects can hold up more.
 
 use crate::shared::locked;
 use crate::snapshot::Snapshot;
@@ -19,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a connection may be silent.
+/// How long a connection may take to ask, and to take its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 16;
@@ -152,19 +153,18 @@ impl State {
     }
 
     fn answer(&self, stream: &UnixStream) -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
         let answer = match is_allowed(stream)? {
             true => {
                 let mut question = String::new();
-                BufReader::new(stream.take(MAX_QUESTION)).read_line(&mut question)?;
+                let timed = Timed::new(stream).take(MAX_QUESTION);
+                BufReader::new(timed).read_line(&mut question)?;
                 self.view(question.trim_end())
             }
             false => Answer::Error("this socket answers its own user and root only".to_owned()),
         };
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
-        (&mut &*stream).write_all(&line)
+        Timed::new(stream).write_all(&line)
     }
 
     fn view(&self, question: &str) -> Answer {
@@ -226,6 +226,46 @@ impl State {
             group.requests = told.get(&group.path).copied();
         }
         snapshot
+    }
+}
+
+/// A connection that is given up after [`PATIENCE`], also where bytes come or go all the time.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Timed<'_> {
+    fn new(stream: &UnixStream) -> Timed<'_> {
+        let until = Instant::now() + PATIENCE;
+        Timed { stream, until }
+    }
+
+    /// What is left of the time; the OS takes no timeout of zero.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.checked_duration_since(Instant::now());
+        match left.filter(|left| !left.is_zero()) {
+            None => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(left),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        (&mut &*self.stream).read(buf)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        (&mut &*self.stream).write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn ask(path: &Path, question: &str) -> Answer {
     let mut stream = UnixStream::connect(path).unwrap();
@@ -117,6 +118,29 @@ fn what_cannot_be_answered_is_said() {
     let mut rubbish = UnixStream::connect(&path).unwrap();
     rubbish.write_all(&[0xFF, 0xFE, b'\n']).unwrap();
     assert!(text(&path, "vmstat").contains("pgalloc"));
+}
+
+#[test]
+fn who_is_slow_to_ask_holds_nobody_up_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_memory, watch, path) = watched(&dir);
+    let mut slow = UnixStream::connect(&path).unwrap();
+    let asks = std::thread::spawn(move || {
+        // A question that does not end, never silent for long.
+        let asked = (0..200).take_while(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            slow.write_all(b"v").is_ok()
+        });
+        asked.count()
+    });
+    let begun = Instant::now();
+    assert!(text(&path, "vmstat").contains("pgalloc"));
+    drop(watch);
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "it was heard out"
+    );
+    assert!(asks.join().unwrap() < 200);
 }
 
 #[test]
