@@ -7,6 +7,7 @@ use crate::backing::{Backing, Source, number_of};
 use crate::group::Group;
 use crate::home::Home;
 use crate::hooks::{Given, Hooked};
+use crate::park::Panics;
 use crate::policy::Order;
 use crate::shared::FileKey;
 use crate::store::{DirectFile, Store};
@@ -36,8 +37,11 @@ impl Drop for Open {
             return;
         }
         let (shared, backing) = (&self.shared, &*self.backing);
+        // A store and who is woken are foreign code, which may unwind: it is closed all the same,
+        // or whoever opens it anew would wait for ever.
+        let mut panics = Panics::default();
         // What cannot be written is lost: `File::close` says so before.
-        let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
+        panics.catch(|| _ = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL));
         let nr_lost = backing.nr_dirty();
         if nr_lost > 0 {
             shared.count_lost(nr_lost);
@@ -46,8 +50,10 @@ impl Drop for Open {
         if let Source::File { reader, .. } = &backing.source {
             shared.count_buffered(reader.nr_buffered_reads());
         }
-        shared.wait_for_flights(backing);
-        shared.close_mapping(self.mapping);
+        while backing.is_in_flight() {
+            panics.catch(|| shared.wait_for_flights(backing));
+        }
+        panics.catch(|| shared.close_mapping(self.mapping));
         backing.forget_dirty(shared);
         if let Some(region) = backing.source.region() {
             // Now, though the flusher may be looking at it: the slots are for others.
@@ -63,6 +69,7 @@ impl Drop for Open {
         if let Some(key) = self.key {
             shared.forget_file(key);
         }
+        panics.go_on();
     }
 }
 

@@ -1,7 +1,8 @@
 //! What callers do meanwhile: hold views, read in an iterator, wake by a waker that unwinds.
 
+use crate::data::numbered_file;
 use crate::disk::Disk;
-use pagetide::{ByteSize, Error, File, Memory, Order, PAGE_BYTES, Reservation, Shrinker};
+use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -135,6 +136,30 @@ fn a_pin_budget_is_given_back_where_a_waker_unwinds() {
         assert!(catch_unwind(AssertUnwindSafe(|| drop(view))).is_err());
     }
     file.pin(1).unwrap();
+}
+
+#[test]
+fn a_file_is_closed_where_somebody_elses_waker_unwinds() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    if memory.io_engine().engine != IoEngine::IoUring {
+        return println!("skipped: io_uring: {}", memory.io_engine());
+    }
+    let [data, others] = [(); 2].map(|()| numbered_file(64));
+    let other = memory.open(others.path(), &memory.root()).unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let mut task = pin!(other.pin_async(7));
+    let waker = Waker::from(Arc::new(Unwinding));
+    let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    // Whoever closes it ends the other one's read with its own.
+    assert_eq!(file.prefetch([1, 3, 5]), 3);
+    let closed = catch_unwind(AssertUnwindSafe(|| drop(file)));
+    assert!(closed.is_err(), "the waker was not told of");
+    let (again, path) = (memory.clone(), data.path().to_owned());
+    let opened = in_time(move || again.open(path, &again.root()).map(|file| file.len()));
+    let is_open = matches!(opened, Some(Ok(len)) if len == 64 * PAGE);
+    assert!(is_open, "it is closed for ever");
 }
 
 /// A cache that says whose it is as it gives something up.
