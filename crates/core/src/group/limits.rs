@@ -59,6 +59,7 @@ impl Tree {
                 if limit == Limit::High {
                     self.has_high.store(1, Ordering::Relaxed);
                 }
+                group.publish_limit();
                 self.set_batches();
                 drop(shape);
                 self.stocks.publish();

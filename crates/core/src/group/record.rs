@@ -412,22 +412,36 @@ impl Group {
         self.dead.load(Ordering::Acquire) != 0
     }
 
+    /// Makes a limit that was set seen by every later charge, and sees every earlier one.
+    pub(super) fn publish_limit(&self) {
+        // A read-modify-write that changes nothing. Release pairs with the Acquire in `try_add` and
+        // `add_forced`.
+        self.usage.fetch_add(0, Ordering::Release);
+    }
+
     /// Adds to the usage unless that exceeds `max`; returns the new usage if it did.
     pub(super) fn try_add(&self, nr_pages: u64) -> Option<u64> {
         let max = self.max();
+        // Acquire pairs with the Release in `publish_limit`.
         let added = self
             .usage
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |usage| {
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |usage| {
                 usage.checked_add(nr_pages).filter(|&usage| usage <= max)
             });
         let usage = added.ok()? + nr_pages;
+        if usage > self.max() {
+            // It fell meanwhile, and who lowered it may not have seen this.
+            self.sub(nr_pages);
+            return None;
+        }
         self.raise_peak(usage);
         Some(usage)
     }
 
     /// Adds to the usage whatever `max` says.
     pub(super) fn add_forced(&self, nr_pages: u64) -> u64 {
-        let usage = self.usage.fetch_add(nr_pages, Ordering::Relaxed) + nr_pages;
+        // Acquire pairs with the Release in `publish_limit`.
+        let usage = self.usage.fetch_add(nr_pages, Ordering::Acquire) + nr_pages;
         self.raise_peak(usage);
         usage
     }

@@ -5,6 +5,30 @@ use loom::thread;
 use pagetide_core::group::{StockKind, Tree};
 use pagetide_core::units::Cpu;
 
+#[test]
+fn a_charge_beside_a_falling_limit_is_refused_or_seen() {
+    loom::model(|| {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
+        let group = tree.child(Cpu::new(0), tree.root()).expect("a group");
+        let limiter = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || {
+                assert_eq!(tree.set_max(group, 5), Ok(()));
+                tree.get(group).expect("the group").usage()
+            })
+        };
+        let is_charged = tree.charge(Cpu::new(0), group, 6).is_ok();
+        let seen = limiter.join().expect("the limiter does not panic");
+        // Who lowers it reclaims what it sees, and says what stays.
+        assert!(
+            !is_charged || seen == 6,
+            "charged {is_charged}, seen {seen}"
+        );
+        let usage = tree.get(group).expect("the group").usage();
+        assert_eq!(usage, if is_charged { 6 } else { 0 });
+    });
+}
+
 /// A group that becomes exact, or dies, while `work` runs, has no stock afterwards.
 fn no_stock_after(limits: fn(&Tree, u32), work: fn(&Tree, u32), live: u64) {
     no_stock_of_after((1 << 13, 2), limits, work, live);
