@@ -31,11 +31,12 @@ impl Group {
     /// [`Group::alloc`], with a wait until `deadline` where a limit is met and nothing can be
     /// reclaimed: until working memory, pins or limits of the group that is full let it go on.
     ///
-    /// Of those who wait under one limit, the first to come asks first, however much it asks for;
-    /// who does not wait may still be faster. The first asks again every 10 ms if nobody wakes it,
-    /// and each time counts in [`Group::events`]. Inside a [`Shrinker`](crate::Shrinker) nobody
-    /// waits. A thread should hold no working memory of the group meanwhile: two that wait for what
-    /// the other holds are not told so, but wait until their deadlines.
+    /// Of those who wait under one limit, the first to come asks first, however much it asks for,
+    /// but for a future that was woken a second ago and has not been polled; who does not wait may
+    /// still be faster. The first asks again every 10 ms if nobody wakes it, and each time counts
+    /// in [`Group::events`]. Inside a [`Shrinker`](crate::Shrinker) nobody waits. A thread should
+    /// hold no working memory of the group meanwhile: two that wait for what the other holds are
+    /// not told so, but wait until their deadlines.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::OverLimit`] at once where a limit is below what is asked for;

@@ -3,7 +3,7 @@
 //! A waiter asks for its memory as everybody does; refused, it queues under the group whose limit
 //! refused it, and asks again when woken. Of those under one limit the first alone asks, and who
 //! holds something that others may wait for. What comes back is kept for nobody: who does not wait
-//! may take it.
+//! may take it. Who is woken has to ask within [`TURN`], or others ask before.
 //!
 //! Giving memory back looks at one counter without any fence, so that it costs next to nothing
 //! while nobody waits. A wake-up may be lost by that; who waits asks again after [`RETRY`].
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// After this long who waits asks again without being woken.
 const RETRY: Duration = Duration::from_millis(10);
+/// After this long who was woken and has not asked stands in nobody's way: a future may be kept and
+/// not polled.
+const TURN: Duration = Duration::from_secs(1);
 /// Limits in turn that one poll is refused by, before it waits.
 const MAX_TRIES: u32 = 4;
 
@@ -70,11 +73,28 @@ struct Waiter {
     level: u32,
     /// `None` once woken, until it is polled again.
     waker: Option<Waker>,
+    /// When it was woken, until then.
+    woken: Option<Instant>,
+}
+
+impl Waiter {
+    /// Whether those who come later let it ask first.
+    fn is_ahead(&self, now: Instant) -> bool {
+        let has_turn = self.woken.is_none_or(|woken| now < woken + TURN);
+        self.wanted.deadline > now && has_turn
+    }
+
+    /// To wake it, if it was not woken.
+    fn take_waker(&mut self, now: Instant) -> Option<Waker> {
+        let waker = self.waker.take()?;
+        self.woken = Some(now);
+        Some(waker)
+    }
 }
 
 impl Queue {
     /// Who may ask now: who holds something, because others may wait for that; and who has nobody
-    /// ahead that is still in time and waits for a limit that is his, too.
+    /// ahead that is still in time, has not missed its turn and waits for a limit that is his, too.
     fn firsts<'a>(
         &'a mut self,
         groups: &'a Tree,
@@ -85,7 +105,7 @@ impl Queue {
             let mut ahead_of_it = ahead.iter();
             let is_behind = waiter.wanted.held_pages == 0
                 && ahead_of_it.any(|&level| groups.is_in(waiter.wanted.group, level));
-            if waiter.wanted.deadline > now && !ahead.contains(&waiter.level) {
+            if waiter.is_ahead(now) && !ahead.contains(&waiter.level) {
                 ahead.push(waiter.level);
             }
             !is_behind
@@ -99,9 +119,8 @@ impl Queue {
         }
         let now = Instant::now();
         let mut ahead = self.waiters.range(..ticket.unwrap_or(u64::MAX));
-        let found = ahead.find(|(_, waiter)| {
-            waiter.wanted.deadline > now && groups.is_in(wanted.group, waiter.level)
-        });
+        let found = ahead
+            .find(|(_, waiter)| waiter.is_ahead(now) && groups.is_in(wanted.group, waiter.level));
         found.map(|(_, waiter)| waiter.level)
     }
 
@@ -148,7 +167,7 @@ impl MemoryWaits {
         let now = Instant::now();
         let mut queue = self.lock();
         let firsts = queue.firsts(groups, now).filter(|waiter| is_wanted(waiter));
-        let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.waker.take()).collect();
+        let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.take_waker(now)).collect();
         drop(queue);
         park::to_each(wakers, Waker::wake);
     }
@@ -162,12 +181,12 @@ impl MemoryWaits {
         let now = Instant::now();
         let mut queue = self.lock();
         let firsts = queue.firsts(groups, now);
-        let mut wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.waker.take()).collect();
+        let mut wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.take_waker(now)).collect();
         let late = queue
             .waiters
             .values_mut()
             .filter(|waiter| waiter.wanted.deadline <= now);
-        wakers.extend(late.filter_map(|waiter| waiter.waker.take()));
+        wakers.extend(late.filter_map(|waiter| waiter.take_waker(now)));
         // Who is late was woken above, or has not been polled since: nothing is to be done for it.
         let driven = queue
             .waiters
@@ -204,11 +223,12 @@ impl MemoryWaits {
             None => {
                 queue.last_ticket += 1;
                 self.count.fetch_add(1, Ordering::Relaxed);
-                let (ticket, waker) = (queue.last_ticket, None);
+                let (ticket, waker, woken) = (queue.last_ticket, None, None);
                 let waiter = Waiter {
                     wanted,
                     level,
                     waker,
+                    woken,
                 };
                 queue.waiters.insert(ticket, waiter);
                 ticket
@@ -390,7 +410,10 @@ impl MemoryWait {
         let waiter = self
             .ticket
             .and_then(|ticket| queue.waiters.get_mut(&ticket));
-        let old = waiter.and_then(|waiter| waiter.waker.replace(waker));
+        let old = waiter.and_then(|waiter| {
+            waiter.woken = None;
+            waiter.waker.replace(waker)
+        });
         let behind = queue.behind(shared.core.groups(), self.ticket, &self.wanted);
         drop(queue);
         drop(old);

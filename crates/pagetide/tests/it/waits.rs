@@ -368,3 +368,19 @@ fn large_pages_of_tasks_wait_for_short_pins_that_lie_in_every_block() {
     let page = poll(&mut task, Duration::from_secs(60)).expect("there is room");
     assert_eq!(u64::from(page[0]), 4 * pages.len() as u64);
 }
+
+#[test]
+fn a_future_that_is_woken_and_not_polled_stands_in_nobodys_way() {
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let held = web.alloc(Order::new(2)).unwrap();
+    let mut kept = Task::waiting(&web, PAGE);
+    drop(held);
+    assert!(kept.is_woken());
+    // Whoever has it does something else first, which needs memory, too.
+    let begun = Instant::now();
+    let buf = web.alloc_by(Order::new(1), begun + Duration::from_secs(10));
+    assert_eq!(buf.unwrap().len(), 8192);
+    assert!(begun.elapsed() >= Duration::from_millis(900), "out of turn");
+    assert_eq!(kept.done().len(), 4096);
+}
