@@ -588,16 +588,4 @@ impl Memory {
             caches_not_reached: drained.not_reached,
         }
     }
-
-    /// Nodes and CPUs.
-    #[must_use]
-    pub fn topology(&self) -> &Topology {
-        self.shared.topology()
-    }
-
-    /// Why the nodes' memory is not bound to them, where the kernel refused that.
-    #[must_use]
-    pub fn unbound(&self) -> Option<&std::io::Error> {
-        self.shared.unbound()
-    }
 }

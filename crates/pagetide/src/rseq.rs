@@ -26,7 +26,7 @@ impl Memory {
     /// on all CPUs but isolated ones ([`Builder::restartable_sequences`]).
     #[must_use]
     pub fn without_rseq(&self) -> Option<&'static str> {
-        match self.root().shared().core.config().sections {
+        match self.home().core.config().sections {
             Some(_) => None,
             None => Some(sections().err().unwrap_or("as asked")),
         }

@@ -1,5 +1,6 @@
 //! Nodes, CPUs and distances: from sysfs, or made up.
 
+use crate::Memory;
 use crate::{Error, cpu};
 use pagetide_core::alloc;
 use pagetide_core::units::Cpu;
@@ -176,6 +177,20 @@ pub(crate) fn list_of(list: &str) -> Option<Vec<u32>> {
         numbers.extend(first.parse().ok()?..=last.parse::<u32>().ok()?);
     }
     Some(numbers)
+}
+
+impl Memory {
+    /// Nodes and CPUs.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        self.home().topology()
+    }
+
+    /// Why the nodes' memory is not bound to them, where the kernel refused that.
+    #[must_use]
+    pub fn unbound(&self) -> Option<&std::io::Error> {
+        self.home().unbound()
+    }
 }
 
 #[cfg(test)]

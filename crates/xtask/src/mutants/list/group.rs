@@ -139,4 +139,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let within_ns = growth_ns;",
         tests: Tests::Unit("pressure::window"),
     },
+    Mutant {
+        name: "a charge beside a falling limit is not looked at again",
+        file: "group/record.rs",
+        find: "if usage > self.max() {",
+        replace: "if false {",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a limit that falls is not published",
+        file: "group/limits.rs",
+        find: "                group.publish_limit();\n",
+        replace: "",
+        tests: Tests::Loom,
+    },
 ];
