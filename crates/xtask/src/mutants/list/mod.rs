@@ -1,6 +1,7 @@
 //! The faults, by room.
 
 mod alloc;
+mod callers;
 mod group;
 mod magazines;
 mod memory;
@@ -20,6 +21,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
         magazines::MUTANTS,
         memory::MUTANTS,
         runtime::MUTANTS,
+        callers::MUTANTS,
     ];
     rooms.into_iter().flatten()
 }
