@@ -309,8 +309,11 @@ impl Anon {
     }
 
     fn discard_page(&self, region: &Region, page: u64) -> Result<(), Error> {
+        // Before its slots go: one that stays, because somebody has it latched, may need them.
+        // Nobody latches it from here on, which takes the lock that the caller has.
+        self.drop_resident(page)?;
         loop {
-            // First: whoever brings the page in from here on finds zeros.
+            // Whoever brings the page in from here on finds zeros.
             region.drop_slots(page);
             self.drop_resident(page)?;
             // A write that was under way has put it there once more.

@@ -2,7 +2,7 @@
 
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{Anon, ByteSize, Error, Group, Memory};
+use pagetide::{Anon, ByteSize, Error, Group, Memory, Policy};
 
 const NR_PAGES: u64 = 200;
 
@@ -158,4 +158,23 @@ fn tasks_get_pages_and_bytes_and_errors_of_the_spill_file() {
     let again = futures_executor::block_on(region.pin_async(out)).unwrap();
     assert!(*again == content(out, 1));
     memory.tick();
+}
+
+#[test]
+fn a_page_that_is_too_busy_to_be_discarded_stays_as_it_was() {
+    let disk = Disk::default();
+    let memory = builder_on(&disk, ByteSize::mib(4)).build().unwrap();
+    let group = tenant(&memory, 64);
+    group.set_policy(Policy::Fifo).unwrap();
+    let region = group.anon(NR_PAGES).unwrap();
+    (0..100).for_each(|page| write(&region, page, 1));
+    // It comes back, and what the spill file has of it stays there.
+    let view = region.pin_mut(0).unwrap();
+    let busy = region.discard(..5).unwrap_err();
+    assert!(matches!(busy, Error::PageBusy { page: 0, .. }), "{busy}");
+    drop(view);
+    // It goes once more.
+    (100..NR_PAGES).for_each(|page| write(&region, page, 1));
+    assert!(region.try_pin(0).unwrap().is_none());
+    (0..NR_PAGES).for_each(|page| check(&region, page, 1));
 }
