@@ -188,11 +188,11 @@ impl Spill {
         (bytes(locked(&self.slots).nr_used()), bytes(self.nr_slots))
     }
 
-    /// Says that one unit more may need a slot.
-    fn commit(&self) -> Result<(), Error> {
-        let one_more = |nr: u32| (nr < self.nr_slots).then_some(nr + 1);
+    /// Says that so many units more may need a slot: all of them, or none where there are too few.
+    fn commit(&self, nr_units: u32) -> Result<(), Error> {
+        let add = |nr: u32| nr.checked_add(nr_units).filter(|&sum| sum <= self.nr_slots);
         let committed = &self.nr_committed;
-        let added = committed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        let added = committed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         added.map(|_| ()).map_err(|_| Error::SpillFull {
             max_bytes: u64::from(self.nr_slots) * PAGE_BYTES as u64,
         })

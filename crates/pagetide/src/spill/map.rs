@@ -74,8 +74,9 @@ fn place_of(word: u32) -> Place {
 }
 
 impl SlotMap {
-    /// Makes room for the words of units that are about to be changed, charged to `records`;
-    /// `commit` says whether there may be another one. May reclaim: the caller holds no latch.
+    /// Makes room for the words of units that are about to be changed, charged to `records`: of
+    /// all or none. `commit` says whether there may be so many more. May reclaim: the caller holds
+    /// no latch.
     ///
     /// # Errors
     /// [`Error::OverLimit`]; what `commit` says.
@@ -83,46 +84,75 @@ impl SlotMap {
         &self,
         units: Range<u64>,
         records: &Reservation,
-        commit: impl Fn() -> Result<(), Error>,
+        commit: impl Fn(u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for unit in units {
-            while !self.mark_known(unit, &commit)? {
-                records.try_grow(ByteSize(LEAF_BYTES))?;
-                let mut leaf = Some(Box::new(Leaf {
-                    words: [0; LEAF],
-                    nr_known: 0,
-                }));
-                let number = place(unit).0;
-                let mut leaves = locked(&self.leaves);
-                let make = || leaf.take().expect("called once");
-                leaves.entry(number).or_insert_with(make);
-                drop(leaves);
-                if leaf.is_some() {
-                    // Somebody else was faster.
-                    records.shrink(ByteSize(LEAF_BYTES));
-                }
+        let expected = self.try_expect(units.clone(), records, commit);
+        if expected.is_err() {
+            self.drop_unused(units, records);
+        }
+        expected
+    }
+
+    fn try_expect(
+        &self,
+        units: Range<u64>,
+        records: &Reservation,
+        commit: impl Fn(u32) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        while let Some(number) = self.mark_known(units.clone(), &commit)? {
+            records.try_grow(ByteSize(LEAF_BYTES))?;
+            let mut leaf = Some(Box::new(Leaf {
+                words: [0; LEAF],
+                nr_known: 0,
+            }));
+            let mut leaves = locked(&self.leaves);
+            let make = || leaf.take().expect("called once");
+            leaves.entry(number).or_insert_with(make);
+            drop(leaves);
+            if leaf.is_some() {
+                // Somebody else was faster.
+                records.shrink(ByteSize(LEAF_BYTES));
             }
         }
         Ok(())
     }
 
-    /// Whether there is a leaf for it.
+    /// Marks all of the units, where each has a leaf; returns the first leaf that there is not yet.
     fn mark_known(
         &self,
-        unit: u64,
-        commit: &impl Fn() -> Result<(), Error>,
-    ) -> Result<bool, Error> {
-        let (leaf, word) = place(unit);
+        units: Range<u64>,
+        commit: &impl Fn(u32) -> Result<(), Error>,
+    ) -> Result<Option<u64>, Error> {
         let mut leaves = locked(&self.leaves);
-        let Some(leaf) = leaves.get_mut(&leaf) else {
-            return Ok(false);
-        };
-        if leaf.words[word] & KNOWN == 0 {
-            commit()?;
-            leaf.nr_known += 1;
+        let mut nr_new = 0;
+        for (number, word) in units.clone().map(place) {
+            let Some(leaf) = leaves.get(&number) else {
+                return Ok(Some(number));
+            };
+            nr_new += u32::from(leaf.words[word] & KNOWN == 0);
+        }
+        if nr_new == 0 {
+            return Ok(None);
+        }
+        commit(nr_new)?;
+        for (number, word) in units.map(place) {
+            let leaf = leaves.get_mut(&number).expect("found above");
+            leaf.nr_known += u32::from(leaf.words[word] & KNOWN == 0);
             leaf.words[word] |= KNOWN;
         }
-        Ok(true)
+        Ok(None)
+    }
+
+    /// Drops leaves of units that were made for nothing.
+    fn drop_unused(&self, units: Range<u64>, records: &Reservation) {
+        for number in units.start / LEAF as u64..units.end.div_ceil(LEAF as u64) {
+            let mut leaves = locked(&self.leaves);
+            if leaves.get(&number).is_some_and(|leaf| leaf.nr_known == 0) {
+                leaves.remove(&number);
+                drop(leaves);
+                records.shrink(ByteSize(LEAF_BYTES));
+            }
+        }
     }
 
     /// Whether there is room for the words of units.
@@ -292,5 +322,39 @@ impl SlotMap {
             }
         }
         nr_known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+    use std::cell::Cell;
+
+    #[test]
+    fn of_units_that_find_no_room_none_is_known_and_nothing_stays_charged() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        let map = SlotMap::default();
+        let left = Cell::new(300);
+        let commit = |nr_units: u32| match left.get() < nr_units {
+            true => Err(Error::SpillFull { max_bytes: 0 }),
+            false => {
+                left.set(left.get() - nr_units);
+                Ok(())
+            }
+        };
+        // In three leaves.
+        assert!(map.expect(0..301, &records, commit).is_err());
+        assert_eq!((left.get(), records.size()), (300, ByteSize(0)));
+        map.expect(100..200, &records, commit).unwrap();
+        assert!(map.expect(0..400, &records, commit).is_err());
+        assert_eq!(left.get(), 200);
+        assert_eq!(records.size(), ByteSize(2 * LEAF_BYTES));
+        map.expect(0..300, &records, commit).unwrap();
+        assert_eq!(left.get(), 0);
+        assert_eq!(map.forget(0..400, &records), 300);
+        assert_eq!(records.size(), ByteSize(0));
     }
 }

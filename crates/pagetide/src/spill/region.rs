@@ -114,7 +114,7 @@ impl Region {
     /// # Errors
     /// [`Error::OverLimit`], [`Error::SpillFull`].
     pub(crate) fn expect(&self, page: u64) -> Result<(), Error> {
-        let commit = || self.spill.commit();
+        let commit = |nr_units| self.spill.commit(nr_units);
         self.map.expect(self.units_of(page), &self.records, commit)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{Anon, ByteSize, Error, Group, Memory, Policy};
+use pagetide::{Anon, ByteSize, Error, Group, Memory, Order, Policy};
 
 const NR_PAGES: u64 = 200;
 
@@ -177,4 +177,20 @@ fn a_page_that_is_too_busy_to_be_discarded_stays_as_it_was() {
     (100..NR_PAGES).for_each(|page| write(&region, page, 1));
     assert!(region.try_pin(0).unwrap().is_none());
     (0..NR_PAGES).for_each(|page| check(&region, page, 1));
+}
+
+#[test]
+fn a_large_page_that_finds_no_room_in_the_spill_file_takes_none() {
+    let disk = Disk::default();
+    let memory = builder_on(&disk, ByteSize(5 * PAGE)).build().unwrap();
+    let large = memory.root().anon_with(Order::new(2), 1000).unwrap();
+    large.write_at(&[1], 0).unwrap();
+    for page in 1..1000 {
+        let full = large.write_at(&[1], page * 4 * PAGE);
+        assert!(matches!(full, Err(Error::SpillFull { .. })));
+    }
+    let small = memory.root().anon(2).unwrap();
+    small.write_at(&[1], 0).unwrap();
+    let full = small.write_at(&[1], PAGE);
+    assert!(matches!(full, Err(Error::SpillFull { .. })));
 }
