@@ -123,6 +123,8 @@ struct Spill {
     /// Compressed pages, before they come here.
     pool: Option<Pool>,
     slots: Mutex<Slots>,
+    /// Held while a hole is made, whose slots nobody can have.
+    punching: Mutex<()>,
     nr_slots: u32,
     /// Units that may have been written, each of which may need a slot: at most as many as there
     /// are. So a page that has to go finds one, and who cannot get one hears of it before.
@@ -177,6 +179,7 @@ impl Spill {
             pool,
             _records: records,
             slots: Mutex::new(Slots::new(nr_slots)),
+            punching: Mutex::default(),
             nr_slots,
             nr_committed: AtomicU32::new(0),
             error: AtomicU32::new(NONE),
@@ -207,6 +210,7 @@ impl Spill {
             return;
         };
         for _ in 0..HOLES_PER_TICK {
+            let _punching = locked(&self.punching);
             let Some(idle) = locked(&self.slots).take_idle() else {
                 return;
             };
@@ -224,10 +228,20 @@ impl Spill {
         locked(&self.slots).give(slot);
     }
 
+    /// Takes slots, as [`Slots::take`].
+    fn take(&self, want: u32) -> Option<Range<u32>> {
+        let taken = locked(&self.slots).take(want);
+        taken.or_else(|| {
+            // The only free ones may be those of a hole.
+            let _no_hole = locked(&self.punching);
+            locked(&self.slots).take(want)
+        })
+    }
+
     /// Writes the first units of those that are left to slots that follow each other.
     fn write_some(&self, units: &[(u64, &[u8])]) -> Result<Taken<'_>, u32> {
         let want = u32::try_from(units.len()).expect("a run is short");
-        let slots = locked(&self.slots).take(want);
+        let slots = self.take(want);
         let full = || code_of(&io::Error::from(rustix::io::Errno::NOSPC));
         let taken = Taken {
             spill: self,
@@ -324,5 +338,36 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         self.slots.clone().for_each(|slot| self.spill.give(slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+
+    #[test]
+    fn who_swaps_out_finds_a_slot_beside_who_makes_holes() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().spill_max(ByteSize::mib(1));
+        let memory = memory.build().unwrap();
+        let swap = &memory.home().swap;
+        let spill = Spill::new(&swap.config, &memory.root()).unwrap();
+        let bytes = [7; PAGE_BYTES];
+        let write = || spill.write_some(&[(0, &bytes)]).map(drop);
+        write().unwrap();
+        // All of its slots.
+        let punching = locked(&spill.punching);
+        let hole = locked(&spill.slots).take_idle().unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(write);
+            // Whether it waits, only time tells.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            locked(&spill.slots).give_hole(hole, true);
+            drop(punching);
+            assert_eq!(writer.join().unwrap(), Ok(()));
+        });
+        spill.make_holes();
+        write().unwrap();
     }
 }
