@@ -25,7 +25,7 @@ const COMPRESSED: u32 = 1 << 28;
 /// The number of its place and one; 0 for none.
 const NUMBER: u32 = COMPRESSED - 1;
 
-/// Slots that can be named.
+/// Slots that can be named, or places in the pool.
 pub(super) const MAX_SLOTS: u32 = NUMBER - 1;
 
 /// Where the bytes of a unit are that are not in memory.

@@ -8,7 +8,7 @@
 //! Source: the kernel's zswap. Changed: its pool grows up to a share of memory and takes pages
 //! from those that are being reclaimed; a log needs none.
 
-use super::map::{Place, SlotMap};
+use super::map::{MAX_SLOTS, Place, SlotMap};
 use super::{MAX_RUN, Spill};
 use crate::page::Buf;
 use crate::shared::{Shared, locked};
@@ -102,12 +102,12 @@ impl Object {
 }
 
 impl Pool {
-    /// A pool of `nr_bytes`, rounded up to whole segments, charged to a group.
+    /// A pool of `nr_bytes`, up to 16 GiB, rounded up to whole segments, charged to a group.
     ///
     /// # Errors
     /// [`Error::OverLimit`], [`Error::NoBlock`].
     pub(super) fn new(root: &Group, nr_bytes: u64) -> Result<Pool, Error> {
-        let nr_segments = nr_bytes.div_ceil(SEGMENT as u64).max(2);
+        let nr_segments = Pool::nr_segments(nr_bytes);
         let segment = |_| {
             Ok(Segment {
                 bytes: root.alloc(Order::new(ORDER))?,
@@ -128,10 +128,16 @@ impl Pool {
         })
     }
 
+    /// Segments of a pool of `nr_bytes`: as many as the map can name places of, at most.
+    fn nr_segments(nr_bytes: u64) -> u64 {
+        let most = u64::from(MAX_SLOTS / GRANULES);
+        nr_bytes.div_ceil(SEGMENT as u64).clamp(2, most)
+    }
+
     /// Bytes of the heap that a pool takes.
     pub(super) fn record_bytes(nr_bytes: u64) -> u64 {
         let of_segment = MAX_OBJECTS * size_of::<Object>() + size_of::<Segment>();
-        let nr_segments = nr_bytes.div_ceil(SEGMENT as u64).max(2);
+        let nr_segments = Pool::nr_segments(nr_bytes);
         nr_segments * of_segment as u64 + 4 * PAGE_BYTES as u64
     }
 
@@ -217,5 +223,19 @@ impl Log {
         segment.objects.clear();
         self.current = next;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_of_the_largest_pool_can_be_named() {
+        for nr_bytes in [1, 1 << 30, 1 << 34, 1 << 40, u64::MAX] {
+            let nr_places = Pool::nr_segments(nr_bytes) * u64::from(GRANULES);
+            assert!(nr_places <= u64::from(MAX_SLOTS), "{nr_bytes} bytes");
+        }
+        assert_eq!(Pool::nr_segments(1 << 30), 4096);
     }
 }
