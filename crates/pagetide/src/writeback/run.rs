@@ -334,6 +334,8 @@ impl<'a> Run<'a> {
         let pages: Many<IoSlice<'_>> = slices.iter().copied().collect();
         let mut at = piece.offset;
         let (mut nr_taken, written) = finish(store, slices, piece);
+        // A part of a page, too: where that is dropped, the store has it still.
+        self.backing.has_taken(at, nr_taken as u64);
         let mut is_first = true;
         for (&page, outcome) in pages.iter().zip(outcomes) {
             let is_taken = page.len() <= nr_taken;
@@ -342,7 +344,9 @@ impl<'a> Run<'a> {
                 _ if is_taken => Ok(()),
                 // One of lost writes takes no more.
                 Err(_) if !is_first && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
-                    write_all(store, &mut [page], at)
+                    let (nr_bytes, written) = write_some(store, &mut [page], at);
+                    self.backing.has_taken(at, nr_bytes as u64);
+                    written
                 }
                 written => written,
             };

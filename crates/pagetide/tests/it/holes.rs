@@ -229,3 +229,35 @@ fn what_is_dirty_is_not_dropped_for_what_others_wrote() {
     drop(view);
     file.invalidate_range(..).unwrap();
 }
+
+/// Has the store take a part of a page, and fail then.
+fn flush_part(disk: &Disk, file: &File, page: u64) {
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, u64::MAX, Fault::Short));
+    let failed = file.flush_range(page * P..(page + 1) * P);
+    assert!(matches!(failed, Err(Error::WritebackFailed { .. })));
+    disk.state().fault = None;
+    let nr_bytes = disk.state().bytes.len() as u64;
+    assert!(nr_bytes > page * P, "{nr_bytes} bytes");
+}
+
+#[test]
+fn what_the_store_took_of_a_page_before_it_failed_is_not_in_a_hole() {
+    let (disk, _memory, file) = sevens(0);
+    file.write_at(&[7; 3 * PAGE], 0).unwrap();
+    flush_part(&disk, &file, 1);
+    file.flush_range(..P).unwrap();
+    file.punch(P..2 * P).unwrap();
+    file.flush_range(..).unwrap();
+    assert!(read(&file)[PAGE..2 * PAGE] == [0; PAGE]);
+    assert!(read(&file) == disk.state().bytes);
+}
+
+#[test]
+fn what_the_store_took_of_a_page_before_it_failed_is_what_it_has() {
+    let (disk, _memory, file) = sevens(0);
+    file.write_at(&[7; PAGE], 0).unwrap();
+    flush_part(&disk, &file, 0);
+    file.discard_dirty().unwrap();
+    assert!(read(&file) == disk.state().bytes);
+}
