@@ -250,11 +250,18 @@ impl File {
                 (*dev, *ino) == (device, inode) && *other != pages
             });
             let writes = |open: &Arc<Open>| may_write || open.backing.source.is_writable();
-            kept.extend(others.filter_map(|(_, open)| open.upgrade()));
+            let others: Vec<_> = others.map(|(_, open)| open.upgrade()).collect();
+            let is_closing = others.iter().any(Option::is_none);
+            kept.extend(others.into_iter().flatten());
             if kept.iter().any(writes) {
                 let source = io::Error::other("it is open with pages of another size or beginning");
                 let path = name.into();
                 return Err(Error::Open { path, source });
+            }
+            if is_closing {
+                // The last handle of one is just writing it back.
+                files = shared.wait_closed(files);
+                continue;
             }
             match files.get(&key).map(Weak::upgrade) {
                 Some(Some(open)) => {

@@ -2,10 +2,14 @@
 //! plain memory: on a disk that is watched, and on files of the system with tails of any length.
 
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{ByteSize, Error, File, Hint, Memory, OpenOptions, Order};
+use pagetide::{ByteSize, Content, Error, File, Hint, Hooks, Memory, OpenOptions, Order};
 use std::fs;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 
@@ -352,4 +356,50 @@ fn a_header_that_is_written_meanwhile_fails_no_write() {
     });
     let found = fs::read(data.path()).unwrap();
     assert!(found[..512] == *header(512) && found[512..512 + PAGE] == [199; PAGE]);
+}
+
+/// Keeps a write waiting.
+struct Slow {
+    is_writing: Barrier,
+    may_go: Barrier,
+}
+
+impl Hooks for Slow {
+    fn before_write(&self, _page: u64, _bytes: &[u8], _instead: &mut [u8]) -> io::Result<Content> {
+        self.is_writing.wait();
+        self.may_go.wait();
+        Ok(Content::AsIs)
+    }
+}
+
+#[test]
+fn who_opens_a_file_with_other_pages_waits_until_it_is_written_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, [1; 100]).unwrap();
+    let memory = memory();
+    let slow = Arc::new(Slow {
+        is_writing: Barrier::new(2),
+        may_go: Barrier::new(2),
+    });
+    let options = OpenOptions::new().write(true);
+    let options = options.hooks(Arc::clone(&slow) as Arc<dyn Hooks>);
+    let file = options.open(&memory, &path, &memory.root()).unwrap();
+    file.write_at(&[2; 200], 0).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| drop(file));
+        slow.is_writing.wait();
+        let reader = scope.spawn(|| {
+            let options = OpenOptions::new().order(Order::new(1));
+            let file = options.open(&memory, &path, &memory.root()).unwrap();
+            let mut bytes = vec![0; 300];
+            let nr_read = file.read_at(&mut bytes, 0).unwrap();
+            bytes.truncate(nr_read);
+            bytes
+        });
+        // Whether it waits, only time tells.
+        thread::sleep(Duration::from_millis(50));
+        slow.may_go.wait();
+        assert!(reader.join().unwrap() == [2; 200]);
+    });
 }
