@@ -37,11 +37,15 @@ impl Drop for Open {
             return;
         }
         let (shared, backing) = (&self.shared, &*self.backing);
-        // A store and who is woken are foreign code, which may unwind: it is closed all the same,
-        // or whoever opens it anew would wait for ever.
+        // A store may unwind, and who is woken: the file is closed all the same.
         let mut panics = Panics::default();
-        // What cannot be written is lost: `File::close` says so before.
-        panics.catch(|| _ = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL));
+        // What the store cannot do now is lost: `File::close` says so before.
+        panics.catch(|| {
+            let _behind = backing.check_poison().and_then(|()| backing.catch_up());
+        });
+        panics.catch(|| {
+            let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
+        });
         let nr_lost = backing.nr_dirty();
         if nr_lost > 0 {
             shared.count_lost(nr_lost);

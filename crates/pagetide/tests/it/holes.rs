@@ -261,3 +261,19 @@ fn what_the_store_took_of_a_page_before_it_failed_is_what_it_has() {
     file.discard_dirty().unwrap();
     assert!(read(&file) == disk.state().bytes);
 }
+
+#[test]
+fn what_the_store_has_to_do_yet_it_does_when_the_last_handle_goes() {
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [(Change, usize); 2] = [(|file| file.punch(..), 8), (|file| file.set_len(P), 1)];
+    for (change, nr_pages) in changes {
+        let (disk, _memory, file) = sevens(8);
+        let next = disk.state().nr_calls + 1;
+        disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+        assert!(change(&file).is_err());
+        let expected = read(&file);
+        drop(file);
+        assert_eq!(expected.len(), nr_pages * PAGE);
+        assert!(disk.state().bytes == expected);
+    }
+}
