@@ -10,7 +10,7 @@ use crate::group;
 use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
-use crate::park;
+use crate::park::{self, Panics};
 use crate::pin_sites::Sites;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
@@ -440,13 +440,16 @@ impl Shared {
     /// Drops a mapping with its pages, and waits for writes of them that are under way: whoever
     /// opens the file anew reads what they wrote.
     pub(crate) fn close_mapping(&self, mapping: u32) {
+        // Those who are woken are foreign, and may unwind.
+        let mut panics = Panics::default();
         self.core
             .close_mapping(cpu::current(), mapping, &mut |effects| {
-                self.wake_all(effects)
+                panics.catch(|| self.wake_all(effects));
             });
         while self.core.has_mapping(mapping) {
             self.landings.wait(Duration::from_millis(10));
         }
-        self.settle();
+        panics.catch(|| self.settle());
+        panics.go_on();
     }
 }

@@ -159,3 +159,21 @@ fn who_waits_for_a_write_to_end_waits_for_none_where_none_is_under_way() {
     });
     wait();
 }
+
+#[test]
+fn a_file_whose_store_unwinds_while_it_is_closed_is_closed() {
+    let memory = memory();
+    let disk = Arc::new(Disk {
+        fails: AtomicU64::new(NONE),
+        unwinds: true,
+        ..Disk::default()
+    });
+    let file = open(&memory, &disk, "disk");
+    file.write_at(&[7; 20 * PAGE], 0).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(file))).is_err());
+    assert!(!memory.home().core.has_mappings());
+    assert!(memory.home().backings().is_empty());
+    let stats = memory.stats();
+    assert_eq!((stats.pages_lost, memory.root().stat().file), (20, 0));
+    assert_eq!(memory.audit(), Ok(()));
+}
