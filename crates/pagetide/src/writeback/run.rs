@@ -391,7 +391,8 @@ impl<'a> Run<'a> {
         {
             backing.poison(code);
         }
-        let is_failing = ended.error.is_some();
+        // Of anon pages no writer tries another time: only reclaim writes them.
+        let is_failing = ended.error.is_some() && backing.source.region().is_none();
         backing.is_failing.store(is_failing, Ordering::Relaxed);
         if let Some(hooked) = backing.hooked.get() {
             hooked.set_gated(ended.nr_gated > 0);

@@ -194,3 +194,17 @@ fn a_large_page_that_finds_no_room_in_the_spill_file_takes_none() {
     let full = small.write_at(&[1], PAGE);
     assert!(matches!(full, Err(Error::SpillFull { .. })));
 }
+
+#[test]
+fn a_page_can_be_changed_in_place_after_the_spill_file_has_failed() {
+    let (disk, _memory, _group, region) = swapped();
+    disk.state().is_full = true;
+    let is_refused = |page| region.write_at(&content(page, 2), page * PAGE).is_err();
+    assert!((0..NR_PAGES).any(is_refused));
+    disk.state().is_full = false;
+    let mut pages = (0..NR_PAGES).filter_map(|page| region.try_pin(page).unwrap());
+    let view = region.upgrade(pages.next().unwrap()).unwrap();
+    let page = view.page();
+    drop(view);
+    assert!(region.try_pin_mut(page).unwrap().is_some());
+}
