@@ -9,6 +9,7 @@ use crate::hooks::{Hooked, REFUSED};
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
+use crate::writeback::InWrite;
 use crate::{Error, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::page_cache::Mappings;
@@ -210,6 +211,8 @@ impl Backing {
     /// [`Backing::catch_up`] in the caller's turn.
     pub(crate) fn catch_up_in(&self, turn: &Turn<'_>) -> Result<(), Error> {
         let store = self.source.written();
+        // One that knows no better makes a hole by writes.
+        let _in_write = InWrite::begin();
         if self.behind.is_too_long() {
             // Nobody makes the file longer before this is done. The store may be shorter, too,
             // where only what was behind the new end had been written.

@@ -37,12 +37,12 @@ pub(crate) fn is_writing() -> bool {
 }
 
 /// Marks the thread as writing until dropped, by unwinding too.
-struct InWrite {
+pub(crate) struct InWrite {
     before: bool,
 }
 
 impl InWrite {
-    fn begin() -> InWrite {
+    pub(crate) fn begin() -> InWrite {
         let before = IS_WRITING.with(|flag| flag.replace(true));
         InWrite { before }
     }

@@ -1,11 +1,13 @@
 //! Holes, and files that others write.
 
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{ByteSize, Error, File, Memory, Order};
+use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
@@ -276,4 +278,56 @@ fn what_the_store_has_to_do_yet_it_does_when_the_last_handle_goes() {
         assert_eq!(expected.len(), nr_pages * PAGE);
         assert!(disk.state().bytes == expected);
     }
+}
+
+/// A store that asks for working memory while it writes, one write at a time.
+struct Asks {
+    disk: Disk,
+    group: Group,
+    writing: Mutex<()>,
+}
+
+impl Store for Asks {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let deadlock = |_| io::Error::from_raw_os_error(35);
+        let _writing = self.writing.try_lock().map_err(deadlock)?;
+        let mut copy = self.group.alloc(Order::new(0)).map_err(io::Error::other)?;
+        let copy = &mut copy[..buf.len().min(PAGE)];
+        copy.copy_from_slice(&buf[..copy.len()]);
+        self.disk.write_at(copy, offset)
+    }
+}
+
+#[test]
+fn a_store_that_makes_a_hole_by_writes_has_working_memory_for_them() {
+    let memory = memory();
+    let group = memory.root().child("small").unwrap();
+    let group = group.max(ByteSize(64 * P)).unwrap();
+    let disk = Disk::of(vec![7; 20 * PAGE]);
+    let store = Box::new(Asks {
+        disk: disk.clone(),
+        group: group.clone(),
+        writing: Mutex::default(),
+    });
+    let file = memory.open_store(store, "disk", Order::new(0), &group);
+    let file = file.unwrap();
+    file.write_at(&[1; 10 * PAGE], 10 * P).unwrap();
+    // All that could go is dirty.
+    let more = || group.alloc(Order::new(0)).ok();
+    let _bufs: Vec<_> = std::iter::from_fn(more).take(54).collect();
+    assert_eq!(disk.state().nr_writes, 0);
+    file.punch(..2 * P).unwrap();
+    assert_eq!(disk.state().nr_writes, 2, "of the hole only");
 }
