@@ -9,6 +9,7 @@ use crate::policy::Order;
 use crate::spill::Region;
 use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
+use pagetide_core::units::Frame;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, PoisonError};
@@ -71,6 +72,13 @@ impl fmt::Debug for Anon {
             .field("group", &self.file.group)
             .finish_non_exhaustive()
     }
+}
+
+/// A page that somebody changes, its frame, and the version to wait for.
+struct Latched {
+    page: u64,
+    frame: Frame,
+    version: u32,
 }
 
 impl Group {
@@ -294,42 +302,73 @@ impl Anon {
             Bound::Unbounded => u64::MAX,
         };
         let end = end.min(self.nr_pages());
-        let backing = &*self.file.open.backing;
-        let region = self.region();
-        let alone = backing.resize.write();
-        let _alone = alone.unwrap_or_else(PoisonError::into_inner);
-        let mut next = start;
-        while next < end
-            && let Some(page) = region.next_known(next..end)
-        {
-            self.discard_page(region, page)?;
-            next = page + 1;
-        }
-        Ok(())
-    }
-
-    fn discard_page(&self, region: &Region, page: u64) -> Result<(), Error> {
-        // Before its slots go: one that stays, because somebody has it latched, may need them.
-        // Nobody latches it from here on, which takes the lock that the caller has.
-        self.drop_resident(page)?;
+        let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
+        let (mut next, mut patience) = (start, None);
         loop {
-            // Whoever brings the page in from here on finds zeros.
-            region.drop_slots(page);
-            self.drop_resident(page)?;
-            // A write that was under way has put it there once more.
-            if !region.has_slots(page) {
-                region.forget(page);
+            let alone = backing.resize.write();
+            let alone = alone.unwrap_or_else(PoisonError::into_inner);
+            let Some(Latched {
+                page,
+                frame,
+                version,
+            }) = self.discard_from(&mut next, end)
+            else {
                 return Ok(());
+            };
+            // Whoever changes it may need the lock to go on.
+            drop(alone);
+            let until = match patience {
+                Some((same, until)) if same == page => until,
+                _ => Instant::now() + PATIENCE,
+            };
+            patience = Some((page, until));
+            if !shared.wait_until(frame, version, until) {
+                let file = backing.name.to_string();
+                return Err(Error::PageBusy { file, page });
             }
         }
     }
 
-    fn drop_resident(&self, page: u64) -> Result<(), Error> {
+    /// Drops pages from `next` on, by a caller that keeps everybody from latching one; returns the
+    /// first that somebody has latched, which is the next one then.
+    fn discard_from(&self, next: &mut u64, end: u64) -> Option<Latched> {
+        let region = self.region();
+        while *next < end
+            && let Some(page) = region.next_known(*next..end)
+        {
+            *next = page;
+            if let Some(latched) = self.discard_page(region, page) {
+                return Some(latched);
+            }
+            *next = page + 1;
+        }
+        None
+    }
+
+    fn discard_page(&self, region: &Region, page: u64) -> Option<Latched> {
+        // Before its slots go: one that stays, because somebody has it latched, may need them.
+        if let Some(latched) = self.drop_resident(page) {
+            return Some(latched);
+        }
+        loop {
+            // Whoever brings the page in from here on finds zeros.
+            region.drop_slots(page);
+            while let Some(latched) = self.drop_resident(page) {
+                // By mistake, for a moment: of another page that was in the frame before.
+                self.file.open.shared.wait(latched.frame, latched.version);
+            }
+            // A write that was under way has put it there once more.
+            if !region.has_slots(page) {
+                region.forget(page);
+                return None;
+            }
+        }
+    }
+
+    /// Drops a page from memory, unless somebody has it latched.
+    fn drop_resident(&self, page: u64) -> Option<Latched> {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
-        let Some(key) = backing.key(page) else {
-            return Ok(());
-        };
-        let mut deadline = None;
+        let key = backing.key(page)?;
         loop {
             let mut effects = Effects::new();
             let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
@@ -337,20 +376,19 @@ impl Anon {
             let (frame, version) = match discarded {
                 Discard::Gone => {
                     shared.settle();
-                    return Ok(());
+                    return None;
                 }
                 Discard::Wait { frame, version } => (frame, version),
             };
-            if !shared.core.is_latched(frame) {
-                // A read or a write under way: it ends.
-                shared.wait(frame, version);
-                continue;
+            if shared.core.is_latched(frame) {
+                return Some(Latched {
+                    page,
+                    frame,
+                    version,
+                });
             }
-            let until = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-            if !shared.wait_until(frame, version, until) {
-                let file = backing.name.to_string();
-                return Err(Error::PageBusy { file, page });
-            }
+            // A read or a write under way: it ends.
+            shared.wait(frame, version);
         }
     }
 }

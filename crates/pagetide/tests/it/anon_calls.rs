@@ -3,6 +3,8 @@
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{Anon, ByteSize, Error, Group, Memory, Order, Policy};
+use std::thread;
+use std::time::Duration;
 
 const NR_PAGES: u64 = 200;
 
@@ -207,4 +209,21 @@ fn a_page_can_be_changed_in_place_after_the_spill_file_has_failed() {
     let page = view.page();
     drop(view);
     assert!(region.try_pin_mut(page).unwrap().is_some());
+}
+
+#[test]
+fn who_changes_two_pages_is_waited_for_by_who_discards_them() {
+    let (_disk, _memory, _group, region) = swapped();
+    let view = region.pin_mut(3).unwrap();
+    thread::scope(|scope| {
+        let discarder = scope.spawn(|| region.discard(..));
+        // Whether it waits, only time tells.
+        thread::sleep(Duration::from_millis(50));
+        region.write_at(&[1], 7 * PAGE).unwrap();
+        drop(view);
+        discarder.join().unwrap().unwrap();
+    });
+    for page in (0..NR_PAGES).filter(|&page| page != 7) {
+        assert!(region.pin(page).unwrap().iter().all(|&byte| byte == 0));
+    }
 }
