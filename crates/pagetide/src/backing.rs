@@ -229,7 +229,13 @@ impl Backing {
             let end = (pages.end * page_bytes).min(self.stored.load(Ordering::Acquire));
             if start < end {
                 let punched = store.punch(start, end - start);
-                punched.map_err(|error| self.failed_with(&error))?;
+                punched.map_err(|error| {
+                    // As where a page could not be written.
+                    if store.has_lost_writes() {
+                        self.poison(code_of(&error));
+                    }
+                    self.failed_with(&error)
+                })?;
             }
         }
         turn.end();

@@ -331,3 +331,50 @@ fn a_store_that_makes_a_hole_by_writes_has_working_memory_for_them() {
     file.punch(..2 * P).unwrap();
     assert_eq!(disk.state().nr_writes, 2, "of the hole only");
 }
+
+/// A store that may lose what it took when a write fails.
+struct Loses(Disk);
+
+impl Store for Loses {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn has_lost_writes(&self) -> bool {
+        self.0.state().fault.is_some()
+    }
+}
+
+#[test]
+fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
+    let (disk, memory) = (Disk::of(vec![7; 8 * PAGE]), memory());
+    let store = Box::new(Loses(disk.clone()));
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    file.write_at(&[1; PAGE], 0).unwrap();
+    file.flush_range(..).unwrap();
+    // A write of zeros, by a store that has no better way.
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    assert!(file.punch(P..2 * P).is_err());
+    for _ in 0..2 {
+        assert!(matches!(file.sync(), Err(Error::WritebackFailed { .. })));
+        assert!(file.write_at(b"x", 0).is_err());
+    }
+}
