@@ -53,4 +53,47 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "dirty_pages: 0 * page_bytes,",
         tests: Tests::Runtime("budget::who_is_over"),
     },
+    Mutant {
+        name: "a hole where the store may have lost writes is forgotten",
+        file: "backing.rs",
+        find: "if store.has_lost_writes() {\n                        self.poison",
+        replace: "if false {\n                        self.poison",
+        tests: Tests::Runtime("holes::a_store_that_may_have_lost"),
+    },
+    Mutant {
+        name: "an anon page's slots go before the page",
+        file: "file/anon.rs",
+        find: "        if let Some(latched) = self.drop_resident(page) {\n            \
+               return Some(latched);\n        }\n",
+        replace: "",
+        tests: Tests::Runtime("anon_calls::a_page_that_is_too_busy"),
+    },
+    Mutant {
+        name: "who swaps out finds no slot beside who makes a hole",
+        file: "spill.rs",
+        find: "            let _no_hole = locked(&self.punching);\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("spill::tests::who_swaps_out"),
+    },
+    Mutant {
+        name: "what a store took before it failed is not counted",
+        file: "writeback/run.rs",
+        find: "        self.backing.has_taken(at, nr_taken as u64);\n",
+        replace: "",
+        tests: Tests::Runtime("holes::what_the_store_took"),
+    },
+    Mutant {
+        name: "who opens a file with other pages does not wait for its last handle",
+        file: "file/open.rs",
+        find: "if is_closing {",
+        replace: "if false && is_closing {",
+        tests: Tests::Runtime("page_sizes::who_opens_a_file_with_other_pages"),
+    },
+    Mutant {
+        name: "what the store has to do yet is not done when the last handle goes",
+        file: "file/open.rs",
+        find: "let _behind = backing.check_poison().and_then(|()| backing.catch_up());",
+        replace: "",
+        tests: Tests::Runtime("holes::what_the_store_has_to_do_yet"),
+    },
 ];
