@@ -318,7 +318,8 @@ impl Builder {
         config.alloc.keeps_batch = cache_share() > 3 * 63 * PAGE_BYTES as u64;
         config.arena_pages = arena_pages;
         let isolated = self.isolated.unwrap_or_else(worker::isolated_cpus);
-        let sections = self.has_rseq.then(rseq::sections).and_then(Result::ok);
+        let sections = self.has_rseq.then(|| rseq::sections(&topology));
+        let sections = sections.and_then(Result::ok);
         let locked = CpuMask::of(isolated.iter().copied().map(units::Cpu::new));
         config.sections = sections.map(|sections| (sections, locked));
         if let Size::Resident(_) = self.size {

@@ -2,7 +2,7 @@
 //! Core runs them (`core/src/sync/sections.rs`).
 #![allow(unsafe_code)]
 
-use crate::{Builder, Memory};
+use crate::{Builder, Memory, Topology, cpu};
 use pagetide_core::sync::Sections;
 
 impl Builder {
@@ -28,14 +28,18 @@ impl Memory {
     pub fn without_rseq(&self) -> Option<&'static str> {
         match self.home().core.config().sections {
             Some(_) => None,
-            None => Some(sections().err().unwrap_or("as asked")),
+            None => Some(sections(self.topology()).err().unwrap_or("as asked")),
         }
     }
 }
 
 /// How threads of this process run restartable sequences; else why they cannot. Cost: two system
 /// calls.
-pub(crate) fn sections() -> Result<Sections, &'static str> {
+pub(crate) fn sections(topology: &Topology) -> Result<Sections, &'static str> {
+    // What several CPUs share is no CPU's own.
+    if topology.nr_cpus() < cpu::nr_possible() {
+        return Err("the topology has fewer CPUs than the machine");
+    }
     machine::sections()
 }
 

@@ -1,6 +1,6 @@
 //! Buffers in restartable sequences: threads that change CPU while magazines are emptied.
 
-use pagetide::{Buf, ByteSize, Group, Memory, Order};
+use pagetide::{Buf, ByteSize, Group, Memory, Order, Topology};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -134,6 +134,12 @@ fn isolated_cpus_and_who_asks_for_it_have_locks() {
     assert_eq!(isolated.without_rseq(), None);
     let locked = builder().restartable_sequences(false).build().unwrap();
     assert_eq!(locked.without_rseq(), Some("as asked"));
+    let one: Topology = "1x1".parse().unwrap();
+    let folded = builder().topology(one).build().unwrap();
+    let reason = folded
+        .without_rseq()
+        .filter(|_| locked.topology().nr_cpus() > 1);
+    assert!(reason.is_none_or(|reason| reason.contains("fewer CPUs")));
     for memory in [isolated, locked] {
         let group = memory.root().child("query").unwrap();
         let pair = || drop(group.alloc_unzeroed(Order::new(0)).unwrap());
