@@ -74,7 +74,8 @@ impl Shared {
                 let word = frames.word(frame);
                 word.pins() > 0 || word.state() == State::Buf
             };
-            let is_claimed = self.core.claims().frames().next().is_some();
+            // The child's only thread looks.
+            let is_claimed = self.core.claims().frames_about_now().next().is_some();
             if is_claimed || (0..frames.len()).map(Frame::new).any(is_held) {
                 mem::forget(Arc::clone(self));
             }

@@ -236,8 +236,9 @@ impl MemoryWaits {
         };
         drop(queue);
         // With the read-modify-writes before `Shared::came_back`, which are barriers on x86: there
-        // no wake-up by a page is lost. One by working memory is where its owner looked just
-        // before. A fence on that side would cost more than `RETRY`.
+        // no wake-up by a pin is lost, nor by a claim, of which reclaim made a pin before somebody
+        // waits. One by working memory is where its owner looked just before. A fence on that side
+        // would cost more than `RETRY`.
         fence(Ordering::SeqCst);
         Ok(ticket)
     }

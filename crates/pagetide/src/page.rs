@@ -268,7 +268,7 @@ impl Page {
             return shared.core.frames().pinned(block.frame()).try_unpin();
         };
         // Whoever takes the page out of its file makes a pin of the claim, or sees it gone.
-        if !shared.core.claims().word(claim).give_up() {
+        if !shared.core.claims().word(claim).give_up(block.frame()) {
             return true;
         }
         *block = block.by(None);

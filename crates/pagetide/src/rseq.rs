@@ -6,12 +6,14 @@ use crate::{Builder, Memory, Topology, cpu};
 use pagetide_core::sync::Sections;
 
 impl Builder {
-    /// Whether a buffer is taken and given back in a restartable sequence of its CPU, where the
-    /// machine has them, in the place of a lock: two read-modify-writes less. True by default.
+    /// Whether a buffer is taken and given back, and a page that is used often pinned and dropped,
+    /// in a restartable sequence of its CPU, where the machine has them, in the place of locks and
+    /// exchanges: two read-modify-writes less. True by default.
     ///
-    /// Whoever needs what another CPU keeps then has the kernel fence that CPU (`membarrier`, about
-    /// a microsecond), which interrupts it where a thread of the process runs there. Isolated CPUs
-    /// ([`Builder::isolated_cpus`]) have locks.
+    /// Whoever needs what another CPU keeps, or such a page for itself (to evict, change, move or
+    /// truncate it), then has the kernel fence that CPU, or all (`membarrier`, about a
+    /// microsecond), which interrupts it where a thread of the process runs there. Isolated CPUs
+    /// ([`Builder::isolated_cpus`]) have locks and exchanges.
     ///
     /// Turn it off where the program forbids itself `membarrier` later, as by seccomp: whoever
     /// would need the fence then panics.
@@ -22,7 +24,7 @@ impl Builder {
 }
 
 impl Memory {
-    /// Why no buffer is taken in a restartable sequence, where none is: `None` where that is done
+    /// Why nothing is done in restartable sequences, where nothing is: `None` where they are used
     /// on all CPUs but isolated ones ([`Builder::restartable_sequences`]).
     #[must_use]
     pub fn without_rseq(&self) -> Option<&'static str> {
@@ -66,13 +68,18 @@ mod machine {
         //    of every thread that it started, and says so by its size (`area::offset`); where it
         //    did not, `cpu_id` is negative.
         // 2. Others may use the area for sections of their own, as rseq(2) says.
+        // 3. membarrier(2) says it of sections. It interrupts every thread that runs, between two
+        //    of its instructions, and others began to wait before: either is a full barrier.
         Ok(unsafe { Sections::new(offset, fence) })
     }
 
-    /// Whoever was in a section on a CPU has ended it, or never will.
-    fn fence(cpu: Cpu) {
+    /// Whoever was in a section on a CPU, or on any, has ended it, or never will.
+    fn fence(cpu: Option<Cpu>) {
+        let fenced = match cpu {
+            Some(cpu) => membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu.number()),
+            None => membarrier(PRIVATE_EXPEDITED_RSEQ, 0, 0),
+        };
         // For good: what is in a section may not be looked at.
-        let fenced = membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu.number());
         fenced.expect("`membarrier`, which the kernel allowed before, is refused now");
     }
 

@@ -7,7 +7,7 @@ mod word;
 
 pub use form::Form;
 pub use list::{FileList, List};
-pub use record::{MAX_BOUNCES, Record};
+pub use record::{BOUNCE, MAX_SAVING, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
 use crate::sync::{NoMetadata, Ordering, Words};

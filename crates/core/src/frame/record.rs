@@ -6,14 +6,16 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::units::{Cpu, PageKey};
 
 /// Bits of a record's last word, from its upper half on: the CPU that pinned the page last, as
-/// [`last_cpu`] says, and how often that was another one.
+/// [`last_cpu`] says, and how much claims would have saved since.
 const LAST_CPU_SHIFT: u32 = TYPE_SHIFT + 1;
 const LAST_CPU_MASK: u32 = 0x1FFF;
 const IS_KNOWN: u32 = 0x1000;
-const BOUNCES_SHIFT: u32 = LAST_CPU_SHIFT + LAST_CPU_MASK.count_ones();
+const SAVING_SHIFT: u32 = LAST_CPU_SHIFT + LAST_CPU_MASK.count_ones();
 
-/// Changes of the last CPU that a frame counts at most.
-pub const MAX_BOUNCES: u32 = u32::MAX >> BOUNCES_SHIFT;
+/// What a claim saves where the page's line is on another CPU, in what it saves elsewhere.
+pub const BOUNCE: u32 = 16;
+/// As much as a frame counts of what claims would have saved.
+pub const MAX_SAVING: u32 = u32::MAX >> SAVING_SHIFT;
 
 /// What a record says of a CPU: its number, of which those 4096 apart are one.
 #[inline]
@@ -92,9 +94,21 @@ impl<'a> Record<'a> {
         self.0[OWNER].store(form.bits(), Ordering::Relaxed);
     }
 
-    /// Notes that the page was pinned on `cpu`, and counts where that is not the CPU of the time
-    /// before; true where it is `limit` times, at most [`MAX_BOUNCES`], since the frame came from
-    /// the allocator or since the last `true`. A load and a store.
+    /// Notes that the page was pinned on the CPU that pinned it last; true where claims would have
+    /// saved `limit` by now, see [`Record::note_pinned_on`].
+    #[inline]
+    pub(crate) fn note_pinned_again(self, limit: u32) -> bool {
+        let before = self.0[OWNER].load(Ordering::Relaxed);
+        // Beyond the highest nothing is that the carry could change.
+        let after = before.wrapping_add(1 << (u32::BITS + SAVING_SHIFT));
+        self.0[OWNER].store(after, Ordering::Relaxed);
+        high(after) >> SAVING_SHIFT >= limit
+    }
+
+    /// Notes that the page was pinned on `cpu`, and what a claim would have saved where that is not
+    /// the CPU of the time before: [`BOUNCE`]. True where that has come to `limit`, at most
+    /// [`MAX_SAVING`], since the frame came from the allocator or since the last `true`. A load and
+    /// a store.
     ///
     /// The caller has a pin on the page, so that nobody owns the frame and all that others write
     /// here are notes: one of two may be lost.
@@ -105,12 +119,13 @@ impl<'a> Record<'a> {
         let block = high(before);
         let is_known = block >> LAST_CPU_SHIFT & IS_KNOWN != 0;
         let is_bounce = is_known && self.was_pinned_elsewhere(cpu);
-        let nr_bounces = (block >> BOUNCES_SHIFT) + u32::from(is_bounce);
-        let is_enough = is_bounce && nr_bounces >= limit.min(MAX_BOUNCES);
-        let nr_bounces = if is_enough { 0 } else { nr_bounces };
+        let more = if is_bounce { BOUNCE } else { 0 };
+        let saving = MAX_SAVING.min((block >> SAVING_SHIFT) + more);
+        let is_enough = saving >= limit.min(MAX_SAVING);
+        let saving = if is_enough { 0 } else { saving };
         let block = block & ((1 << LAST_CPU_SHIFT) - 1)
             | last_cpu(cpu) << LAST_CPU_SHIFT
-            | nr_bounces << BOUNCES_SHIFT;
+            | saving << SAVING_SHIFT;
         self.0[OWNER].store(pack(block, low(before)), Ordering::Relaxed);
         is_enough
     }

@@ -57,7 +57,7 @@ fn the_fields_of_a_record_are_separate() {
 }
 
 #[test]
-fn a_record_tells_how_often_the_cpu_changed() {
+fn a_record_tells_what_claims_would_have_saved() {
     let frames = FrameTable::try_new(4).unwrap();
     let frame = Frame::new(3);
     let (order, record) = (Order::new(10).unwrap(), frames.record(frame));
@@ -70,18 +70,28 @@ fn a_record_tells_how_often_the_cpu_changed() {
         frames.set_block(frame, order, Place::Out);
         assert!(record.was_pinned_elsewhere(a));
         let cpus = [a, b, b, a, b, b];
-        let is_enough = cpus.map(|cpu| record.note_pinned_on(cpu, 3));
+        let is_enough = cpus.map(|cpu| record.note_pinned_on(cpu, 3 * BOUNCE));
         assert_eq!(is_enough, [false, false, false, false, true, false]);
         assert!(!record.was_pinned_elsewhere(b));
         assert!(record.was_pinned_elsewhere(a));
+        // A move of the line is as much as so many pins where it is.
+        assert!(!record.note_pinned_on(a, 2 * BOUNCE));
+        let again = (1..=BOUNCE).map(|_| record.note_pinned_again(2 * BOUNCE));
+        assert_eq!(again.filter(|&is_enough| is_enough).count(), 1);
+        assert!(record.note_pinned_on(a, 2 * BOUNCE));
+        assert!(!record.note_pinned_again(2));
     }
-    let pinned = |at: u32| record.note_pinned_on(Cpu::new(at % 2), u32::MAX);
-    // All of them are counted, and no more fit.
+    // As much as there is room for is counted, and no more.
     frames.set_block(frame, order, Place::Out);
-    assert_eq!((0..=MAX_BOUNCES).find(|&at| pinned(at)), Some(MAX_BOUNCES));
+    record.note_pinned_on(a, u32::MAX);
+    let again = (0..).find(|_| record.note_pinned_again(MAX_SAVING));
+    assert_eq!(again, Some(MAX_SAVING - 1));
+    assert!(record.note_pinned_on(b, u32::MAX));
+    let nr_bounces = (0..).find(|at| record.note_pinned_on(Cpu::new(at % 2), u32::MAX));
+    assert_eq!(nr_bounces, Some(MAX_SAVING / BOUNCE));
+    assert!(!record.note_pinned_again(MAX_SAVING));
     frames.set_group(frame, u32::MAX);
     frames.set_page_type(frame, PageType::File);
-    assert!(!record.was_pinned_elsewhere(Cpu::new(MAX_BOUNCES % 2)));
     assert_eq!(frames.block(frame), (order, Place::Out));
     assert_eq!(frames.group(frame), u32::MAX);
     assert_eq!(frames.page_type(frame), PageType::File);

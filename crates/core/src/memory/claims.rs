@@ -24,11 +24,11 @@ impl Memory {
         page_cache::hold(&self.index, &self.frames, claims, (key, access), unpin)
     }
 
-    /// Gives back what held a page by a claim. One read-modify-write; one more where the claim
-    /// became a pin, which is dropped as by [`Memory::unpin`].
+    /// Gives back what held a page by a claim. One read-modify-write, but in a section none; one
+    /// more where the claim became a pin, which is dropped as by [`Memory::unpin`].
     #[inline]
     pub fn give_up(&self, cpu: Cpu, (frame, claim): (Frame, Claim), effects: &mut Effects) {
-        if self.claims.give_up(claim) {
+        if self.claims.give_up(frame, claim) {
             self.unpin(cpu, frame, effects);
         }
     }
@@ -60,7 +60,8 @@ impl Memory {
         &self.claims
     }
 
-    /// Makes pins of all claims; whether there was one. Looks at each CPU's line.
+    /// Makes pins of all claims; whether there was one. Looks at each CPU's line, and fences those
+    /// that have sections, for each.
     #[cold]
     pub(super) fn pin_claimed(&self, here: Here<'_>) -> bool {
         let mut is_any = false;

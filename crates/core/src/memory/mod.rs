@@ -372,7 +372,7 @@ impl Memory {
                 groups: Tree::try_new(nr_cpus, config.budget_pages.into(), config.stocks)?,
                 lruvecs: Table::new(),
                 index: Index::try_new(nr_frames)?,
-                claims: Claims::try_new(nr_cpus)?,
+                claims: Claims::try_new(nr_cpus, config.sections.as_ref())?,
                 shadows: Shadows::try_new(config.shadow_frames)?,
                 mappings: Mappings::default(),
                 turn: AtomicU64::new(0),

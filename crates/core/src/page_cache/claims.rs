@@ -1,17 +1,18 @@
 //! Claims: how readers hold a page without a change of its state word.
 //!
-//! A pin fetches the line of the page's word from the CPU that pinned it before, which takes longer
-//! than the rest of the pin, so that two CPUs get no more of them than one. So a page whose word
-//! goes from CPU to CPU is `CONTENDED` from some time on, and claimed. For how long that pays
-//! nobody knows: it ends when somebody needs the page for himself, who fetches all lines of claims.
-//! So a page is contended after as many moves of its own line as there are of those: the worst that
-//! comes of it is twice the moves of pins alone.
+//! A pin and its drop are two read-modify-writes of the page's word, and fetch its line from the
+//! CPU that pinned it before. So a page that is pinned often is `CONTENDED` from some time on, and
+//! claimed. For how long that pays nobody knows: it ends when somebody needs the page for himself,
+//! who fetches all lines of claims. So a page is contended once claims would have saved as much as
+//! their end costs: the worst that comes of it is twice the cost of pins alone.
 //!
 //! Each CPU has a line of words, and a claim is the number of a frame in one of them. Whoever puts
 //! it there looks at the frame's word afterwards: where that says `CONTENDED`, and nothing that
 //! keeps claims out, the page is held. Whoever needs a page for itself first sees to it that no new
 //! claim holds it, and then looks at all lines. Of these two, each a write and then a look at what
-//! the other one wrote, one sees the other, because all four are sequentially consistent.
+//! the other one wrote, one sees the other. Where the CPU has restartable sequences, a claim is put
+//! and given up in one, by a plain store, and the other side has the kernel fence the CPU between
+//! its two steps. Where it has none, all four are sequentially consistent.
 //!
 //! An eviction keeps claims out by `ISOLATED`, and leaves a page that is claimed; where nothing
 //! else was found, all claims become pins, which policies see. All others have a pin on the page
@@ -19,25 +20,29 @@
 //! all along. So nobody but these few knows of claims, nothing is undone, and who gives a claim
 //! back has nobody to wake.
 //!
-//! Source: the biased reader-writer locks of Dice and Kogan (BRAVO, 2019). Changed: slots are the
-//! CPU's and not hashed, and claims become pins, so that nobody has to wait for them; when to begin
-//! is the rule of Karlin and others for rent or buy (1988), where BRAVO waits by the clock.
+//! Source: the biased reader-writer locks of Dice and Kogan (BRAVO, 2019); that readers need no
+//! fence where the other side has one for all: Dice and others, asymmetric Dekker synchronization
+//! (2001). Changed: slots are the CPU's and not hashed, and claims become pins, so that nobody has
+//! to wait for them; when to begin is the rule of Karlin and others for rent or buy (1988), where
+//! BRAVO waits by the clock.
 
 use super::Access;
-use crate::frame::{FrameTable, Record, State, Word, flag};
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, full_fence, order_after_rmw};
+use crate::frame::{BOUNCE, FrameTable, Record, State, Word, flag};
+use crate::group::CpuMask;
+use crate::sync::{AtomicU32, Gate, NoMetadata, Ordering, PerCpu, Sections};
+use crate::sync::{full_fence, order_after_rmw};
 use crate::units::{Cpu, Frame, PageKey, count, index};
 use core::array;
 use core::num::NonZeroU32;
 
-/// Claims on one CPU's line.
-const PER_LINE: usize = if cfg!(loom) { 2 } else { 1 << SLOT_BITS };
+/// Claims on one CPU's line, which has its gate, too.
+const PER_LINE: usize = if cfg!(loom) { 2 } else { (1 << SLOT_BITS) - 1 };
 const SLOT_BITS: u32 = 4;
 /// Of those, the ones that views without a copy leave to reads that copy, which are short.
 const KEPT_FOR_COPIES: usize = PER_LINE / 2;
 /// CPUs with a line of their own: others share theirs, so that all claims fit among the pins.
 const MAX_LINES: u32 = 8192;
-/// Moves of a page's line, at least, before it is claimed.
+/// Moves of a page's line, at least, before it is claimed: by pins on one CPU, what a fence costs.
 const MIN_BOUNCES: u32 = if cfg!(loom) { 1 } else { 8 };
 const NONE: u32 = 0;
 /// In the place of a claim that became a pin. No frame: a memory has fewer.
@@ -45,7 +50,12 @@ const PINNED: u32 = u32::MAX;
 
 /// One CPU's claims: frames, packed, or [`PINNED`].
 #[derive(Debug)]
-struct Line([AtomicU32; PER_LINE]);
+struct Line {
+    /// Shut for good where claims are put by read-modify-writes, of several CPUs perhaps. Else they
+    /// are put in sections only.
+    gate: Gate,
+    words: [AtomicU32; PER_LINE],
+}
 
 /// Which word holds a claim. Given back by [`ClaimWord::give_up`], by any thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +66,14 @@ impl Claim {
     /// Bits that [`Claim::pack`] uses.
     pub const NR_BITS: u32 = 16 + SLOT_BITS + 1;
 
-    /// Of a CPU's line.
+    /// In a word of a CPU's, whose number has 16 bits.
     #[inline]
-    fn new(line: u16, slot: u8) -> Claim {
-        let place = u32::from(line) << SLOT_BITS | u32::from(slot);
+    fn new(cpu: Cpu, slot: usize) -> Claim {
+        let place = cpu.number() << SLOT_BITS | count(slot);
         Claim(NonZeroU32::MIN.saturating_add(place))
     }
 
+    #[inline]
     fn place(self) -> (Cpu, usize) {
         let place = self.0.get() - 1;
         let slot = place & ((1 << SLOT_BITS) - 1);
@@ -87,17 +98,30 @@ impl Claim {
 ///
 /// Apart from its table, because that claim may be what keeps the table: when it is given back, all
 /// of it may be gone at once.
-#[derive(Clone, Copy, Debug)]
-pub struct ClaimWord<'a>(&'a AtomicU32);
+#[derive(Debug)]
+pub struct ClaimWord<'a> {
+    cpu: Cpu,
+    line: &'a Line,
+    slot: usize,
+    sections: Option<&'a Sections>,
+}
 
 impl ClaimWord<'_> {
-    /// Gives the claim back; whether it became a pin meanwhile, which the caller then drops. One
-    /// read-modify-write; nothing is touched after it.
+    /// Gives the claim, which is on this frame, back; whether it became a pin meanwhile, which the
+    /// caller then drops. One read-modify-write, but in a section none; nothing is touched after
+    /// it.
     #[must_use]
     #[inline]
-    pub fn give_up(self) -> bool {
+    pub fn give_up(self, frame: Frame) -> bool {
+        let word = &self.line.words[self.slot];
+        let given = (word, Frame::pack(Some(frame)), NONE);
+        let gate = &self.line.gate;
+        let is_given = |sections: &Sections| sections.replace(self.cpu, gate, given);
+        if self.sections.is_some_and(is_given) {
+            return false;
+        }
         // Release: the reads under the claim are over before somebody's Acquire sees it gone.
-        self.0.swap(NONE, Ordering::AcqRel) == PINNED
+        word.swap(NONE, Ordering::AcqRel) == PINNED
     }
 }
 
@@ -113,7 +137,14 @@ pub(super) enum Claimed {
 
 /// The claims of all CPUs.
 #[derive(Debug)]
-pub struct Claims(PerCpu<Line>);
+pub struct Claims {
+    lines: PerCpu<Line>,
+    sections: Option<Sections>,
+    /// Whether all CPUs have sections, so that they are fenced at once.
+    is_fenced_at_once: bool,
+    /// What claims are to save before a page is claimed.
+    limit: u32,
+}
 
 impl Claims {
     fn nr_lines(nr_cpus: u32) -> u32 {
@@ -126,55 +157,109 @@ impl Claims {
         PerCpu::<Line>::bytes(Claims::nr_lines(nr_cpus))
     }
 
-    /// None yet.
+    /// None yet; put in sections but on these CPUs, where there are sections.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new(nr_cpus: u32) -> Result<Claims, NoMetadata> {
-        let line = || Line(array::from_fn(|_| AtomicU32::new(NONE)));
-        PerCpu::try_new(Claims::nr_lines(nr_cpus), line).map(Claims)
+    pub fn try_new(
+        nr_cpus: u32,
+        sections: Option<&(Sections, CpuMask)>,
+    ) -> Result<Claims, NoMetadata> {
+        let sections = sections.filter(|_| nr_cpus <= MAX_LINES);
+        let has_none = |cpu| sections.is_none_or(|(_, without)| without.has(cpu));
+        let mut cpus = (0..).map(Cpu::new);
+        let line = || Line {
+            gate: match cpus.next().is_none_or(has_none) {
+                true => Gate::shut_for_good(),
+                false => Gate::default(),
+            },
+            words: array::from_fn(|_| AtomicU32::new(NONE)),
+        };
+        let nr_lines = Claims::nr_lines(nr_cpus);
+        Ok(Claims {
+            lines: PerCpu::try_new(nr_lines, line)?,
+            sections: sections.map(|(sections, _)| sections.clone()),
+            is_fenced_at_once: !(0..nr_lines).map(Cpu::new).any(has_none),
+            limit: BOUNCE.saturating_mul(nr_lines.max(MIN_BOUNCES)),
+        })
     }
 
-    /// Notes where a page is pinned whose pin before was not known to be of this CPU; as often as
-    /// there are lines of claims, readers claim it from then on. The caller has a pin on it; `word`
-    /// is the one before.
-    #[cold]
-    #[inline(never)] // Off the path of pages that one CPU uses.
-    pub(super) fn note_pinned_on(
+    /// Notes that a page was pinned on a CPU; where that was so often, or on one CPU after the
+    /// other, that claims would have saved what their end costs, readers claim it from then on. The
+    /// caller has a pin on it; `word` is the one before.
+    #[inline(always)]
+    pub(super) fn note_pinned(
         &self,
         frames: &FrameTable,
         (frame, record, word): (Frame, Record<'_>, Word),
         cpu: Cpu,
     ) {
-        let limit = count(self.0.iter().count()).max(MIN_BOUNCES);
-        if !word.has(flag::CONTENDED) && record.note_pinned_on(cpu, limit) {
+        let is_elsewhere = record.was_pinned_elsewhere(cpu);
+        // Without sections claims save nothing where the line is here.
+        if is_elsewhere || self.sections.is_some() && record.note_pinned_again(self.limit) {
+            self.note_pinned_on(frames, (frame, record, word), cpu);
+        }
+    }
+
+    #[cold]
+    #[inline(never)] // Off the path of pages that one CPU uses.
+    fn note_pinned_on(
+        &self,
+        frames: &FrameTable,
+        (frame, record, word): (Frame, Record<'_>, Word),
+        cpu: Cpu,
+    ) {
+        if !word.has(flag::CONTENDED) && record.note_pinned_on(cpu, self.limit) {
             super::contend(frames, frame);
         }
     }
 
     /// Claims the page in a frame for a reader on `cpu`, if it is the page of `key`. One
-    /// read-modify-write, of the CPU's own line, and one of the word where a mark is to be set.
-    #[inline(never)] // Off the path of pages that nobody contends for.
+    /// read-modify-write, of the CPU's own line, but in a section none; and one of the word where a
+    /// mark is to be set.
+    #[inline(always)] // Most hits of pages that are used often.
     pub(super) fn claim(
         &self,
         frames: &FrameTable,
         cpu: Cpu,
         (frame, record): (Frame, Record<'_>),
+        wish: (PageKey, Access),
+    ) -> Claimed {
+        match self.put_first(cpu, frame, wish.1) {
+            Some(claim) => self.look(frames, claim, (frame, record), wish),
+            None => self.claim_elsewhere(frames, cpu, (frame, record), wish),
+        }
+    }
+
+    /// [`Claims::claim`] by another word than the first one, or without sections.
+    #[inline(never)]
+    fn claim_elsewhere(
+        &self,
+        frames: &FrameTable,
+        cpu: Cpu,
+        (frame, record): (Frame, Record<'_>),
+        wish: (PageKey, Access),
+    ) -> Claimed {
+        match self.put(cpu, frame, wish.1) {
+            Some(claim) => self.look(frames, claim, (frame, record), wish),
+            None => Claimed::No,
+        }
+    }
+
+    /// Looks whether a claim that was put holds its page.
+    #[inline(always)]
+    fn look(
+        &self,
+        frames: &FrameTable,
+        claim: Claim,
+        (frame, record): (Frame, Record<'_>),
         (key, access): (PageKey, Access),
     ) -> Claimed {
-        let Some(claim) = self.put(cpu, frame, access) else {
-            return Claimed::No;
-        };
-        order_after_rmw();
-        // Sequentially consistent, as the exchange that put the claim there: pairs with the fences
-        // in `frames` and `make_pins`.
+        // Comes after the claim: in one order with it, or by the fence in `frames` and `make_pins`.
         let word = record.word_in_order();
         // The frame may hold another page by now. One that is held keeps its key.
         if !word.may_be_claimed() || !record.holds(key) {
-            return match self.give_up(claim) {
-                true => Claimed::Pin,
-                false => Claimed::No,
-            };
+            return self.take_back(claim, frame);
         }
         let marked = access.mark(word);
         // Of those who meet here one is counted.
@@ -184,29 +269,63 @@ impl Claims {
         Claimed::Held(claim)
     }
 
-    /// Puts a frame into a word of the CPU's that is free.
-    #[inline]
-    fn put(&self, cpu: Cpu, frame: Frame, access: Access) -> Option<Claim> {
-        let first = match access {
-            Access::Copy => 0,
-            Access::Pin | Access::Prefetch => KEPT_FOR_COPIES,
-        };
-        // Beyond are numbers that no kernel gives.
-        let line = u16::try_from(cpu.number()).ok()?;
-        let packed = Frame::pack(Some(frame));
-        let words = self.0.of(cpu).0.iter().zip(0..).skip(first);
-        let mut free = words.filter(|(word, _)| word.load(Ordering::Relaxed) == NONE);
-        free.find_map(|(word, slot)| {
-            let (put, failed) = (Ordering::SeqCst, Ordering::Relaxed);
-            let is_put = word.compare_exchange(NONE, packed, put, failed).is_ok();
-            is_put.then(|| Claim::new(line, slot))
-        })
+    /// Gives a claim back that does not hold its page.
+    #[cold]
+    #[inline(never)]
+    fn take_back(&self, claim: Claim, frame: Frame) -> Claimed {
+        match self.give_up(frame, claim) {
+            true => Claimed::Pin,
+            false => Claimed::No,
+        }
     }
 
-    /// Gives a claim back; whether it became a pin meanwhile, which the caller then drops.
+    /// The first of a CPU's words that such a claim may be put into.
     #[inline]
-    pub fn give_up(&self, claim: Claim) -> bool {
-        self.word(claim).give_up()
+    const fn first(access: Access) -> usize {
+        match access {
+            Access::Copy => 0,
+            Access::Pin | Access::Prefetch => KEPT_FOR_COPIES,
+        }
+    }
+
+    /// Puts a frame into the first word of the CPU's in a section, if it is free.
+    #[inline(always)]
+    fn put_first(&self, cpu: Cpu, frame: Frame, access: Access) -> Option<Claim> {
+        let line = self.lines.get(cpu)?;
+        let slot = Claims::first(access);
+        let put = (&line.words[slot], NONE, Frame::pack(Some(frame)));
+        let is_put = self.sections.as_ref()?.replace(cpu, &line.gate, put);
+        is_put.then(|| Claim::new(cpu, slot))
+    }
+
+    /// Puts a frame into a word of the CPU's that is free.
+    fn put(&self, cpu: Cpu, frame: Frame, access: Access) -> Option<Claim> {
+        // Beyond are numbers that no kernel gives.
+        u16::try_from(cpu.number()).ok()?;
+        let packed = Frame::pack(Some(frame));
+        let line = self.lines.of(cpu);
+        let words = line.words.iter().enumerate().skip(Claims::first(access));
+        let mut free = words.filter(|(_, word)| word.load(Ordering::Relaxed) == NONE);
+        if line.gate.is_shut_for_good() {
+            let (put, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+            let is_put =
+                |word: &AtomicU32| word.compare_exchange(NONE, packed, put, failed).is_ok();
+            let (slot, _) = free.find(|(_, word)| is_put(word))?;
+            order_after_rmw();
+            return Some(Claim::new(cpu, slot));
+        }
+        // Another CPU's line, where there is none of its own, is not written in its sections.
+        self.lines.get(cpu)?;
+        let (sections, (slot, word)) = (self.sections.as_ref()?, free.next()?);
+        let is_put = sections.replace(cpu, &line.gate, (word, NONE, packed));
+        is_put.then(|| Claim::new(cpu, slot))
+    }
+
+    /// Gives a claim on a frame back; whether it became a pin meanwhile, which the caller then
+    /// drops.
+    #[inline]
+    pub fn give_up(&self, frame: Frame, claim: Claim) -> bool {
+        self.word(claim).give_up(frame)
     }
 
     /// The word that holds a claim of the caller's, to give the claim back by it alone.
@@ -214,29 +333,56 @@ impl Claims {
     #[inline]
     pub fn word(&self, claim: Claim) -> ClaimWord<'_> {
         let (cpu, slot) = claim.place();
-        ClaimWord(&self.0.of(cpu).0[slot])
+        ClaimWord {
+            cpu,
+            line: self.lines.of(cpu),
+            slot,
+            sections: self.sections.as_ref(),
+        }
     }
 
-    /// The frames that are claimed at a moment. Looks at the line of each CPU.
+    /// What the caller did to a word comes before its looks at the lines; and of what readers did
+    /// to their lines and then saw of that word, it sees the first or they see what it did.
+    fn fence(&self) {
+        full_fence();
+        let Some(sections) = &self.sections else {
+            return;
+        };
+        let few = (!self.is_fenced_at_once).then(|| self.with_sections().map(|(cpu, _)| cpu));
+        sections.fence_many(few);
+    }
+
+    /// The lines on which claims are put in sections.
+    fn with_sections(&self) -> impl Iterator<Item = (Cpu, &Line)> {
+        let lines = self.lines.iter_by_cpu();
+        lines.filter(|(_, line)| !line.gate.is_shut_for_good())
+    }
+
+    /// The frames that are claimed at a moment. Looks at the line of each CPU, and fences those
+    /// that have sections.
     ///
     /// Of a page that no new claim holds since before this call, none that holds it is missed.
     pub fn frames(&self) -> impl Iterator<Item = Frame> {
-        // What the caller did to the word comes before the looks at the lines.
-        full_fence();
+        self.fence();
+        self.frames_about_now()
+    }
+
+    /// [`Claims::frames`] of which some may be missed: for looking at.
+    pub fn frames_about_now(&self) -> impl Iterator<Item = Frame> {
         let frame = |(_, packed)| Frame::unpack(packed).filter(|_| packed != PINNED);
         self.words().filter_map(frame)
     }
 
     /// All words with what is in them.
     fn words(&self) -> impl Iterator<Item = (&AtomicU32, u32)> {
-        let words = self.0.iter().flat_map(|line| &line.0);
+        let words = self.lines.iter().flat_map(|line| &line.words);
         words.map(|word| (word, word.load(Ordering::Acquire)))
     }
 
-    /// Claims on a frame at a moment. Looks at the line of each CPU.
+    /// Claims on a frame at a moment, for looking at. Looks at the line of each CPU.
     #[must_use]
     pub fn nr_on(&self, frame: Frame) -> u32 {
-        self.frames()
+        self.frames_about_now()
             .filter(|&claimed| claimed == frame)
             .map(|_| 1)
             .sum()
@@ -257,14 +403,15 @@ impl Claims {
 
     /// Makes pins of all claims on a page that was contended. The caller took `CONTENDED` away, and
     /// its pin keeps others from taking the page for themselves meanwhile. Looks at the line of
-    /// each CPU; two read-modify-writes for each claim.
+    /// each CPU, and fences those that have sections; two read-modify-writes for each claim.
     ///
     /// Of pins on a page that has left its file, `count` is told: of one more before its holder can
     /// know that it is one, of one less where there is no holder any more.
     #[cold]
     pub fn make_pins(&self, frames: &FrameTable, frame: Frame, mut count: impl FnMut(bool)) {
-        // What the caller did to the word comes before the looks at the lines.
-        full_fence();
+        // Who gives up a claim in a section writes over what he saw there.
+        let _shut = Shut::new(self);
+        self.fence();
         let claimed = Frame::pack(Some(frame));
         for (word, packed) in self.words() {
             if packed != claimed {
@@ -288,6 +435,26 @@ impl Claims {
                     count(false);
                 }
             }
+        }
+    }
+}
+
+/// While it is there, claims are given up by read-modify-writes, once all CPUs were fenced.
+struct Shut<'a>(&'a Claims);
+
+impl Shut<'_> {
+    fn new(claims: &Claims) -> Shut<'_> {
+        for (_, line) in claims.with_sections() {
+            line.gate.keep_shut();
+        }
+        Shut(claims)
+    }
+}
+
+impl Drop for Shut<'_> {
+    fn drop(&mut self) {
+        for (_, line) in self.0.with_sections() {
+            line.gate.let_go();
         }
     }
 }

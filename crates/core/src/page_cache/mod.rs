@@ -403,10 +403,8 @@ fn try_hold(
         unpin(frame);
         return None;
     }
-    if let Some((claims, cpu)) = claims
-        && record.was_pinned_elsewhere(cpu)
-    {
-        claims.note_pinned_on(frames, (frame, record, word), cpu);
+    if let Some((claims, cpu)) = claims {
+        claims.note_pinned(frames, (frame, record, word), cpu);
     }
     let is_reading = word.state() == State::Reading;
     let found = if is_reading {

@@ -22,6 +22,21 @@ pub struct Gate(AtomicU32);
 
 impl Gate {
     const SHUT: u32 = 1;
+    /// Of one that nobody opens.
+    const FOR_GOOD: u32 = 1 << 31;
+
+    /// One that stays shut: of a CPU without sections.
+    #[must_use]
+    pub fn shut_for_good() -> Gate {
+        Gate(AtomicU32::new(Gate::FOR_GOOD))
+    }
+
+    /// Whether nobody opens it.
+    #[must_use]
+    #[inline]
+    pub fn is_shut_for_good(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= Gate::FOR_GOOD
+    }
 
     /// Shuts it; none of the CPU's sections is under way afterwards.
     ///
@@ -39,6 +54,17 @@ impl Gate {
         // Release pairs with the look at it in a section.
         self.0.store(0, Ordering::Release);
     }
+
+    /// Keeps it shut for one more, who has the CPU fenced afterwards, until [`Gate::let_go`]. Not
+    /// of a gate that is [shut](Gate::shut), for one alone, too. One read-modify-write.
+    pub fn keep_shut(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Opens it if nobody else keeps it shut; what was written before is what sections see.
+    pub fn let_go(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -50,7 +76,7 @@ mod machine {
     pub struct Sections {
         /// Where a thread's area for them lies, seen from its thread pointer.
         area: isize,
-        fence: fn(Cpu),
+        fence: fn(Option<Cpu>),
     }
 
     /// A section: the checks that each begins with, then `lines`, of which the last one alone
@@ -99,8 +125,11 @@ mod machine {
         ///    rseq(2) says, registered with the signature 0x53053053, or one whose `cpu_id` is
         ///    negative.
         /// 2. Only sections of this type, and others that end before they begin, use it.
+        /// 3. Once `fence` of a CPU, or of all, returned, whoever was in a section there has ended
+        ///    it or never will. What its thread wrote before is seen, and it sees what was written
+        ///    before `fence`, as if both had been at a point of its program.
         #[must_use]
-        pub const unsafe fn new(area: isize, fence: fn(Cpu)) -> Sections {
+        pub const unsafe fn new(area: isize, fence: fn(Option<Cpu>)) -> Sections {
             Sections { area, fence }
         }
 
@@ -182,6 +211,37 @@ mod machine {
             done != 0
         }
 
+        /// Where the gate is open and `word` is `seen`: makes it `new`. False as in
+        /// [`Sections::take`]. Nothing is touched after the word, which is written as by Release.
+        #[cfg(target_arch = "x86_64")]
+        #[inline(always)]
+        pub(crate) fn replace(
+            &self,
+            cpu: Cpu,
+            gate: &Gate,
+            (word, seen, new): (&AtomicU32, u32, u32),
+        ) -> bool {
+            let done: u64;
+            // SAFETY: as in `take`.
+            unsafe {
+                section!(
+                    [
+                        "cmp dword ptr [{word}], {seen:e}",
+                        "jne 23f",
+                        "mov dword ptr [{word}], {new:e}"
+                    ],
+                    area = in(reg) self.area,
+                    cpu = in(reg) cpu.number(),
+                    gate = in(reg) gate.0.as_ptr(),
+                    word = in(reg) word.as_ptr(),
+                    seen = in(reg) seen,
+                    new = in(reg) new,
+                    scratch = out(reg) done,
+                );
+            }
+            done != 0
+        }
+
         /// Shuts an open gate from the CPU itself, where nothing can be under way then: whoever was
         /// interrupted in a section goes on outside of it. False on another CPU.
         #[cfg(target_arch = "x86_64")]
@@ -202,7 +262,15 @@ mod machine {
 
         /// Sections that began on this CPU before have ended, or never will.
         pub(super) fn fence(&self, cpu: Cpu) {
-            (self.fence)(cpu);
+            (self.fence)(Some(cpu));
+        }
+
+        /// [`Sections::fence`] of these CPUs, or of all at once.
+        pub(crate) fn fence_many(&self, cpus: Option<impl Iterator<Item = Cpu>>) {
+            match cpus {
+                Some(cpus) => cpus.for_each(|cpu| self.fence(cpu)),
+                None => (self.fence)(None),
+            }
         }
     }
 
@@ -227,6 +295,11 @@ mod machine {
             _: (&AtomicU64, u64, u64),
             _: (&AtomicU32, u32),
         ) -> bool {
+            false
+        }
+
+        /// Never runs one.
+        pub(crate) fn replace(&self, _: Cpu, _: &Gate, _: (&AtomicU32, u32, u32)) -> bool {
             false
         }
 
@@ -297,6 +370,20 @@ mod model {
             true
         }
 
+        pub(crate) fn replace(
+            &self,
+            cpu: Cpu,
+            gate: &Gate,
+            (word, seen, new): (&AtomicU32, u32, u32),
+        ) -> bool {
+            let _running = self.run(cpu);
+            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
+                return false;
+            }
+            word.store(new, Ordering::Release);
+            true
+        }
+
         /// As from another CPU: the fence is what is checked.
         #[expect(clippy::unused_self)]
         pub(super) fn shut(&self, _: Cpu, _: &AtomicU32) -> bool {
@@ -305,6 +392,14 @@ mod model {
 
         pub(super) fn fence(&self, cpu: Cpu) {
             drop(self.run(cpu));
+        }
+
+        pub(crate) fn fence_many(&self, cpus: Option<impl Iterator<Item = Cpu>>) {
+            let all = || (0..).map(Cpu::new).take(self.0.len());
+            match cpus {
+                Some(cpus) => cpus.for_each(|cpu| self.fence(cpu)),
+                None => all().for_each(|cpu| self.fence(cpu)),
+            }
         }
     }
 }

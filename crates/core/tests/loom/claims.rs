@@ -1,11 +1,14 @@
-//! Claims on a contended page against all who need the page for themselves.
+//! Claims on a contended page against all who need the page for themselves, with restartable
+//! sequences and without.
 
 use super::{FRAME, key, one_page};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 use pagetide_core::frame::{FrameTable, State, Word, flag};
+use pagetide_core::group::CpuMask;
 use pagetide_core::page_cache::{self, Access, Claim, Claims, Found, Index, Latched, Unwanted};
+use pagetide_core::sync::Sections;
 use pagetide_core::units::{Cpu, Frame};
 
 const CPU: Cpu = Cpu::new(0);
@@ -22,13 +25,21 @@ struct World {
     is_freed: AtomicBool,
 }
 
+/// Explores what is done with a world.
+fn explore(check: impl Fn(Arc<World>) + Clone + Send + Sync + 'static) {
+    let without = check.clone();
+    loom::model(move || without(World::new(false)));
+    loom::model(move || check(World::new(true)));
+}
+
 impl World {
-    fn new() -> Arc<World> {
+    fn new(has_sections: bool) -> Arc<World> {
         let page = one_page();
         page_cache::contend(&page.1, FRAME);
+        let sections = has_sections.then(|| (Sections::new(1), CpuMask::of([])));
         Arc::new(World {
             page,
-            claims: Claims::try_new(1).expect("memory"),
+            claims: Claims::try_new(1, sections.as_ref()).expect("memory"),
             bytes: [AtomicU64::new(1), AtomicU64::new(1)],
             is_woken: AtomicBool::new(false),
             is_freed: AtomicBool::new(false),
@@ -80,7 +91,7 @@ impl World {
         assert_eq!(seen[0], seen[1], "changed while it was held");
         assert_eq!(self.frames().key(FRAME), Some(key(1)));
         match claim {
-            Some(claim) if !self.claims.give_up(claim) => {}
+            Some(claim) if !self.claims.give_up(FRAME, claim) => {}
             _ => self.unpin(FRAME),
         }
     }
@@ -117,8 +128,7 @@ fn reader_on(world: &Arc<World>, cpu: Cpu) -> thread::JoinHandle<()> {
 
 #[test]
 fn a_claim_and_an_eviction_never_both_win() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let reader = reader(&world);
         let frames = world.frames();
         let isolate = |word: Word| word.is_evictable().then(|| word.with(flag::ISOLATED));
@@ -140,8 +150,7 @@ fn a_claim_and_an_eviction_never_both_win() {
 
 #[test]
 fn a_latch_waits_for_claims_and_is_woken() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let reader = reader(&world);
         match world.latch() {
             Latched::Held(frame) => {
@@ -180,8 +189,7 @@ fn truncate(world: &World) {
 
 #[test]
 fn a_truncated_page_is_freed_once_by_the_last_of_pins_and_claims() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let reader = reader(&world);
         truncate(&world);
         reader.join().expect("the reader does not panic");
@@ -192,13 +200,12 @@ fn a_truncated_page_is_freed_once_by_the_last_of_pins_and_claims() {
 
 #[test]
 fn a_claim_that_is_given_up_while_it_becomes_a_pin_drops_that_pin_only() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let claim = world.hold(CPU).1.expect("it is contended");
         let holder = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                if world.claims.give_up(claim) {
+                if world.claims.give_up(FRAME, claim) {
                     world.unpin(FRAME);
                 }
             })
@@ -212,8 +219,7 @@ fn a_claim_that_is_given_up_while_it_becomes_a_pin_drops_that_pin_only() {
 
 #[test]
 fn a_pin_becomes_the_latch_beside_no_claim() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let frames = world.frames();
         assert!(frames.update(FRAME, Word::pinned).is_ok());
         let reader = reader(&world);
@@ -231,8 +237,7 @@ fn a_pin_becomes_the_latch_beside_no_claim() {
 
 #[test]
 fn of_two_latches_and_a_claim_nobody_is_forgotten() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let (found, claim) = world.hold(CPU);
         assert_eq!(found, Found::Pinned(FRAME));
         let claim = claim.expect("it is contended");
@@ -253,7 +258,7 @@ fn of_two_latches_and_a_claim_nobody_is_forgotten() {
         };
         let seen = world.bytes.each_ref().map(|b| b.load(Ordering::Relaxed));
         assert_eq!(seen, [1, 1], "changed while it was held");
-        if world.claims.give_up(claim) {
+        if world.claims.give_up(FRAME, claim) {
             world.unpin(FRAME);
         }
         let had_to_wait = ask(&world);
@@ -268,8 +273,7 @@ fn of_two_latches_and_a_claim_nobody_is_forgotten() {
 fn a_page_is_contended_once_two_cpus_pinned_it() {
     let contended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seen = std::sync::Arc::clone(&contended);
-    loom::model(move || {
-        let world = World::new();
+    explore(move |world| {
         world.claims.end(world.frames(), FRAME, |_| ());
         world.frames().set_group(FRAME, 7);
         let reader = reader_on(&world, Cpu::new(1));
@@ -285,8 +289,7 @@ fn a_page_is_contended_once_two_cpus_pinned_it() {
 
 #[test]
 fn a_reader_notes_nothing_in_a_frame_that_somebody_owns() {
-    loom::model(|| {
-        let world = World::new();
+    explore(|world| {
         let frames = world.frames();
         world.claims.end(frames, FRAME, |_| ());
         world.read(CPU);

@@ -65,7 +65,7 @@ impl Kept {
         let memory = &self.shared.0;
         self.read();
         let is_over = match claim {
-            Some(claim) => !memory.claims().word(claim).give_up(),
+            Some(claim) => !memory.claims().word(claim).give_up(self.frame),
             None => memory.frames().pinned(self.frame).try_unpin(),
         };
         if is_over {
@@ -107,10 +107,10 @@ impl Kept {
     }
 }
 
-/// Two threads drop a page each, of which the second is held by a claim, if that `is_claimed`; a
-/// third one drops the last handle.
-fn drop_all(is_claimed: bool) {
-    whole(move |shared| {
+/// Two threads drop a page each, of which the second is held by a claim, if that `is_claimed`, put
+/// in a section, if there are some; a third one drops the last handle.
+fn drop_all(is_claimed: bool, has_sections: bool) {
+    whole_with(has_sections, move |shared| {
         let (mut op, read) = start(&shared);
         let (memory, _, file) = &*shared;
         let mut effects = Effects::new();
@@ -144,10 +144,11 @@ fn drop_all(is_claimed: bool) {
 
 #[test]
 fn the_last_pin_or_the_last_handle_ends_the_memory() {
-    drop_all(false);
+    drop_all(false, false);
 }
 
 #[test]
 fn a_claim_keeps_the_memory_until_it_is_given_up() {
-    drop_all(true);
+    drop_all(true, false);
+    drop_all(true, true);
 }

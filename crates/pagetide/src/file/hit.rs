@@ -11,8 +11,9 @@ use std::sync::Arc;
 impl File {
     /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the file's end.
     ///
-    /// A cached page costs two read-modify-writes and the copy. A missing one is read by this
-    /// thread, or awaited where another reads it.
+    /// A cached page costs two read-modify-writes and the copy; one that is used often, where the
+    /// machine has restartable sequences, the copy. A missing one is read by this thread, or
+    /// awaited where another reads it.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`];

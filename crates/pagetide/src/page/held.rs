@@ -20,7 +20,7 @@ impl Shared {
         self.core.latch(cpu::current(), key, run)
     }
 
-    /// Pins a page that is resident, or claims it where its word went from CPU to CPU.
+    /// Pins a page that is resident, or claims it where it is used often.
     #[inline(always)]
     pub(crate) fn hold(&self, key: PageKey, access: Access) -> (Found, Option<Claim>) {
         if cfg!(contended) {
@@ -41,7 +41,7 @@ impl Shared {
     pub(crate) fn release(&self, frame: Frame, claim: Option<Claim>) {
         // Nobody waits for claims: where somebody needs the page, they are pins.
         match claim {
-            Some(claim) if !self.core.claims().give_up(claim) => self.came_back(frame),
+            Some(claim) if !self.core.claims().give_up(frame, claim) => self.came_back(frame),
             _ => self.unpin(frame),
         }
     }

@@ -16,7 +16,9 @@ fn rmws_of<T>(step: impl FnOnce() -> T) -> Option<u64> {
 #[test]
 fn a_hit_is_two_read_modify_writes() {
     let data = crate::data::numbered_file(NR_PAGES);
-    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    // In restartable sequences it is fewer.
+    let builder = Memory::builder().restartable_sequences(false);
+    let builder = builder.budget(ByteSize::mib(8)).without_thread();
     let memory = builder.build().unwrap();
     let file = memory.open(data.path(), &memory.root()).unwrap();
     let offset = |page: u64| page * 4096;
@@ -47,6 +49,41 @@ fn a_hit_is_two_read_modify_writes() {
     }
     let across = rmws_of(|| file.read_at(&mut bytes, offset(7) + 100).unwrap());
     assert_eq!(across, Some(4), "a read of two pages");
+}
+
+#[test]
+fn a_hit_of_a_page_that_is_used_often_is_none() {
+    let data = crate::data::numbered_file(NR_PAGES);
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    if let Some(reason) = memory.without_rseq() {
+        return println!("skipped: restartable sequences: {reason}");
+    }
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let mut bytes = [0; 4096];
+    let mut hits = |nr_rounds: u64| {
+        for page in (0..nr_rounds).flat_map(|_| 0..NR_PAGES) {
+            drop(file.pin(page).unwrap());
+            file.read_at(&mut bytes, page * 4096).unwrap();
+            assert_eq!(bytes[..8], page.to_le_bytes());
+        }
+    };
+    hits(1);
+    // At first each is a pin.
+    if let Some(rmws) = rmws_of(|| hits(8)).filter(|_| !cfg!(contended)) {
+        assert!(rmws >= 8 * NR_PAGES * 4, "{rmws} for {}", 8 * NR_PAGES);
+    }
+    hits(2000);
+    // But where the thread was preempted between or changed its CPU.
+    if let Some(rmws) = rmws_of(|| hits(100)) {
+        assert!(rmws < 100 * NR_PAGES / 20, "{rmws} for {}", 100 * NR_PAGES);
+    }
+    // A page of which one is pinned: the next claim has another word.
+    let pinned = file.pin(0).unwrap();
+    if let Some(rmws) = rmws_of(|| (0..1000).for_each(|_| drop(file.pin(1).unwrap()))) {
+        assert!(rmws < 50, "{rmws} beside a pin");
+    }
+    drop(pinned);
 }
 
 #[test]

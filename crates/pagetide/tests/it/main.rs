@@ -12,6 +12,7 @@ mod beside_cuts;
 mod budget;
 mod callers;
 mod child;
+mod claims;
 mod counters;
 mod crash;
 mod cuts;

@@ -11,7 +11,7 @@ const MAX_HELD: usize = 40;
 const TIME: Duration = Duration::from_millis(1500);
 
 /// A memory in which buffers are taken in restartable sequences, where the machine has them.
-fn memory() -> Option<Memory> {
+pub(crate) fn memory() -> Option<Memory> {
     let builder = Memory::builder().budget(ByteSize::mib(256));
     let memory = builder.without_thread().build().unwrap();
     if let Some(reason) = memory.without_rseq() {
@@ -22,7 +22,7 @@ fn memory() -> Option<Memory> {
 }
 
 /// Moves the calling thread to the `turn`th of the CPUs that it may run on, round and round.
-fn move_to(allowed: &CpuSet, turn: u64) {
+pub(crate) fn move_to(allowed: &CpuSet, turn: u64) {
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
         .filter(|&cpu| allowed.is_set(cpu))
         .collect();
@@ -32,7 +32,7 @@ fn move_to(allowed: &CpuSet, turn: u64) {
 }
 
 /// Tells all threads when it is dropped, by unwinding too.
-struct Over<'a>(&'a AtomicBool);
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {

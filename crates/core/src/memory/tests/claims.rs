@@ -251,7 +251,7 @@ fn views_leave_claims_to_copies_and_beyond_them_pages_are_pinned() {
     let mut effects = Effects::new();
     let (found, none) = hold(&memory, CPU, page, Access::Pin);
     assert_eq!((found, none), (Found::Pinned(frame), None));
-    let copies: Vec<Claim> = (0..8)
+    let copies: Vec<Claim> = (0..7)
         .map(|_| claim(&memory, page, frame, Access::Copy))
         .collect();
     let (_, none) = hold(&memory, CPU, page, Access::Copy);

@@ -7,8 +7,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "another CPU is not fenced",
         file: "rseq.rs",
-        find: "membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu.number());",
-        replace: "io::Result::Ok(drop(cpu));",
+        find: "membarrier(PRIVATE_EXPEDITED_RSEQ, FLAG_CPU, cpu.number()),",
+        replace: "io::Result::Ok(drop(cpu)),",
         tests: Tests::Runtime("rseq::a_buffer"),
     },
     Mutant {
@@ -24,6 +24,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "cmp dword ptr [{gate}], 0",
         replace: "cmp {gate}, {gate}",
         tests: Tests::Runtime("rseq::a_buffer"),
+    },
+    Mutant {
+        name: "a page that one CPU uses often is not claimed",
+        file: "../../core/src/page_cache/claims.rs",
+        find: " || self.sections.is_some() && record.note_pinned_again(self.limit)",
+        replace: "",
+        tests: Tests::Runtime("hit_cost::a_hit"),
+    },
+    Mutant {
+        name: "a claim is put into a word that has one",
+        file: "../../core/src/sync/sections.rs",
+        find: "\"cmp dword ptr [{word}], {seen:e}\"",
+        replace: "\"cmp {seen:e}, {seen:e}\"",
+        tests: Tests::Runtime("claims::"),
+    },
+    Mutant {
+        name: "isolated CPUs are fenced with all others",
+        file: "../../core/src/page_cache/claims.rs",
+        find: "is_fenced_at_once: !(0..nr_lines).map(Cpu::new).any(has_none),",
+        replace: "is_fenced_at_once: true,",
+        tests: Tests::Runtime("isolated::nothing"),
     },
     Mutant {
         name: "who was woken and is not polled stands in the way for ever",
