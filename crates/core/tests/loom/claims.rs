@@ -16,6 +16,7 @@ const CPU: Cpu = Cpu::new(0);
 /// One contended page.
 struct World {
     page: Arc<(Index, FrameTable)>,
+    has_sections: bool,
     claims: Claims,
     /// Two words of its bytes, changed one after the other.
     bytes: [AtomicU64; 2],
@@ -39,6 +40,7 @@ impl World {
         let sections = has_sections.then(|| (Sections::new(1), CpuMask::of([])));
         Arc::new(World {
             page,
+            has_sections,
             claims: Claims::try_new(1, sections.as_ref()).expect("memory"),
             bytes: [AtomicU64::new(1), AtomicU64::new(1)],
             is_woken: AtomicBool::new(false),
@@ -285,6 +287,27 @@ fn a_page_is_contended_once_two_cpus_pinned_it() {
         world.check();
     });
     assert!(contended.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+#[test]
+fn a_cpu_without_a_line_puts_no_claim_in_another_ones_sections() {
+    explore(|world| {
+        let other = reader_on(&world, Cpu::new(1));
+        let (found, claim) = world.hold(CPU);
+        assert_eq!(found, Found::Pinned(FRAME));
+        assert!(claim.is_some());
+        let (found, beyond) = world.hold(Cpu::new(1));
+        assert_eq!(found, Found::Pinned(FRAME));
+        assert!(beyond.is_none() || !world.has_sections);
+        for claim in [claim, beyond] {
+            match claim {
+                Some(claim) if !world.claims.give_up(FRAME, claim) => {}
+                _ => world.unpin(FRAME),
+            }
+        }
+        other.join().expect("the reader does not panic");
+        world.check();
+    });
 }
 
 #[test]

@@ -314,7 +314,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "page_cache/mod.rs",
         find: "    let word = match pin_record(",
         replace: "    if let Some((claims, cpu)) = claims {\n        \
-                  claims.note_pinned_on(frames, (frame, record, word), cpu);\n    }\n    \
+                  claims.note_pinned(frames, (frame, record, word), cpu);\n    }\n    \
                   let word = match pin_record(",
         tests: Tests::Loom,
     },
