@@ -324,6 +324,7 @@ impl Builder {
         config.sections = sections.map(|sections| (sections, locked));
         if let Size::Resident(_) = self.size {
             config.fit(pages);
+            countable(config.budget_pages.into())?;
         }
         let core = Core::try_new(config).map_err(|error| match error {
             BuildError::BudgetTooSmall {

@@ -250,6 +250,14 @@ fn failures_exit_with_1_and_name_the_thing() {
             "a budget of 8192 bytes is too small",
         ),
         (
+            &["replay", &sample, "--frames", "4200000000"],
+            "is too large: at most",
+        ),
+        (
+            &["mrc", &sample, "--frames", "4294967295", "--policy", "fifo"],
+            "no memory of 4294967295 frames",
+        ),
+        (
             &["replay", &sample, "--frames", "9", "--file", path(&rubbish)],
             "need 87445504",
         ),

@@ -149,8 +149,8 @@ impl Config {
             let share = u64::from(len) * u64::from(self.movable_percent.min(100)) / 100;
             let share = u32::try_from(share).expect("at most the whole of it");
             // No pageblock lies in two zones: its word has room for one.
-            let middle = (range.end - share).next_multiple_of(PAGEBLOCK_PAGES);
-            let middle = middle.min(range.end);
+            let middle = (range.end - share).checked_next_multiple_of(PAGEBLOCK_PAGES);
+            let middle = middle.map_or(range.end, |middle| middle.min(range.end));
             let parts = [
                 (Kind::Normal, range.start, middle),
                 (Kind::Movable, middle, range.end),

@@ -166,8 +166,7 @@ impl Config {
     /// most 1/64 of it and 12 MiB: frames that were touched are resident, whoever has them. Where
     /// that is less, with many CPUs under a small budget, caches are drained for the last pages.
     ///
-    /// # Panics
-    /// Beyond 2^32 - 2 frames (16 TiB), which [`Memory::try_new`] refuses before.
+    /// `u32::MAX` stands for more than there are numbers for, which [`Memory::try_new`] refuses.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
         let nr_pages = self.arena_pages.max(self.budget_pages);
@@ -352,6 +351,10 @@ impl Memory {
         config.arena_pages = config.arena_pages.max(config.budget_pages);
         config.alloc.check().map_err(BuildError::Config)?;
         let nr_frames = config.nr_frames();
+        if nr_frames == u32::MAX {
+            let bytes = config.metadata_bytes();
+            return Err(BuildError::NoMetadata(NoMetadata { bytes }));
+        }
         let metadata = config.metadata_pages();
         let own_pages = config.own_pages();
         let needed_pages = own_pages.saturating_add(MIN_PAGES);
