@@ -94,10 +94,15 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     // What core says when it panics is told with the seed.
     std::panic::set_hook(Box::new(|_| ()));
     let began = Instant::now();
+    let end = |time: humantime::Duration| {
+        let end = began.checked_add(time.into());
+        end.ok_or_else(|| Failure::Usage(format!("--for {time}: no clock counts so far")))
+    };
+    let until = args.time.map(end).transpose()?;
     let plan = Mutex::new(Plan {
         next: seeds.start,
         end: seeds.end,
-        until: args.time.map(|time| began + Duration::from(time)),
+        until,
         running: Vec::new(),
     });
     let nr_seeds = if args.time.is_some() {

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SimArgs {
     /// One seed; with `--for` the first one.
-    #[arg(long, value_name = "N", conflicts_with = "seeds")]
+    #[arg(long, value_name = "N", conflicts_with = "seeds",
+          value_parser = clap::value_parser!(u64).range(..u64::MAX))]
     pub(crate) seed: Option<u64>,
     /// Seeds from A, below B [default: 0..64].
     #[arg(long, value_name = "A..B")]

@@ -222,6 +222,8 @@ fn usage_errors_exit_with_2_and_name_the_thing() {
             "unknown policy 'best'",
         ),
         (&["mrc", &sample, "--fractions", "2"], "a fraction of 2"),
+        (&["sim", "--seed", "18446744073709551615"], "is not in"),
+        (&["sim", "--for", "500000000000years"], "no clock"),
         (&["fly"], "fly"),
     ] {
         let (code, message) = failure(args);
