@@ -212,11 +212,11 @@ impl std::str::FromStr for Share {
 
     fn from_str(text: &str) -> Result<Share, String> {
         let refused = || format!("'{text}' is no share: as in 95% or 0.95, above 0 and at most 1");
-        let (number, whole) = match text.strip_suffix('%') {
-            Some(percents) => (percents.trim_end(), 100.0),
-            None => (text, 1.0),
-        };
-        let share = number.parse::<f64>().map_err(|_| refused())? / whole;
+        // 99.9 / 100 is more than 0.999.
+        let percents = text.strip_suffix('%');
+        let percents = percents.map(|percents| format!("{}e-2", percents.trim_end()));
+        let number = percents.as_deref().unwrap_or(text);
+        let share = number.parse::<f64>().map_err(|_| refused())?;
         let is_share = share > 0.0 && share <= 1.0;
         is_share.then_some(Share(share)).ok_or_else(refused)
     }

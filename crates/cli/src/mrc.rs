@@ -37,6 +37,14 @@ struct Point {
     miss_ratio_error: Option<f64>,
 }
 
+impl Point {
+    /// Whether at least this part of the requests are hits.
+    fn has(&self, hit_ratio: f64) -> bool {
+        // Not 1 less the misses' part, which is rounded.
+        (self.requests - self.misses) as f64 / self.requests as f64 >= hit_ratio
+    }
+}
+
 pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
     let runners = args.policy.iter().map(|name| Runner::of(name));
     let mut runners: Vec<Runner> = runners.collect::<Result<_, _>>()?;

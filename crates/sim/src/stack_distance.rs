@@ -64,8 +64,10 @@ impl StackDistances {
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub fn frames_for(&self, hit_ratio: f64) -> Option<u32> {
-        let needed = hit_ratio * self.nr_requests as f64;
-        let frames = self.nr_hits.partition_point(|&hits| (hits as f64) < needed);
+        let ratio = |hits: u64| hits as f64 / self.nr_requests as f64;
+        let frames = self
+            .nr_hits
+            .partition_point(|&hits| ratio(hits) < hit_ratio);
         let is_there = frames < self.nr_hits.len();
         is_there.then(|| u32::try_from(frames).expect("no more than there are pages"))
     }
@@ -194,7 +196,10 @@ mod tests {
                 prop_assert_eq!(distances.counts(capacity), expected, "{} pages", capacity);
             }
             for hit_ratio in [0.001, 0.3, 0.5, 0.7, 0.9, 1.0] {
-                let is_enough = |frames| 1.0 - distances.counts(frames).miss_ratio() >= hit_ratio;
+                let is_enough = |frames| {
+                    let Counts { requests, misses } = distances.counts(frames);
+                    (requests - misses) as f64 / requests as f64 >= hit_ratio
+                };
                 let least = (1..150).find(|&frames| is_enough(frames));
                 prop_assert_eq!(distances.frames_for(hit_ratio), least, "{}", hit_ratio);
             }

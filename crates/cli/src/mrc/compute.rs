@@ -113,7 +113,7 @@ impl Lru<'_> {
         if self.work.samples.is_none() {
             return self.distances[0].frames_for(hit_ratio);
         }
-        let is_enough = |frames| 1.0 - self.point(frames).miss_ratio >= hit_ratio;
+        let is_enough = |frames| self.point(frames).has(hit_ratio);
         let (mut below, mut enough) = (self.least_frames() - 1, self.work.trace.nr_unique);
         if below >= enough || !is_enough(enough) {
             return None;

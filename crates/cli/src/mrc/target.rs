@@ -45,9 +45,7 @@ impl Needed {
     fn of_points(trace: &Trace, points: &[Point], target: f64) -> Needed {
         let mut points: Vec<&Point> = points.iter().collect();
         points.sort_by_key(|point| point.frames);
-        let enough = points
-            .iter()
-            .position(|point| 1.0 - point.miss_ratio >= target);
+        let enough = points.iter().position(|point| point.has(target));
         let below = enough.unwrap_or(points.len()).checked_sub(1);
         let more_than = below.map(|below| points[below].frames);
         let found = enough.map(|at| points[at]);

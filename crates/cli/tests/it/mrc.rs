@@ -53,6 +53,20 @@ fn a_target_is_met_by_the_size_that_is_named_and_by_none_below() {
 }
 
 #[test]
+fn a_target_is_met_by_exactly_as_many_hits() {
+    for (pages, again, target) in [(1, 999, "99.9%"), (9, 1, "10%"), (45, 55, "55%")] {
+        let mut text: Vec<String> = (1..=pages).map(|page| page.to_string()).collect();
+        text.extend(vec![pages.to_string(); again]);
+        let trace = written(text.join("\n").as_bytes());
+        let args = ["--policy", "fifo,lru", "--frames", "1", "--target", target];
+        let lines = json(&[&["mrc", path(&trace), "--json"], &args[..]].concat());
+        for needed in &lines[2..] {
+            assert_eq!(needed["frames"], 1, "{needed}");
+        }
+    }
+}
+
+#[test]
 fn a_target_that_no_size_meets_is_said_to_be_out_of_reach() {
     let needed = run(&["--policy", "fifo,lru", "--target", "0.95", "--points", "3"]);
     for one in &needed[6..] {
