@@ -29,6 +29,16 @@ enum Load {
     Objects,
 }
 
+impl Load {
+    /// So many pairs, in whole bursts where it has some.
+    fn whole(self, pairs: u64) -> u64 {
+        match self {
+            Load::Page | Load::Bytes => pairs,
+            Load::Pages | Load::Objects => pairs.next_multiple_of(BURST),
+        }
+    }
+}
+
 const LOADS: [(&str, Load); 4] = [
     ("page", Load::Page),
     ("256 pages", Load::Pages),
@@ -140,7 +150,7 @@ fn threaded(tree: &Tree, id: u32, load: Load, threads: u32, nr_cpus: usize, pair
                 let cpu = Cpu::new(u32::try_from(number).unwrap_or(0));
                 work(tree, id, cpu, load, BURST);
                 barrier.wait();
-                cost(pairs, || work(tree, id, cpu, load, pairs))
+                cost(load.whole(pairs), || work(tree, id, cpu, load, pairs))
             })
         };
         let running: Vec<_> = (0..threads).map(spawn).collect();
@@ -156,12 +166,12 @@ fn threaded(tree: &Tree, id: u32, load: Load, threads: u32, nr_cpus: usize, pair
     }
 }
 
-/// Charges and gives back `pairs` times.
+/// Charges and gives back [`Load::whole`] times.
 fn work(tree: &Tree, id: u32, cpu: Cpu, load: Load, pairs: u64) {
     let room = "the root is far from full";
     let rounds = match load {
         Load::Page | Load::Bytes => pairs,
-        Load::Pages | Load::Objects => pairs / BURST,
+        Load::Pages | Load::Objects => load.whole(pairs) / BURST,
     };
     for _ in 0..rounds {
         match load {

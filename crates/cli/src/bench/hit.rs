@@ -175,7 +175,7 @@ impl Bed {
                 .map(|thread| {
                     scope.spawn(move || {
                         barrier.wait();
-                        let done = self.read_many(variant, thread, reads / u64::from(threads));
+                        let done = self.read_many(variant, thread, share(reads, thread, threads));
                         barrier.wait();
                         done
                     })
@@ -215,6 +215,12 @@ impl Bed {
     }
 }
 
+/// What one of the threads reads of all.
+fn share(reads: u64, thread: u32, threads: u32) -> u64 {
+    let up_to = |thread: u32| reads * u64::from(thread) / u64::from(threads);
+    up_to(thread + 1) - up_to(thread)
+}
+
 fn table(rows: &[Row]) -> String {
     let header = [
         "pages",
@@ -239,4 +245,17 @@ fn table(rows: &[Row]) -> String {
         ]
     };
     output::table(&header, 3, rows.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_read_all_of_it_together() {
+        for (reads, threads) in [(511, 256), (256, 256), (400_000, 3), (1_000_000_000, 7)] {
+            let shares = (0..threads).map(|thread| share(reads, thread, threads));
+            assert_eq!(shares.sum::<u64>(), reads, "{threads} threads");
+        }
+    }
 }

@@ -177,7 +177,7 @@ fn one(kind: StockKind, case: Case, pairs: u64) -> Result<Cost, Failure> {
             .expect("the root is far from full");
         set_up(&tree, group, case);
     }
-    let rounds = pairs / u64::from(case.burst * case.nr_groups);
+    let rounds = pairs.div_ceil(u64::from(case.burst * case.nr_groups));
     let round = || {
         for &group in &groups {
             turn(&tree, group, case);

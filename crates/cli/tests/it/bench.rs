@@ -55,6 +55,23 @@ fn charge_counts_its_read_modify_writes() {
 }
 
 #[test]
+fn pairs_that_fill_no_burst_are_divided_by_what_was_done() {
+    let rows = json(&["bench", "charge", "--pairs", "300", "--json"]);
+    for row in with(&rows, "load") {
+        if row["load"] == "256 pages" && row["variant"] == "none" && row["threads"] == 1 {
+            let rmws = number(row, "rmws_per_pair");
+            assert_eq!(rmws, 2.0 * number(row, "levels"), "{row}");
+        }
+    }
+    for row in json(&["bench", "ping-pong", "--pairs", "10", "--json"]) {
+        if row["variant"] == "atomic" {
+            assert!(number(&row, "rmws_per_pair") >= 2.0, "{row}");
+            assert!(number(&row, "straight_rmws_per_pair") >= 2.0, "{row}");
+        }
+    }
+}
+
+#[test]
 fn drain_is_complete_on_return_but_where_it_is_scheduled() {
     let rows = json(&[
         "bench",
