@@ -121,11 +121,7 @@ impl Reservation {
         if let Err(size) = before {
             panic!("{less} bytes given back of a reservation of {size}");
         }
-        let shared = self.group.shared();
-        let core = &shared.core;
-        core.unreserve(cpu::current(), self.group.id(), less);
-        shared.settle();
-        shared.group_came_back(self.group.id());
+        self.give_back(less);
     }
 
     /// Grows or shrinks to a size. Not together with other changes of the same reservation.
@@ -145,9 +141,20 @@ impl Reservation {
 
     /// Gives everything back; returns how much it was.
     pub fn free(&self) -> ByteSize {
-        let size = self.size();
-        self.shrink(size);
-        size
+        if self.group.shared().is_forked() {
+            return self.size();
+        }
+        let size = self.nr_bytes.swap(0, Ordering::Relaxed);
+        self.give_back(size);
+        ByteSize(size)
+    }
+
+    /// Gives back what was taken off the size.
+    fn give_back(&self, less: u64) {
+        let (shared, group) = (self.group.shared(), self.group.id());
+        shared.core.unreserve(cpu::current(), group, less);
+        shared.settle();
+        shared.group_came_back(group);
     }
 
     /// Whether the pages of so many bytes more can be counted.

@@ -181,3 +181,28 @@ fn a_reservation_is_as_it_was_where_a_shrinker_unwinds() {
     assert_eq!(work.usage(), ByteSize(0));
     assert_eq!(memory.audit(), Ok(()));
 }
+
+#[test]
+fn threads_that_free_one_reservation_give_its_bytes_back_once() {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let reservation = web.reserve(ByteSize(0)).unwrap();
+    let freed = std::thread::scope(|scope| {
+        let work = || {
+            let one = || {
+                reservation.grow(ByteSize(100));
+                reservation.free().as_u64()
+            };
+            (0..20_000).map(|_| one()).sum::<u64>()
+        };
+        let threads = [(); 2].map(|()| scope.spawn(work));
+        threads
+            .map(|thread| thread.join().unwrap())
+            .iter()
+            .sum::<u64>()
+    });
+    assert_eq!(freed, 2 * 20_000 * 100);
+    assert_eq!(reservation.size(), ByteSize(0));
+    assert_eq!(web.stat().slab_unreclaimable, 0);
+}
