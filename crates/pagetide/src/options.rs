@@ -211,17 +211,26 @@ impl OpenOptions {
         options.read(true).write(self.write).custom_flags(UNBLOCKED);
         if self.create || self.create_new {
             match options.clone().create_new(true).open(path) {
-                Ok(file) => {
-                    let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
-                    let folder = fs::File::open(folder.unwrap_or(Path::new(".")))?;
-                    return Ok((file, Some(folder)));
-                }
+                Ok(file) => return Ok((file, Some(folder_of(path)?))),
                 Err(error) if self.create_new || error.kind() != io::ErrorKind::AlreadyExists => {
                     return Err(error);
                 }
                 Err(_) => {}
             }
         }
-        Ok((options.open(path)?, None))
+        match options.open(path) {
+            // The name is a link to what is not there, or somebody has just removed the file.
+            Err(error) if self.create && error.kind() == io::ErrorKind::NotFound => {
+                let file = options.create(true).open(path)?;
+                Ok((file, Some(folder_of(&fs::canonicalize(path)?)?)))
+            }
+            opened => Ok((opened?, None)),
+        }
     }
+}
+
+/// The folder that a file's name is in.
+fn folder_of(path: &Path) -> io::Result<fs::File> {
+    let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
+    fs::File::open(folder.unwrap_or(Path::new(".")))
 }

@@ -165,6 +165,24 @@ fn what_is_no_regular_file_is_refused() {
 }
 
 #[test]
+fn what_a_link_names_is_created_where_it_is_not_there() {
+    let memory = memory();
+    let folder = tempfile::tempdir().unwrap();
+    let [link, target] = ["link", "elsewhere/target"].map(|name| folder.path().join(name));
+    std::fs::create_dir(folder.path().join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere/target", &link).unwrap();
+    // The link itself is something that is there.
+    let new = OpenOptions::new().write(true).create_new(true);
+    let kind = refused(new.open(&memory, &link, &memory.root()));
+    assert_eq!(kind, io::ErrorKind::AlreadyExists);
+    let create = OpenOptions::new().write(true).create(true);
+    let file = create.open(&memory, &link, &memory.root()).unwrap();
+    file.write_at(b"hello", 0).unwrap();
+    file.sync().unwrap();
+    assert_eq!(std::fs::read(target).unwrap(), b"hello");
+}
+
+#[test]
 fn a_file_that_may_be_read_only_is_not_opened_for_writing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data");
