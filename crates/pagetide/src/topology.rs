@@ -25,6 +25,9 @@ pub struct BadTopology {
 }
 
 const NODES: &str = "/sys/devices/system/node";
+/// CPUs of a made-up machine at most: far above what a kernel can have, so that all tables of CPUs
+/// can be counted.
+const MAX_CPUS: u32 = 1 << 16;
 
 impl Topology {
     /// This machine's. One node with all possible CPUs where the kernel shows no nodes, or none
@@ -71,13 +74,17 @@ impl Topology {
     /// are ranges of the arena that the kernel knows nothing of.
     ///
     /// # Errors
-    /// [`BadTopology`] for no node, no CPU, or more than 64 nodes.
+    /// [`BadTopology`] for no node, no CPU, more than 64 nodes, or more than 65,536 CPUs.
     pub fn grid(nr_nodes: u32, cpus_per_node: u32) -> Result<Topology, BadTopology> {
-        let core = alloc::Topology::grid(nr_nodes, cpus_per_node);
-        let core = core.map_err(|error| BadTopology {
+        let bad = |problem| BadTopology {
             text: format!("{nr_nodes}x{cpus_per_node}"),
-            problem: problem_of(error),
-        })?;
+            problem,
+        };
+        if nr_nodes.saturating_mul(cpus_per_node) > MAX_CPUS {
+            return Err(bad(format!("more than {MAX_CPUS} CPUs")));
+        }
+        let core = alloc::Topology::grid(nr_nodes, cpus_per_node);
+        let core = core.map_err(|error| bad(problem_of(error)))?;
         Ok(Topology {
             core,
             os_nodes: None,
@@ -258,6 +265,9 @@ mod tests {
         let topology: Topology = "28x2".parse().unwrap();
         assert_eq!((topology.nr_nodes(), topology.nr_cpus()), (28, 56));
         for bad in ["", "28", "28x", "ax2", "0x2", "2x0", "65x1", "-1x2"] {
+            assert!(bad.parse::<Topology>().is_err(), "{bad}");
+        }
+        for bad in ["1x65537", "1x4000000000", "64x100000000"] {
             assert!(bad.parse::<Topology>().is_err(), "{bad}");
         }
         assert_eq!(list_of("0-2,7\n"), Some(vec![0, 1, 2, 7]));
