@@ -46,6 +46,8 @@ struct World {
 struct Done {
     latencies: Histogram<u64>,
     misses: u64,
+    /// Longer than asked for by what the last operation took.
+    elapsed: Duration,
 }
 
 pub(super) fn run(args: &MixedArgs) -> Result<(), Failure> {
@@ -66,7 +68,7 @@ pub(super) fn run(args: &MixedArgs) -> Result<(), Failure> {
         let done = world.run(tenants.clone(), phase_time)?;
         for (tenant, done) in tenants.zip(done) {
             let alone = rows.iter().find(|row| row.tenant == TENANTS[tenant]);
-            let per_s = done.latencies.len() as f64 / phase_time.as_secs_f64();
+            let per_s = done.latencies.len() as f64 / done.elapsed.as_secs_f64();
             let to_alone = alone.map(|row| output::rounded(per_s / row.ops_per_s.max(1) as f64));
             rows.push(world.row((phase, tenant), &done, per_s, to_alone));
         }
@@ -130,7 +132,7 @@ impl World {
         let mut latencies = load::histogram();
         let mut requests = Requests::new(Distribution::Zipf(1.1), self.nr_pages, tenant);
         let mut buf = vec![0; PAGE_BYTES * 32];
-        let mut nr_done = 0;
+        let (start, mut nr_done) = (Instant::now(), 0);
         while !is_over.load(Ordering::Relaxed) {
             let page = u64::from(requests.next().expect("requests without end"));
             load::timed(&mut latencies, || match tenant {
@@ -140,8 +142,11 @@ impl World {
             })?;
             nr_done += 1;
         }
-        let misses = group.misses() - misses;
-        Ok(Done { latencies, misses })
+        Ok(Done {
+            latencies,
+            misses: group.misses() - misses,
+            elapsed: start.elapsed(),
+        })
     }
 
     fn row(

@@ -112,3 +112,15 @@ fn mixed_protects_the_points() {
     );
     assert!(number(points, "hit_ratio") > 0.6, "{points}");
 }
+
+#[test]
+fn mixed_divides_by_the_time_that_it_took() {
+    let rows = json(&[
+        "bench", "mixed", "--frames", "1536", "--millis", "1", "--json",
+    ]);
+    for row in rows.iter().filter(|row| number(row, "ops") > 0.0) {
+        // Whatever the phase was to take, the slowest one is in it.
+        let most = number(row, "ops") * 1e9 / number(row, "ns_p99");
+        assert!(number(row, "ops_per_s") <= 1.01 * most + 1.0, "{row}");
+    }
+}
