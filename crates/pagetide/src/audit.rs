@@ -41,6 +41,9 @@ pub enum AuditError {
         /// Bytes asked for.
         bytes: usize,
     },
+    /// As [`Error::Forked`](crate::Error::Forked).
+    #[error("this process was forked from the one that built the memory")]
+    Forked,
 }
 
 impl From<Found> for AuditError {
@@ -78,6 +81,9 @@ impl Memory {
     /// # Errors
     /// [`AuditError`] with the first difference.
     pub fn audit(&self) -> Result<(), AuditError> {
+        if self.home().is_forked() {
+            return Err(AuditError::Forked);
+        }
         let core = &self.home().core;
         let began = Instant::now();
         let mut last: Option<(Found, u64, Instant)> = None;

@@ -152,6 +152,9 @@ pub enum BadGeneration {
     /// As many are open as there may be, and that the oldest joins the next one was not asked for.
     #[error("4 generations are open already")]
     TooMany,
+    /// As [`Error::Forked`](crate::Error::Forked).
+    #[error("this process was forked from the one that built the memory")]
+    Forked,
 }
 
 impl BadGeneration {
@@ -220,7 +223,7 @@ impl Group {
     /// # Errors
     /// [`BadGeneration`].
     pub fn age(&self, node: u32, seq: u64, is_forced: bool) -> Result<(), BadGeneration> {
-        let node = Node::new(node).ok_or(BadGeneration::None)?;
+        let node = self.node_of(node)?;
         let aged = self.shared().core.age((self.id(), node), seq, is_forced);
         aged.map_err(|error| BadGeneration::of(error, seq))
     }
@@ -241,7 +244,7 @@ impl Group {
         swappiness: Option<u8>,
         bytes: ByteSize,
     ) -> Result<ByteSize, BadGeneration> {
-        let node = Node::new(node).ok_or(BadGeneration::None)?;
+        let node = self.node_of(node)?;
         let key = (self.id(), node);
         let nr_pages = bytes.as_u64().div_ceil(PAGE_BYTES as u64);
         let core = &self.shared().core;
@@ -249,5 +252,12 @@ impl Group {
         self.shared().group_came_back(self.id());
         let freed = freed.map_err(|error| BadGeneration::of(error, seq))?;
         Ok(ByteSize(bytes_of(freed)))
+    }
+
+    fn node_of(&self, node: u32) -> Result<Node, BadGeneration> {
+        match self.shared().is_forked() {
+            true => Err(BadGeneration::Forked),
+            false => Node::new(node).ok_or(BadGeneration::None),
+        }
     }
 }

@@ -8,7 +8,8 @@
 mod soak;
 
 use pagetide::{
-    Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Reservation,
+    Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Policy,
+    Reservation,
 };
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use std::future::Future;
@@ -169,6 +170,32 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
         drop((file, group));
         assert_eq!(memory.stats().resident_pages, 0);
     }
+}
+
+#[test]
+fn a_child_looks_at_no_books_and_moves_no_generation() {
+    let data = data(64);
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let builder = builder.policy(Policy::Mglru).without_thread();
+    let memory = builder.build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    let file = memory.open(data.path(), &group).unwrap();
+    assert_eq!(file.pin_many(&[1, 2, 3]).unwrap().len(), 3);
+    let youngest = group.lru_gen().generations.last().unwrap().seq;
+    let status = in_child(|| {
+        assert_eq!(
+            group.age(0, youngest, true).unwrap_err().to_string(),
+            Error::Forked.to_string()
+        );
+        let evicted = group.evict_generations(0, 0, None, ByteSize::mib(1));
+        assert_eq!(evicted.unwrap_err().to_string(), Error::Forked.to_string());
+        assert_eq!(
+            memory.audit().unwrap_err().to_string(),
+            Error::Forked.to_string()
+        );
+    });
+    assert!(status.exit_status() == Some(0), "{status:?}");
+    group.age(0, youngest, true).unwrap();
 }
 
 /// Bytes that the kernel keeps in place for this process.
