@@ -42,7 +42,7 @@ impl View {
         let selected = groups.max_by_key(|(_, group)| pages(group));
         View {
             selected: selected.map_or(0, |(at, _)| at),
-            before,
+            before: of_same(before, &now),
             now,
             trouble: None,
         }
@@ -51,7 +51,8 @@ impl View {
     fn update(&mut self, answer: Result<Snapshot, Failure>) {
         match answer {
             Ok(now) => {
-                self.before = std::mem::replace(&mut self.now, now);
+                let before = std::mem::take(&mut self.now);
+                (self.before, self.now) = (of_same(before, &now), now);
                 self.trouble = None;
             }
             Err(failure) => self.trouble = Some(failure.to_string()),
@@ -98,6 +99,15 @@ impl View {
         // What was told may be older than the misses.
         let hits = requests.saturating_sub(misses);
         (requests > 0).then(|| hits as f64 / requests as f64)
+    }
+}
+
+/// What a process answered before, as long as it is the same one: another one's counts begin anew.
+fn of_same(before: Snapshot, now: &Snapshot) -> Snapshot {
+    // In a container, the next one may have the same number.
+    match before.pid == now.pid && before.uptime_ms <= now.uptime_ms {
+        true => before,
+        false => now.clone(),
     }
 }
 
@@ -252,6 +262,31 @@ mod tests {
         view.update(Ok(fewer));
         assert_eq!(view.selected, 0);
         assert!(text(&view).contains("Own pages of / "));
+    }
+
+    #[test]
+    fn another_process_at_the_socket_begins_anew() {
+        let mut view = view();
+        let mut other = view.now.clone();
+        (other.pid, other.uptime_ms) = (other.pid + 1, 500);
+        *other.stats.entry("pgscan".to_owned()).or_default() += 10_000;
+        other.groups[1].misses += 100;
+        other.groups[1].requests = Some(2000);
+        let rates = |view: &View| (view.rate("pgscan"), view.hit_ratio(&view.now.groups[1]));
+        view.update(Ok(other.clone()));
+        assert_eq!(rates(&view), (0.0, None));
+        let before = self::view().now;
+        assert_eq!(
+            rates(&View::new(before.clone(), other.clone())),
+            (0.0, None)
+        );
+        other.pid = before.pid;
+        assert_eq!(rates(&View::new(before, other.clone())), (0.0, None));
+        other.pid += 1;
+        other.uptime_ms = 1500;
+        *other.stats.entry("pgscan".to_owned()).or_default() += 200;
+        view.update(Ok(other));
+        assert_eq!(view.rate("pgscan"), 200.0);
     }
 
     #[test]
