@@ -2,16 +2,15 @@
 
 use crate::builder::bytes_of;
 use crate::home::Home;
+use crate::names::Named;
 use crate::page::Buf;
 use crate::pins;
-use crate::shared::Named;
 use crate::shrinker::{Registration, Shrinker};
 use crate::throttle;
 use crate::{ByteSize, Error, Memory, Mempolicy, Order, cpu};
 use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ impl Drop for Node {
         }
         if self.id != self.shared.core.groups().root() {
             self.shared.core.drop_group(cpu::current(), self.id);
-            self.shared.names().remove(&self.id);
+            self.shared.names().remove(self.id);
             self.shared.pins.forget(self.id);
             if let Some(parent) = &self.parent {
                 self.shared.group_came_back(parent.id());
@@ -99,8 +98,7 @@ impl Memory {
     #[must_use]
     pub fn groups(&self) -> Vec<(String, Group)> {
         let names = self.home().names();
-        let live = names.values().filter_map(|named| named.node.upgrade());
-        let live: Vec<Group> = live.map(|node| Group { node }).collect();
+        let live: Vec<Group> = names.nodes().map(|node| Group { node }).collect();
         drop(names);
         let mut groups = vec![("/".to_owned(), self.root())];
         groups.extend(live.into_iter().map(|group| (group.path(), group)));
@@ -158,11 +156,8 @@ impl Group {
             return Err(refused("must not have a slash or control characters"));
         }
         let shared = self.shared();
-        let is_taken = |names: &HashMap<u32, Named>| {
-            let mut names = names.values();
-            names.any(|taken| taken.parent == self.id() && taken.name == name)
-        };
-        if is_taken(&shared.names()) {
+        let short: Arc<str> = name.into();
+        if shared.names().is_taken(self.id(), &short) {
             return Err(refused("is taken by a sibling"));
         }
         // Without the lock: this may have to reclaim, and runs foreign code then.
@@ -181,16 +176,14 @@ impl Group {
         });
         let named = Named {
             parent: self.id(),
-            name: name.to_owned(),
+            name: short,
             node: Arc::downgrade(&node),
         };
-        let mut names = shared.names();
-        if is_taken(&names) {
-            // By somebody who was faster. The end of this one takes the lock.
-            drop(names);
+        let is_new = shared.names().insert(id, named);
+        if !is_new {
+            // Somebody was faster. The end of this one takes the lock.
             return Err(refused("is taken by a sibling"));
         }
-        names.insert(id, named);
         Ok(Group { node })
     }
 

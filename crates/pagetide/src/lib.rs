@@ -68,6 +68,7 @@ mod machine;
 mod memory_wait;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod names;
 mod options;
 mod page;
 mod park;

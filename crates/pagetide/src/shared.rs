@@ -6,10 +6,10 @@ use crate::backing::{Backing, error_of};
 use crate::cpu;
 use crate::file::{AheadCounts, Open};
 use crate::flusher::Flusher;
-use crate::group;
 use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
+use crate::names::Names;
 use crate::park::{self, Panics};
 use crate::pin_sites::Sites;
 use crate::pins::Pins;
@@ -39,14 +39,6 @@ const REAP: Duration = Duration::from_millis(1);
 /// Device and inode of an open file, the order of its pages and where they begin.
 pub(crate) type FileKey = (u64, u64, (u8, u64));
 
-/// A live group.
-#[derive(Debug)]
-pub(crate) struct Named {
-    pub(crate) parent: u32,
-    pub(crate) name: String,
-    pub(crate) node: Weak<group::Node>,
-}
-
 /// One memory. Dropped with its last handle.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -56,7 +48,7 @@ pub(crate) struct Shared {
     /// How many reads get under way together.
     pub(crate) io: Engine,
     pub(crate) readahead: AheadCounts,
-    names: Mutex<HashMap<u32, Named>>,
+    names: Mutex<Names>,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
     closed: Sleepers,
@@ -118,19 +110,13 @@ impl Shared {
         topology: Topology,
         unbound: Option<std::io::Error>,
     ) -> Shared {
-        let root = Named {
-            parent: 0,
-            name: "root".to_owned(),
-            node: Weak::new(),
-        };
-        let names = HashMap::from([(core.groups().root(), root)]);
         Shared {
             core,
             arena,
             waiters: Waiters::new(),
             io,
             readahead,
-            names: Mutex::new(names),
+            names: Mutex::default(),
             files: Mutex::default(),
             closed: Sleepers::default(),
             backings: Mutex::default(),
@@ -229,7 +215,7 @@ impl Shared {
     }
 
     /// Names of live groups by their id. Group handles must not be dropped under this lock.
-    pub(crate) fn names(&self) -> MutexGuard<'_, HashMap<u32, Named>> {
+    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
         locked(&self.names)
     }
 
@@ -289,9 +275,13 @@ impl Shared {
     }
 
     pub(crate) fn name_of(&self, group: u32) -> String {
-        self.names()
-            .get(&group)
-            .map_or_else(|| format!("#{group}"), |named| named.name.clone())
+        if group == self.core.groups().root() {
+            return "root".to_owned();
+        }
+        let names = self.names();
+        names
+            .name_of(group)
+            .map_or_else(|| format!("#{group}"), ToOwned::to_owned)
     }
 
     /// Wakes whom core names; the effects of calls that cannot ask for a read. The caller has a

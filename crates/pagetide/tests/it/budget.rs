@@ -73,6 +73,25 @@ fn working_memory_beyond_a_limit_is_refused() {
 }
 
 #[test]
+fn a_name_is_taken_by_siblings_that_live_only() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    // The root has no sibling.
+    let named_root = memory.root().child("root").unwrap();
+    let [web, batch] = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+    let deep = web.child("web").unwrap();
+    assert_eq!(deep.path(), "/web/web");
+    assert!(memory.root().child("web").is_err() && web.child("web").is_err());
+    drop((web, named_root));
+    assert!(memory.root().child("web").is_err(), "its child keeps it");
+    drop(deep);
+    let again = memory.root().child("web").unwrap();
+    assert!(memory.root().child("root").is_ok());
+    let paths: Vec<String> = memory.groups().into_iter().map(|(path, _)| path).collect();
+    assert_eq!(paths, ["/", "/batch", "/web"]);
+    drop((again, batch));
+}
+
+#[test]
 fn dropped_groups_give_everything_back_and_names_are_checked() {
     let data = numbered_file(100);
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
