@@ -1,8 +1,8 @@
 //! Why a command ends without doing what it was asked.
 
 use std::error::Error;
-use std::fmt::Write;
-use std::io;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 
 /// A failure, and so an exit code.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +31,12 @@ impl Failure {
     pub(crate) fn of(step: &str, error: &dyn Error) -> Failure {
         Failure::Run(format!("{step}: {}", chain(error)))
     }
+}
+
+/// Says something beside the output, where anybody can read it.
+pub(crate) fn tell(what: &str) {
+    // `eprintln` panics where nobody can.
+    let _unread = writeln!(io::stderr(), "pagetide: {what}");
 }
 
 /// An error and its causes, but for those that its own text has already.

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     match run {
         Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("pagetide: error: {failure}");
+            failure::tell(&format!("error: {failure}"));
             ExitCode::from(failure.exit_code())
         }
     }

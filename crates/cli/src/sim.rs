@@ -1,7 +1,7 @@
 //! `sim`: all of core under seeds, on all CPUs of this machine; a failing run is made small.
 
 use crate::args::SimArgs;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::{load, output};
 use pagetide_sim::trace::Trace;
 use pagetide_sim::whole::{self, Outcome, Scenario, Size};
@@ -175,7 +175,7 @@ fn look_for_hangs(plan: &Mutex<Plan>) {
         .iter()
         .find(|(_, since)| since.elapsed() >= HANGS_AFTER);
     if let Some((seed, _)) = hangs {
-        eprintln!("pagetide: error: seed {seed} does not end");
+        failure::tell(&format!("error: seed {seed} does not end"));
         std::process::exit(1);
     }
 }

@@ -9,7 +9,7 @@ use super::beside::Beside;
 use super::stage::BUDGET;
 use super::tenants::{batch_pages, web_pages};
 use crate::args::KernelCacheArgs;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::{load, output};
 use hdrhistogram::Histogram;
 use pagetide::PAGE_BYTES;
@@ -60,7 +60,7 @@ impl Drop for Cgroup {
             is_gone
         });
         if !is_gone {
-            eprintln!("pagetide: warning: {} is left", self.folder.display());
+            failure::tell(&format!("warning: {} is left", self.folder.display()));
         }
     }
 }

@@ -303,6 +303,17 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
+fn an_error_that_nobody_can_read_has_its_exit_code() {
+    for (policy, code) in [("lru", 1), ("best", 2)] {
+        let script = r#""$0" mrc /nonexistent --policy "$1" 2> /dev/full"#;
+        let run = Command::new("sh")
+            .args(["-c", script, BIN, policy])
+            .output();
+        assert_eq!(run.unwrap().status.code(), Some(code), "{policy}");
+    }
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error() {
     let script = r#""$0" mrc "$1" --frames 100 | true"#;
     let run = Command::new("sh")
