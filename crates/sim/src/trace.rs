@@ -239,7 +239,9 @@ fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
             break;
         }
         let written = String::from_utf8_lossy(&line);
-        let written = written.trim();
+        // As some editors begin a file; the CSV reader leaves it out, too.
+        let mark = if number == 1 { "\u{feff}" } else { "" };
+        let written = written.strip_prefix(mark).unwrap_or(&written).trim();
         if read > MAX_LINE_BYTES {
             let expected = format!("a line of at most {MAX_LINE_BYTES} bytes");
             return Err(malformed(path, number, &expected, written));

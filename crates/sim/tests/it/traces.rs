@@ -78,6 +78,16 @@ fn malformed_lines_are_named() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_a_trace() {
+    for (name, text) in [
+        ("a.txt", "\u{feff}7\r\n9\r\n"),
+        ("a.csv", "\u{feff}page\r\n7\r\n9\r\n"),
+    ] {
+        assert_eq!(open(name, text.as_bytes()).unwrap().pages, [0, 1], "{name}");
+    }
+}
+
+#[test]
 fn lines_of_csv_are_counted_with_any_line_end() {
     let cases: [(&[u8], u64); 7] = [
         (b"page\n1\nfoo\n", 3),
