@@ -7,7 +7,7 @@
 use super::reclaim::Reach;
 use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
-use crate::group::{Gauge, Group};
+use crate::group::{Event, Gauge, Group};
 use crate::page_cache::{self, WriteErrors};
 use crate::reclaim::{Batch, Token, Unwritten};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
@@ -371,16 +371,27 @@ impl Memory {
         round
     }
 
-    /// [`Memory::reclaim_writing`], which may find nothing but what readers claim.
+    /// [`Memory::reclaim_writing`], which may find nothing but what readers claim. What `low`
+    /// protects is looked at, and written, where nothing else is left.
     fn reclaim_unclaimed(&self, here: Here<'_>, mut reach: Reach, nr_pages: u32) -> Reclaimed {
+        let round = self.reclaim_noting(here, reach, nr_pages);
+        if round.nr_freed > 0 || !self.groups.is_protected() {
+            return round;
+        }
+        reach.is_low_kept = false;
+        let of_low = self.reclaim_noting(here, reach, nr_pages);
+        Reclaimed {
+            nr_freed: of_low.nr_freed,
+            is_unwritten: of_low.nr_freed == 0 && (round.is_unwritten || of_low.is_unwritten),
+        }
+    }
+
+    /// Evicts a batch of what is in reach, and has dirty pages written that are in the way.
+    fn reclaim_noting(&self, here: Here<'_>, reach: Reach, nr_pages: u32) -> Reclaimed {
         let mut noted = Some(Unwritten::default());
-        let mut nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
+        let nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
         let unwritten = noted.unwrap_or_default();
         if unwritten.is_empty() {
-            reach.is_low_kept = false;
-            if nr_freed == 0 && self.groups.is_protected() {
-                nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut None);
-            }
             return Reclaimed {
                 nr_freed,
                 is_unwritten: false,
@@ -402,7 +413,7 @@ impl Memory {
         };
         let nr_freed = match nr_freed {
             // There may be clean ones behind those that were noted.
-            0 => self.reclaim_in(here.cpu, reach, nr_pages),
+            0 => self.reclaim_once(here.cpu, reach, nr_pages, &mut None),
             freed => freed,
         };
         Reclaimed {
@@ -439,12 +450,18 @@ impl Memory {
         reach: Reach,
         (unwritten, nr_pages): (&Unwritten, u32),
     ) -> u32 {
-        let mut freed = 0;
+        let (mut freed, mut told) = (0, None);
         for page in unwritten.dirty() {
             if freed >= nr_pages {
                 break;
             }
-            freed += self.evict_frame(cpu, reach, page);
+            let group = self.frames.group(page.0);
+            let is_of_low = !reach.is_low_kept && self.spare(group, reach.subtree, true) == 0;
+            let nr_evicted = self.evict_frame(cpu, reach, page);
+            freed += nr_evicted;
+            if nr_evicted > 0 && is_of_low && told.replace(group) != Some(group) {
+                self.groups.count_event(group, Event::Low);
+            }
         }
         freed
     }
@@ -457,7 +474,9 @@ impl Memory {
         let is_meant = || {
             let subtree = reach.subtree;
             let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
-            is_there && self.groups.is_in(group, subtree) && self.spare(group, subtree, true) > 0
+            is_there
+                && self.groups.is_in(group, subtree)
+                && self.spare(group, subtree, reach.is_low_kept) > 0
         };
         if !may_go || !is_meant() {
             return 0;

@@ -523,3 +523,35 @@ fn a_block_is_had_by_writing_where_all_else_is_dirty() {
         memory.check();
     }
 }
+
+#[test]
+fn what_low_protects_is_written_and_goes_where_nothing_else_is_left() {
+    for &policy in Policy::ALL {
+        for is_anon in [false, true] {
+            let (memory, group, file) = memory(100, policy);
+            let kept = memory.new_group(CPU.into(), group).unwrap();
+            let low = crate::group::Limit::Low;
+            memory.groups().set_limit(kept, low, 100).unwrap();
+            let mapping = match is_anon {
+                true => memory.open_anon(CPU.into(), Order::ZERO).unwrap(),
+                false => file,
+            };
+            for page in 0..100 {
+                let (frame, _) = have(&memory, kept, key(mapping, page), Ok(())).unwrap();
+                memory.set_dirty(frame);
+                memory.unpin(CPU, frame, &mut Effects::new());
+            }
+            let writer = Writer::default();
+            for page in 100..130 {
+                have_by(&memory, group, key(file, page), &writer).unwrap();
+            }
+            let events = memory.groups().get(kept).unwrap().events_local();
+            let nr_evicted = memory.stat(kept).pgsteal;
+            assert!(
+                (1..=nr_evicted).contains(&events.low),
+                "{policy}: {events:?}"
+            );
+            memory.check();
+        }
+    }
+}
