@@ -2,7 +2,7 @@
 
 use crate::cpu;
 use crate::shared::Shared;
-use crate::stall::Stall;
+use crate::stall::{self, Stall};
 use crate::trace;
 use crate::{page, shrinker, throttle, writeback};
 use pagetide_core::memory::{Here, Io, Platform, Writes};
@@ -54,7 +54,7 @@ impl Platform for Shared {
     }
 
     fn throttle(&self, group: u32, delay_ns: u64) {
-        throttle::owe(group, delay_ns, self.throttle_max);
+        throttle::owe((stall::key(self), group), delay_ns, self.throttle_max);
     }
 
     fn wake_reclaim(&self, node: Node) {
@@ -81,18 +81,28 @@ impl Shared {
     /// Sleeps for what the thread charged above a `high`, if it holds no page.
     #[inline]
     pub(crate) fn pay_debt(&self) {
-        if let Some((group, delay)) = throttle::take_debt() {
-            self.sleep_for(group, delay);
+        if let Some((about, delay)) = throttle::take_debt() {
+            self.sleep_for(about, delay);
         }
     }
 
     #[cold]
-    fn sleep_for(&self, group: u32, delay: std::time::Duration) {
+    fn sleep_for(&self, (memory, group): throttle::About, delay: std::time::Duration) {
         if shrinker::is_shrinking() {
             return;
         }
-        trace::throttled(self, group, delay);
-        let _stall = Stall::begin(self, group);
+        // An earlier call may owe it: nobody else keeps the group, and it may be another memory's.
+        let is_ours = memory == stall::key(self);
+        let node = self
+            .names()
+            .get(&group)
+            .and_then(|named| named.node.upgrade());
+        let is_there = node.is_some() || group == self.core.groups().root();
+        if is_ours {
+            trace::throttled(self, group, delay);
+        }
+        // Ends before the handle goes.
+        let _stall = (is_ours && is_there).then(|| Stall::begin(self, group));
         std::thread::sleep(delay);
     }
 }

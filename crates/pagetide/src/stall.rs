@@ -156,7 +156,7 @@ fn own<R>(ask: impl FnOnce(&mut Own) -> R) -> Option<R> {
 }
 
 /// A memory's address: it stays alive while a task or stall of it is known.
-fn key(shared: &Shared) -> usize {
+pub(crate) fn key(shared: &Shared) -> usize {
     std::ptr::from_ref(shared).addr()
 }
 
@@ -204,7 +204,7 @@ impl Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ByteSize, Memory, PressureKind};
+    use crate::{ByteSize, Memory, PressureKind, throttle};
     use std::time::Duration;
 
     fn memory() -> Memory {
@@ -314,6 +314,38 @@ mod tests {
         assert!(!ended.full.total.is_zero());
         assert_eq!(web.pressure().some.total, ended.some.total);
         assert!(memory.root().pressure().some.total >= ended.some.total);
+    }
+
+    #[test]
+    fn a_group_that_goes_while_somebody_is_slowed_down_for_it_ends_that_stall() {
+        let memory = memory();
+        let (root, web) = (memory.root(), memory.root().child("web").unwrap());
+        std::thread::scope(|scope| {
+            let about = (key(web.shared()), web.id());
+            let (long, root) = (Duration::from_millis(300), &root);
+            scope.spawn(move || {
+                throttle::owe(about, 300_000_000, long);
+                root.alloc(crate::Order::new(0)).unwrap();
+            });
+            while counts(root) != [1, 1] {
+                std::thread::yield_now();
+            }
+            // The last handle.
+            drop(web);
+        });
+        assert_eq!(counts(&root), [0, 0]);
+    }
+
+    #[test]
+    fn a_debt_of_one_memory_is_no_stall_in_another() {
+        let (memory, other) = (memory(), memory());
+        let [web, batch] = [&memory, &other].map(|memory| memory.root().child("web").unwrap());
+        let about = (key(web.shared()), web.id());
+        throttle::owe(about, 1_000_000, Duration::from_millis(1));
+        batch.alloc(crate::Order::new(0)).unwrap();
+        assert!(batch.pressure().some.total.is_zero());
+        // It is paid.
+        assert!(!throttle::owes());
     }
 
     #[test]

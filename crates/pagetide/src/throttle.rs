@@ -7,11 +7,14 @@ use std::time::Duration;
 /// Debts below this wait for more: a sleep takes about as long by itself.
 const MIN_SLEEP_NS: u64 = 100_000;
 
+/// A memory, by its address, and a group of it. Neither need be there any more.
+pub(crate) type About = (usize, u32);
+
 /// What the calling thread owes and holds.
 struct Thread {
     owed_ns: Cell<u64>,
-    /// The group that the debt is about.
-    group: Cell<u32>,
+    /// What the debt is about.
+    about: Cell<About>,
     /// Pinned pages made here less those dropped here: a page that moved to another thread keeps
     /// this one from being slowed down, which does no harm.
     nr_held: Cell<u32>,
@@ -19,30 +22,30 @@ struct Thread {
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { owed_ns: Cell::new(0), group: Cell::new(0), nr_held: Cell::new(0) }
+        Thread { owed_ns: Cell::new(0), about: Cell::new((0, 0)), nr_held: Cell::new(0) }
     };
 }
 
 /// Adds to what the thread owes, up to `max` in all.
-pub(crate) fn owe(group: u32, delay_ns: u64, max: Duration) {
+pub(crate) fn owe(about: About, delay_ns: u64, max: Duration) {
     let max = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
     THREAD.with(|thread| {
         let owed = thread.owed_ns.get().saturating_add(delay_ns);
         thread.owed_ns.set(owed.min(max));
-        thread.group.set(group);
+        thread.about.set(about);
     });
 }
 
-/// What the thread has to sleep for now, and for which group: then nothing is owed any more.
+/// What the thread has to sleep for now, and what that is about: then nothing is owed any more.
 #[inline]
-pub(crate) fn take_debt() -> Option<(u32, Duration)> {
+pub(crate) fn take_debt() -> Option<(About, Duration)> {
     THREAD.with(|thread| {
         let owed = thread.owed_ns.get();
         if owed < MIN_SLEEP_NS || thread.nr_held.get() > 0 {
             return None;
         }
         thread.owed_ns.set(0);
-        Some((thread.group.get(), Duration::from_nanos(owed)))
+        Some((thread.about.get(), Duration::from_nanos(owed)))
     })
 }
 
@@ -74,21 +77,21 @@ mod tests {
 
     #[test]
     fn debts_add_up_to_the_most_that_is_slept() {
-        owe(3, 60_000, MAX);
+        owe((1, 3), 60_000, MAX);
         assert_eq!(take_debt(), None);
-        owe(3, 60_000, MAX);
-        assert_eq!(take_debt(), Some((3, Duration::from_nanos(120_000))));
-        owe(4, u64::MAX, MAX);
-        assert_eq!(take_debt(), Some((4, MAX)));
+        owe((1, 3), 60_000, MAX);
+        assert_eq!(take_debt(), Some(((1, 3), Duration::from_nanos(120_000))));
+        owe((1, 4), u64::MAX, MAX);
+        assert_eq!(take_debt(), Some(((1, 4), MAX)));
         assert_eq!(take_debt(), None);
     }
 
     #[test]
     fn who_holds_a_page_pays_later() {
-        owe(3, 5_000_000, MAX);
+        owe((1, 3), 5_000_000, MAX);
         hold();
         assert_eq!(take_debt(), None);
         let_go();
-        assert_eq!(take_debt(), Some((3, Duration::from_millis(5))));
+        assert_eq!(take_debt(), Some(((1, 3), Duration::from_millis(5))));
     }
 }
