@@ -390,10 +390,11 @@ impl Rules for Gated2q {
         if let Some(tail) = self.protected.tail() {
             self.since = self.page_ins.began(self.age(frames.word(tail)));
         }
+        let should_have_stayed = refault.is_some() && class == Class::Protected;
         Listing {
             refault: Refault {
-                is_activated: refault.is_some() && class == Class::Protected,
-                is_restored: false,
+                is_activated: should_have_stayed,
+                is_restored: should_have_stayed,
             },
             refs: Some(if is_unread { UNREAD } else { NO_REFS }),
             ..self.push(frames, frame, class)

@@ -11,7 +11,7 @@
 
 use super::by_type::OneType;
 use super::choice::MAX_SWAPPINESS;
-use super::{Batch, Listing, Moment, Rules, ScanControl, Token, Victim};
+use super::{Batch, Listing, Moment, Refault, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -175,7 +175,13 @@ impl Rules for TwoList {
         }
         self.nonresident_age += 1;
         self.note_cost();
-        self.push(frames, frame, ACTIVE, 0)
+        Listing {
+            refault: Refault {
+                is_activated: true,
+                is_restored: true,
+            },
+            ..self.push(frames, frame, ACTIVE, 0)
+        }
     }
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {

@@ -1,6 +1,7 @@
 //! Named cases of the numbers of `memory.stat`.
 
 use super::*;
+use crate::frame::flag;
 use crate::group::Charged;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -212,6 +213,49 @@ fn what_is_asked_for_may_be_of_one_type() {
             assert_eq!(memory.reclaim_proactively(CPU.into(), subtree, 64), 64);
             let stat = memory.stat(group);
             assert_eq!((stat.pgsteal, stat.pgsteal_anon), (64, nr_anon), "{policy}");
+        }
+    }
+}
+
+/// Has the page; whether waiting for it was a stall.
+fn is_stall(memory: &Memory, group: u32, key: PageKey) -> bool {
+    let mut effects = Effects::new();
+    let mut op = PageIn::new(key, group, Access::Copy);
+    let mut is_stall = false;
+    loop {
+        if let Ok(Step::Done(frame)) = op.step(memory, CPU.into(), &mut effects) {
+            memory.unpin(CPU, frame, &mut effects);
+            return is_stall;
+        }
+        while let Some(effect) = effects.pop() {
+            if let Effect::Read(io) = effect {
+                is_stall = memory.frames().word(io.frame()).has(flag::WORKINGSET);
+                memory.complete(CPU, io, Ok(()), &mut effects);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_restored_is_what_was_waited_for_as_a_stall() {
+    for &policy in Policy::ALL {
+        let (memory, group, file) = memory(64, policy);
+        let mut nr_stalls = 0;
+        for round in 0..20 {
+            // Some that are used often, others in a loop that is too long.
+            for page in (0..20).chain(0..20).chain(100..160) {
+                let page = page + round / 10 * 10;
+                nr_stalls += u64::from(is_stall(&memory, group, key(file, page)));
+            }
+        }
+        let stat = memory.stat(group);
+        // Judged twice: where the read begins, and where it has ended.
+        let nr_restored = stat.workingset_restore_file;
+        let is_near = nr_restored.abs_diff(nr_stalls) <= nr_stalls / 20;
+        assert!(is_near, "{policy}: {nr_restored} of {nr_stalls}");
+        if matches!(policy, Policy::Gated2q | Policy::TwoList) {
+            assert!(nr_stalls > 0, "{policy}");
+            assert_eq!(stat.workingset_activate_file, nr_restored, "{policy}");
         }
     }
 }
