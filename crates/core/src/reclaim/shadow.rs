@@ -32,7 +32,7 @@ const ENTRIES: u64 = WORDS_PER_BUCKET as u64 - 1;
 /// Shadow entries by page, in buckets of one cache line: a cursor and seven entries, the oldest
 /// replaced first. No locks: a lost entry is a refault that is not counted.
 ///
-/// An entry is 24 bits of the key's hash, 16 of the group's id, a live bit and the token. Two pages
+/// An entry is 24 bits of the key's hash, 16 of the group's, a live bit and the token. Two pages
 /// are confused where 24 bits and the bucket agree: one refault in millions is misread.
 #[derive(Debug)]
 pub struct Shadows {
@@ -114,7 +114,9 @@ const TOKEN_MASK: u64 = LIVE - 1;
 
 /// The upper 40 bits of an entry. The bucket uses the high bits of the hash, the entry low ones.
 fn named(key: PageKey, group: u32) -> u64 {
-    key.hash() << HASH_SHIFT | u64::from(group & 0xFFFF) << GROUP_SHIFT
+    // Of the whole id: its low bits are those of a group before it, too. Fibonacci hashing.
+    let group = group.wrapping_mul(0x9E37_79B9) >> 16;
+    key.hash() << HASH_SHIFT | u64::from(group) << GROUP_SHIFT
 }
 
 #[cfg(test)]

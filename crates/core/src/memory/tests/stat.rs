@@ -259,3 +259,15 @@ fn what_is_restored_is_what_was_waited_for_as_a_stall() {
         }
     }
 }
+
+#[test]
+fn a_group_in_the_place_of_one_that_is_gone_has_no_refaults_of_its_pages() {
+    let (memory, parent, file) = memory(64, Policy::default());
+    for _ in 0..3 {
+        let child = memory.new_group(CPU.into(), parent).unwrap();
+        (0..20).for_each(|page| _ = touch(&memory, child, key(file, page)));
+        let stat = memory.stat(child);
+        assert_eq!((stat.pgmajfault, stat.workingset_refault_file), (20, 0));
+        memory.drop_group(CPU, child);
+    }
+}
