@@ -11,8 +11,9 @@ use crate::units::{Cpu, PAGE_BYTES};
 pub enum Charged {
     /// Room.
     Within,
-    /// Room, but a level is now above its `high`: the charger reclaims there and is slowed down.
-    OverHigh,
+    /// Room, but a level is now above its `high`: the charger reclaims there and is slowed down,
+    /// for so many pages that were charged at every level, those ahead included.
+    OverHigh(u32),
 }
 
 impl Tree {
@@ -311,7 +312,7 @@ impl Tree {
                 return Err(OverLimit { group: level });
             };
             if usage > group.limit(Limit::High) {
-                charged = Charged::OverHigh;
+                charged = Charged::OverHigh(nr_pages);
             }
             self.tell_claims(group);
         }

@@ -136,7 +136,7 @@ fn a_charge_above_high_says_so_once_a_batch() {
     let group = tree.child(A, tree.root()).unwrap();
     tree.set_limit(group, Limit::High, 100).unwrap();
     assert_eq!(tree.charge(A, group, 60), Ok(Charged::Within));
-    assert_eq!(tree.charge(A, group, 60), Ok(Charged::OverHigh));
+    assert_eq!(tree.charge(A, group, 60), Ok(Charged::OverHigh(64)));
     // From the stock.
     assert_eq!(tree.charge(A, group, 4), Ok(Charged::Within));
     let over: std::vec::Vec<(u32, u64)> = tree.over_high(group).collect();

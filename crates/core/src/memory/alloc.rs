@@ -371,9 +371,9 @@ impl Memory {
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
-                Ok(Charged::OverHigh) => {
+                Ok(Charged::OverHigh(nr_charged)) => {
                     let charge = Held::new(self, here.cpu, What::Charge { group, amount });
-                    self.reclaim_high(here, group, nr_pages);
+                    self.reclaim_high(here, group, nr_charged);
                     charge.keep();
                     return Ok(());
                 }
@@ -462,9 +462,8 @@ impl Memory {
 
     /// After a charge that took levels above their `high`: reclaims a batch on each, and tells the
     /// platform for how long to slow the charger down for what is over it still.
-    fn reclaim_high(&self, here: Here<'_>, group: u32, nr_pages: u32) {
-        // What the stocks served since the last time was charged as a batch.
-        let nr_pages = nr_pages.max(BATCH);
+    fn reclaim_high(&self, here: Here<'_>, group: u32, nr_charged: u32) {
+        let nr_pages = nr_charged.max(BATCH);
         for (level, over) in self.groups.over_high(group) {
             self.groups.count_event(level, Event::High);
             // What is in the depot is nobody's: before a page is evicted.
@@ -474,7 +473,8 @@ impl Memory {
                 self.reclaim_for(here, (group, level), want);
             }
         }
-        let delay_ns = self.groups.delay_ns(group, nr_pages);
+        // What the stocks serve until the next time was charged with it.
+        let delay_ns = self.groups.delay_ns(group, nr_charged);
         if delay_ns > 0 {
             here.platform.throttle(group, delay_ns);
         }

@@ -220,3 +220,42 @@ fn a_page_without_a_frame_under_a_lowered_budget_is_over_the_limit() {
     assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
     assert_eq!(usages(&memory, [group; 3])[0], 0);
 }
+
+/// Adds up delays.
+#[derive(Debug, Default)]
+struct Owed(Cell<u64>);
+
+impl Platform for Owed {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, delay_ns: u64) {
+        self.0.set(self.0.get() + delay_ns);
+    }
+}
+
+#[test]
+fn who_charges_page_by_page_owes_no_more_than_who_charges_by_batches() {
+    let owed = [NO_LIMIT, 2000].map(|max| {
+        let config = Config::for_resident(1 << 16, 16, Policy::Fifo);
+        let memory = Memory::try_new(config).unwrap();
+        let group = memory.new_group(CPU.into(), memory.groups().root());
+        let group = group.unwrap();
+        memory.groups().set_max(group, max).unwrap();
+        memory.groups().set_limit(group, Limit::High, 1000).unwrap();
+        let owed = Owed::default();
+        for _ in 0..1200 {
+            let here = Here::new(CPU, &owed);
+            memory.alloc_buf(here, group, Order::ZERO).unwrap();
+        }
+        owed.0.get()
+    });
+    let [by_batches, by_pages] = owed;
+    assert!(by_batches > 0 && by_pages > 0, "{owed:?}");
+    assert!(by_pages <= 2 * by_batches, "{owed:?}");
+}
