@@ -68,7 +68,9 @@ impl<R: OneType> Rules for ByType<R> {
         };
         let nr_scanned = self.isolate_of(page_type, frames, (control, &mut *batch));
         let other = page_type.other();
-        if batch.nr_going() > 0 || self.shared(other).nr_pages() == 0 {
+        // At a swappiness of 0 no anon page goes while there are pages of files.
+        let is_only = control.swappiness == 0 && self.shared(PageType::File).nr_pages() > 0;
+        if batch.nr_going() > 0 || is_only || self.shared(other).nr_pages() == 0 {
             return nr_scanned;
         }
         let control = ScanControl {

@@ -259,3 +259,28 @@ fn who_charges_page_by_page_owes_no_more_than_who_charges_by_batches() {
     assert!(by_batches > 0 && by_pages > 0, "{owed:?}");
     assert!(by_pages <= 2 * by_batches, "{owed:?}");
 }
+
+#[test]
+fn at_a_swappiness_of_0_no_anon_page_goes_while_there_are_pages_of_files() {
+    for &policy in Policy::ALL.iter().filter(|&&policy| policy != Policy::Fifo) {
+        for is_dirty in [false, true] {
+            let (memory, group, file) = memory(3000, policy);
+            memory.groups().get(group).unwrap().set_swappiness(0);
+            let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+            (0..200).for_each(|page| _ = touch(&memory, group, key(anon, page)));
+            for page in 0..2000 {
+                let (frame, _) = have(&memory, group, key(file, page), Ok(())).unwrap();
+                if is_dirty {
+                    memory.set_dirty(frame);
+                }
+                memory.unpin(CPU, frame, &mut Effects::new());
+                // Read often.
+                (0..4).for_each(|_| _ = touch(&memory, group, key(file, page)));
+            }
+            for _ in 0..20 {
+                assert_eq!(memory.reclaim(CPU, group, 1) > 0, !is_dirty, "{policy}");
+            }
+            assert_eq!(memory.stat(group).pgsteal_anon, 0, "{policy}: {is_dirty}");
+        }
+    }
+}
