@@ -48,6 +48,11 @@ impl Names {
         self.live.get(&id).map(|named| &*named.name)
     }
 
+    /// A group, if it still lives.
+    pub(crate) fn node_of(&self, id: u32) -> Option<Arc<group::Node>> {
+        self.live.get(&id).and_then(|named| named.node.upgrade())
+    }
+
     /// All that still live.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = Arc<group::Node>> {
         self.live.values().filter_map(|named| named.node.upgrade())

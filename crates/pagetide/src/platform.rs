@@ -93,10 +93,7 @@ impl Shared {
         }
         // An earlier call may owe it: nobody else keeps the group, and it may be another memory's.
         let is_ours = memory == stall::key(self);
-        let node = self
-            .names()
-            .get(&group)
-            .and_then(|named| named.node.upgrade());
+        let node = self.names().node_of(group);
         let is_there = node.is_some() || group == self.core.groups().root();
         if is_ours {
             trace::throttled(self, group, delay);
