@@ -91,19 +91,19 @@ impl Tree {
         let _ = self.has_over.compare_exchange(seen, now, relaxed, relaxed);
     }
 
-    /// A group under a limit of fewer than two batches a CPU is exact, and all stocks together
-    /// hold at most 1/64 of the root's `max`, a page for each that holds bytes.
+    /// A group under a limit or `high` of fewer than two batches a CPU is exact, and all stocks
+    /// together hold at most 1/64 of the root's `max`, a page for each that holds bytes.
     pub(super) fn set_batch(&self, id: u32) {
         let root_max = self.live(self.root).max();
-        let least = |of: fn(&Group) -> u64| self.path(id).map(|(_, group)| of(group)).min();
-        let is_exact = least(Group::max).unwrap_or(0) < u64::from(2 * self.nr_cpus * BATCH);
-        let nearest = least(|group| group.max().min(group.limit(Limit::High)));
+        let least = |(_, group): (u32, &Group)| group.max().min(group.limit(Limit::High));
+        let nearest = self.path(id).map(least).min().unwrap_or(0);
+        let is_exact = nearest < u64::from(2 * self.nr_cpus * BATCH);
         let shares = match is_exact {
             true => Shares::default(),
             false => self
                 .stocks
                 .shares(root_max, self.nr_cpus)
-                .under(nearest.unwrap_or(0), self.nr_cpus),
+                .under(nearest, self.nr_cpus),
         };
         if let Some(group) = self.get(id)
             && !group.is_dead()

@@ -134,15 +134,15 @@ fn events_are_counted_where_they_happen_and_above() {
 fn a_charge_above_high_says_so_once_a_batch() {
     let tree = tree(1 << 20);
     let group = tree.child(A, tree.root()).unwrap();
-    tree.set_limit(group, Limit::High, 100).unwrap();
+    tree.set_limit(group, Limit::High, 300).unwrap();
+    assert_eq!(tree.charge(A, group, 200), Ok(Charged::Within));
     assert_eq!(tree.charge(A, group, 60), Ok(Charged::Within));
     assert_eq!(tree.charge(A, group, 60), Ok(Charged::OverHigh(64)));
     // From the stock.
     assert_eq!(tree.charge(A, group, 4), Ok(Charged::Within));
     let over: std::vec::Vec<(u32, u64)> = tree.over_high(group).collect();
     assert_eq!(over, [(group, 28)]);
-    // 28 % over: the longest delay of the curve.
-    assert_eq!(tree.delay_ns(group, 64), throttle::MAX_DELAY_NS);
+    assert_eq!(tree.delay_ns(group, 64), throttle::delay_ns(328, 300, 64));
 }
 
 #[test]

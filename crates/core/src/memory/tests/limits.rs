@@ -241,23 +241,49 @@ impl Platform for Owed {
 
 #[test]
 fn who_charges_page_by_page_owes_no_more_than_who_charges_by_batches() {
-    let owed = [NO_LIMIT, 2000].map(|max| {
-        let config = Config::for_resident(1 << 16, 16, Policy::Fifo);
+    // A group of the second `high` is too small for stocks.
+    let owed = [2000, 200].map(|high| {
+        let config = Config::for_resident(1 << 16, 2, Policy::Fifo);
         let memory = Memory::try_new(config).unwrap();
         let group = memory.new_group(CPU.into(), memory.groups().root());
         let group = group.unwrap();
-        memory.groups().set_max(group, max).unwrap();
-        memory.groups().set_limit(group, Limit::High, 1000).unwrap();
+        memory.groups().set_max(group, high + high / 4).unwrap();
+        memory.groups().set_limit(group, Limit::High, high).unwrap();
         let owed = Owed::default();
-        for _ in 0..1200 {
+        for _ in 0..high + high / 20 {
             let here = Here::new(CPU, &owed);
             memory.alloc_buf(here, group, Order::ZERO).unwrap();
         }
-        owed.0.get()
+        owed.0.get() / high
     });
     let [by_batches, by_pages] = owed;
     assert!(by_batches > 0 && by_pages > 0, "{owed:?}");
     assert!(by_pages <= 2 * by_batches, "{owed:?}");
+}
+
+#[test]
+fn a_small_high_is_not_used_up_by_what_is_charged_ahead() {
+    let memory = Memory::try_new(Config::for_resident(1 << 16, 16, Policy::default())).unwrap();
+    let group = memory
+        .new_group(CPU.into(), memory.groups().root())
+        .unwrap();
+    memory.groups().set_limit(group, Limit::High, 200).unwrap();
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    let owed = Owed::default();
+    for page in 0..160 {
+        let cpu = Cpu::new(page % 16);
+        let (here, mut effects) = (Here::new(cpu, &owed), Effects::new());
+        let mut op = PageIn::new(key(file, page.into()), group, Access::Copy);
+        while !matches!(op.step(&memory, here, &mut effects), Ok(Step::Done(_))) {
+            while let Some(effect) = effects.pop() {
+                if let Effect::Read(io) = effect {
+                    memory.complete(cpu, io, Ok(()), &mut effects);
+                }
+            }
+        }
+    }
+    assert_eq!((owed.0.get(), memory.stat(group).pgsteal), (0, 0));
+    assert_eq!(memory.groups().get(group).unwrap().events().high, 0);
 }
 
 #[test]
