@@ -5,6 +5,7 @@ use crate::shared::Shared;
 use crate::stall::{self, Stall};
 use crate::trace;
 use crate::{page, shrinker, throttle, writeback};
+use pagetide_core::group::Protection;
 use pagetide_core::memory::{Here, Io, Platform, Writes};
 use pagetide_core::units::{Frame, Node, PageType};
 
@@ -13,10 +14,12 @@ impl Platform for Shared {
         let groups = self.core.groups();
         let usage = || groups.get(subtree).map_or(0, |group| group.usage());
         let before = usage();
-        // What `min` protects is left, as pages are.
+        // What `min` protects is left, as pages are, and what `low` does while pages gave some.
         let may_give = |id| {
             let used = groups.get(id).map_or(0, |group| group.usage());
-            groups.is_in(id, subtree) && used > groups.protection(id, subtree).min
+            let Protection { min, low } = groups.protection(id, subtree);
+            let kept = if of > 0 { min.max(low) } else { min };
+            groups.is_in(id, subtree) && used > kept
         };
         self.shrinkers.shrink(may_give, nr_pages, of);
         u32::try_from(before.saturating_sub(usage())).unwrap_or(u32::MAX)

@@ -130,6 +130,22 @@ fn a_shrinker_gives_way_to_working_memory() {
 }
 
 #[test]
+fn a_shrinker_under_low_is_asked_where_pages_gave_nothing() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let foreign = memory.root().child("foreign").unwrap();
+    let objects = Arc::new(Objects(foreign.reserve(ByteSize::mib(24)).unwrap()));
+    let registered = foreign.add_shrinker(Arc::clone(&objects));
+    foreign.set_low(ByteSize::mib(32));
+    let data = data::numbered_file((64 << 20) / 4096);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    warm(&file, (64 << 20) / 4096);
+    assert_eq!(objects.0.size(), ByteSize::mib(24));
+    let bufs = [(); 24].map(|()| memory.root().alloc(pagetide::Order::new(9)).unwrap());
+    assert!(objects.0.size() < ByteSize::mib(16));
+    drop((registered, bufs));
+}
+
+#[test]
 fn what_grows_gives_up_no_more_than_it_has() {
     let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
     let foreign = memory.root().child("foreign").unwrap();
