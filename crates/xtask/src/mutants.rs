@@ -48,6 +48,8 @@ enum Tests {
     Runtime(&'static str),
     /// Tests of the runtime in processes of their own.
     Fork(&'static str),
+    /// Of interruptions, beside no other test.
+    Isolated,
 }
 
 impl Tests {
@@ -55,7 +57,7 @@ impl Tests {
     fn is_runtime(self) -> bool {
         matches!(
             self,
-            Tests::RuntimeUnit(_) | Tests::Runtime(_) | Tests::Fork(_)
+            Tests::RuntimeUnit(_) | Tests::Runtime(_) | Tests::Fork(_) | Tests::Isolated
         )
     }
 
@@ -65,7 +67,7 @@ impl Tests {
             Tests::Unit(filter) | Tests::Model(filter) => filter,
             Tests::RuntimeUnit(filter) | Tests::Runtime(filter) | Tests::Fork(filter) => filter,
             Tests::Whole => "whole::",
-            Tests::Stress | Tests::Loom | Tests::Shuttle => "",
+            Tests::Stress | Tests::Loom | Tests::Shuttle | Tests::Isolated => "",
         }
     }
 

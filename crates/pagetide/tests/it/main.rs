@@ -27,7 +27,6 @@ mod hit_cost;
 mod holes;
 mod hooks;
 mod huge_pages;
-mod isolated;
 mod longterm;
 mod lru_gen;
 mod machine;

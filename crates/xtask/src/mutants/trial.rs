@@ -139,6 +139,7 @@ impl Trial<'_> {
             Tests::RuntimeUnit(_) => ("pagetide", None, None),
             Tests::Runtime(_) => ("pagetide", Some("it"), None),
             Tests::Fork(_) => ("pagetide", Some("fork"), None),
+            Tests::Isolated => ("pagetide", Some("isolated"), None),
         };
         let mut command = self.workspace.cargo();
         command

@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "../../core/src/page_cache/claims.rs",
         find: "is_fenced_at_once: !(0..nr_lines).map(Cpu::new).any(has_none),",
         replace: "is_fenced_at_once: true,",
-        tests: Tests::Runtime("isolated::nothing"),
+        tests: Tests::Isolated,
     },
     Mutant {
         name: "who was woken and is not polled stands in the way for ever",
