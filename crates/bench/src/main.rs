@@ -17,7 +17,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Bench {
     /// 4 KiB out of memory: pagetide, an object cache, `pread`
-    Hit,
+    Hit(hit::Options),
     /// Blocks taken and freed: pagetide, memory allocators, `mmap`
     Alloc(alloc::Options),
     /// One allocator in a process of its own, told what to do by `alloc`
@@ -27,7 +27,7 @@ enum Bench {
 
 fn main() -> Result<(), Box<dyn Error>> {
     match Arguments::parse().bench {
-        Bench::Hit => hit::run(),
+        Bench::Hit(options) => hit::run(&options),
         Bench::Alloc(options) => alloc::run(&options),
         Bench::AllocChild(options) => alloc::serve(&options),
     }

@@ -217,7 +217,7 @@ pub(crate) struct HolderArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct HitArgs {
     /// Pages of the hot set.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,512,4096,131072",
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,128,4096,131072",
           value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
     pub(crate) pages: Vec<u32>,
     /// Numbers of threads.
