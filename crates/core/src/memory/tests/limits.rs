@@ -310,3 +310,26 @@ fn at_a_swappiness_of_0_no_anon_page_goes_while_there_are_pages_of_files() {
         }
     }
 }
+
+#[test]
+fn a_small_high_keeps_as_many_pages_as_a_small_limit() {
+    for &policy in Policy::ALL {
+        let left = [Limit::Max, Limit::High].map(|limit| {
+            let memory = Memory::try_new(Config::for_resident(1 << 14, 1, policy)).unwrap();
+            let group = memory.new_group(CPU.into(), memory.groups().root());
+            let group = group.unwrap();
+            memory.set_limit(group, limit, 120).unwrap();
+            let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+            let visit = |page| {
+                touch(&memory, group, key(file, page));
+                memory.groups().get(group).unwrap().usage()
+            };
+            (0..120).for_each(|page| _ = visit(page));
+            (120..300).map(visit).min()
+        });
+        assert!(
+            left[1] >= left[0].map(|least| least - 8),
+            "{policy}: {left:?}"
+        );
+    }
+}
