@@ -14,6 +14,7 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// Widens a `u32` to an index. The one place for this cast: pagetide runs on 64 bits only.
 #[must_use]
+#[inline]
 pub const fn index(number: u32) -> usize {
     const _: () = assert!(usize::BITS >= 64, "pagetide needs a 64-bit machine");
     number as usize
@@ -24,6 +25,7 @@ pub const fn index(number: u32) -> usize {
 /// # Panics
 /// Where `len` exceeds `u32::MAX`: arenas are bounded to less at build.
 #[must_use]
+#[inline]
 pub fn count(len: usize) -> u32 {
     u32::try_from(len).expect("lengths in core are bounded by the number of frames")
 }

@@ -26,7 +26,7 @@ use loom::thread;
 use pagetide_core::alloc::{
     Ask, BulkFree, Here, Kind, Mobility, PcpSizes, Tuner, Watermarks, Zone, ZoneConfig,
 };
-use pagetide_core::frame::{FrameTable, State, Word, flag};
+use pagetide_core::frame::{FrameTable, MAX_PINS, State, Word, flag};
 use pagetide_core::group::{
     ByteLine, CpuMask, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree,
 };
@@ -155,6 +155,38 @@ fn a_stale_entry_never_gives_another_page() {
         reuser.join().expect("the reuser does not panic");
         assert_eq!(frames.word(FRAME).pins(), 0);
     });
+}
+
+#[test]
+fn a_page_is_not_refused_for_what_another_one_is() {
+    for pins in [0, MAX_PINS] {
+        loom::model(move || {
+            let shared = one_page();
+            let reuser = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let (index, frames) = &*shared;
+                    if page_cache::detach(frames, FRAME, frames.word(FRAME)) {
+                        assert!(index.remove(key(1), FRAME));
+                        frames.set_key(FRAME, Some(key(2)));
+                        // Latched, or pinned as often as a page can be.
+                        let flags = if pins == 0 { flag::LATCH } else { 0 };
+                        let busy = Word::from_bits(pins.into()).with_state(State::Live);
+                        frames.change_owned(FRAME, |_| busy.with(flags));
+                        index.lock(key(2)).insert(FRAME);
+                    }
+                })
+            };
+            let (index, frames) = &*shared;
+            let unpin = |frame| _ = frames.unpin(frame);
+            let found = page_cache::pin(index, frames, key(1), Access::Copy, unpin);
+            assert!(
+                matches!(found, Found::Pinned(FRAME) | Found::Miss),
+                "{found:?}"
+            );
+            reuser.join().expect("the reuser does not panic");
+        });
+    }
 }
 
 #[test]

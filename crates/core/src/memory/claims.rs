@@ -67,7 +67,7 @@ impl Memory {
         let mut is_any = false;
         for frame in self.claims.frames() {
             if self.frames.update(frame, Word::ending_claims).is_ok() {
-                self.make_pins(frame);
+                self.make_pins(&[frame]);
                 here.unpin(self, frame);
                 is_any = true;
             }
@@ -81,10 +81,10 @@ impl Memory {
         self.claims.end(&self.frames, frame, count);
     }
 
-    /// [`Memory::end_claims`] of a page that the caller has made one that is not contended.
-    pub(super) fn make_pins(&self, frame: Frame) {
+    /// [`Memory::end_claims`] of pages that the caller has made ones that are not contended.
+    pub(super) fn make_pins(&self, of: &[Frame]) {
         let count = |is_more| self.count_left(is_more);
-        self.claims.make_pins(&self.frames, frame, count);
+        self.claims.make_pins(&self.frames, of, count);
     }
 
     fn count_left(&self, is_more: bool) {

@@ -273,6 +273,31 @@ impl Memory {
         keys.for_each(|key| self.index.touch(key));
     }
 
+    /// The frame that most often holds the page, whose record is fetched from memory meanwhile: for
+    /// [`Memory::pin_in`], which comes to it soon.
+    #[must_use]
+    #[inline]
+    pub fn touch_record(&self, key: PageKey) -> Option<Frame> {
+        let likely = self.index.likely(key)?;
+        // A load whose value nobody waits for.
+        _ = self.frames.record(likely).word();
+        Some(likely)
+    }
+
+    /// [`Memory::pin`] of a page for which [`Memory::touch_record`] told where it may be.
+    #[must_use]
+    #[inline]
+    pub fn pin_in(
+        &self,
+        likely: Option<Frame>,
+        key: PageKey,
+        access: Access,
+        unpin: impl FnMut(Frame),
+    ) -> Found {
+        let index = (&self.index, likely);
+        page_cache::pin_in(index, &self.frames, key, access, unpin)
+    }
+
     /// Looks a page up and pins it: the hit path. One read-modify-write on a hit.
     ///
     /// `unpin` drops the pin of a frame that turned out to hold another page, which is rare, but

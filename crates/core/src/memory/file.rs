@@ -7,6 +7,9 @@ use crate::page_cache;
 use crate::sync::{NoMetadata, yield_now};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 
+/// Pages of a file that is closed for whose claims all CPUs are fenced once.
+const ENDED_TOGETHER: usize = 64;
+
 /// What became of a page that is to be dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discard {
@@ -63,17 +66,29 @@ impl Memory {
             return;
         };
         let number = id & PageKey::MAX_MAPPING;
-        while let Some(frame) = mapping.any() {
-            let mut effects = Effects::new();
+        let (mut contended, mut nr_contended) = ([Frame::FIRST; ENDED_TOGETHER], 0);
+        loop {
+            let next = mapping.any();
+            if nr_contended == contended.len() || next.is_none() {
+                self.end_out(cpu, &contended[..nr_contended], run);
+                nr_contended = 0;
+            }
+            let Some(frame) = next else {
+                break;
+            };
             let seen = self.frames.word(frame);
             let key = self.frames.key(frame);
             // It may have been evicted meanwhile, and hold another file's page.
             let key = key.filter(|key| key.mapping() == number);
-            if !key.is_some_and(|key| self.truncate(cpu, (frame, key, seen), &mut effects)) {
+            match key.and_then(|key| self.take_out((frame, key, seen))) {
+                Some(true) => {
+                    contended[nr_contended] = frame;
+                    nr_contended += 1;
+                }
+                Some(false) => self.drop_out(cpu, frame, run),
                 // Who evicts it may be preempted.
-                yield_now();
+                None => yield_now(),
             }
-            run(&mut effects);
         }
         self.mappings.close(id);
     }
@@ -132,17 +147,32 @@ impl Memory {
         }
     }
 
-    /// Takes one page out of its file, if its frame's word is still `seen`: `Live` to `Detached`,
-    /// with a pin that keeps the frame until its entry and its places on lists are gone. A page
-    /// that is just being evicted is left to that eviction.
+    /// Takes one page out of its file, if its frame's word is still `seen`. A page that is just
+    /// being evicted is left to that eviction.
     fn truncate(
         &self,
         cpu: Cpu,
         (frame, key, seen): (Frame, PageKey, Word),
         effects: &mut Effects,
     ) -> bool {
-        if seen.state() != State::Live {
+        let Some(was_contended) = self.take_out((frame, key, seen)) else {
             return false;
+        };
+        if was_contended {
+            self.make_pins(&[frame]);
+        }
+        if self.drop_own_pin(cpu, frame) {
+            effects.push(Effect::Wake(frame));
+        }
+        true
+    }
+
+    /// The first part of [`Memory::truncate`]: `Live` to `Detached`, off all lists, with a pin that
+    /// keeps the frame for the caller. Says whether there may be claims on it, which the caller
+    /// makes pins of before it drops that.
+    fn take_out(&self, (frame, key, seen): (Frame, PageKey, Word)) -> Option<bool> {
+        if seen.state() != State::Live {
+            return None;
         }
         let detached = seen.with_own_pin().with_state(State::Detached);
         let detached = detached.next_version();
@@ -150,10 +180,7 @@ impl Memory {
         self.left_pins.add(seen.pins());
         if self.frames.replace(frame, seen, detached).is_err() {
             self.left_pins.take_back(seen.pins());
-            return false;
-        }
-        if seen.has(flag::CONTENDED) {
-            self.make_pins(frame);
+            return None;
         }
         self.forget(key, frame);
         self.mapping_of(key)
@@ -164,9 +191,25 @@ impl Memory {
         let lruvec = self.lruvec_at(frame);
         let lruvec = lruvec.expect("a live page's group has a lruvec");
         lruvec.lock().remove(&self.frames, frame);
+        Some(seen.has(flag::CONTENDED))
+    }
+
+    /// The last part, of pages on which there may be claims: for those the CPUs are fenced once.
+    fn end_out(&self, cpu: Cpu, contended: &[Frame], run: &mut dyn FnMut(&mut Effects)) {
+        if contended.is_empty() {
+            return;
+        }
+        self.make_pins(contended);
+        for &frame in contended {
+            self.drop_out(cpu, frame, run);
+        }
+    }
+
+    fn drop_out(&self, cpu: Cpu, frame: Frame, run: &mut dyn FnMut(&mut Effects)) {
+        let mut effects = Effects::new();
         if self.drop_own_pin(cpu, frame) {
             effects.push(Effect::Wake(frame));
         }
-        true
+        run(&mut effects);
     }
 }

@@ -23,7 +23,7 @@ impl Memory {
                 Unwanted::Latch => self.unlatch(cpu, frame, false, &mut effects),
                 Unwanted::Wish => self.withdraw(frame, &mut effects),
                 Unwanted::Claims => {
-                    self.make_pins(frame);
+                    self.make_pins(&[frame]);
                     self.unpin(cpu, frame, &mut effects);
                 }
             }

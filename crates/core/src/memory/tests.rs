@@ -12,6 +12,7 @@ mod evacuate;
 mod gated_2q;
 mod latch;
 mod left_pins;
+mod likely;
 mod limits;
 mod longterm;
 mod min_ttl;

@@ -245,14 +245,9 @@ impl Memory {
         true
     }
 
-    /// The frame that holds a page, or in which it is being read. A frame on its way out may still
-    /// have an entry of its page before the one of the new frame: only the lock tells them apart.
+    /// The frame that holds a page, or in which it is being read.
     pub(super) fn resident(&self, key: PageKey) -> Option<Frame> {
-        let frame = self.index.find(&self.frames, key)?;
-        match self.frames.word(frame).state() {
-            State::Live | State::Reading => Some(frame),
-            _ => self.index.lock(key).find(&self.frames),
-        }
+        self.index.find(&self.frames, key)
     }
 
     /// Begins the write of the page that a frame held when its word was `seen`, and now, if it is
@@ -397,7 +392,7 @@ impl Memory {
                 is_unwritten: false,
             };
         }
-        let limit = self.groups.get(reach.subtree).map_or(0, Group::max);
+        let limit = self.nearest_limit(reach.subtree);
         let want = self.policy(reach.subtree).batch(limit).max(nr_pages);
         // Where pages went, the cold ones that did not follow when they are written. Else what is
         // written goes below, and counts.

@@ -27,7 +27,7 @@
 //! BRAVO waits by the clock.
 
 use super::Access;
-use crate::frame::{BOUNCE, FrameTable, Record, State, Word, flag};
+use crate::frame::{BOUNCE, FrameTable, MAX_SAVING, Record, State, Word, flag};
 use crate::group::CpuMask;
 use crate::sync::{AtomicU32, Gate, NoMetadata, Ordering, PerCpu, Sections};
 use crate::sync::{full_fence, order_after_rmw};
@@ -142,7 +142,7 @@ pub struct Claims {
     sections: Option<Sections>,
     /// Whether all CPUs have sections, so that they are fenced at once.
     is_fenced_at_once: bool,
-    /// What claims are to save before a page is claimed.
+    /// What claims are to save before a page is claimed: no more than is counted.
     limit: u32,
 }
 
@@ -180,7 +180,7 @@ impl Claims {
             lines: PerCpu::try_new(nr_lines, line)?,
             sections: sections.map(|(sections, _)| sections.clone()),
             is_fenced_at_once: !(0..nr_lines).map(Cpu::new).any(has_none),
-            limit: BOUNCE.saturating_mul(nr_lines.max(MIN_BOUNCES)),
+            limit: MAX_SAVING.min(BOUNCE * nr_lines.max(MIN_BOUNCES)),
         })
     }
 
@@ -397,26 +397,27 @@ impl Claims {
             is_contended.then(|| word.without(flag::CONTENDED))
         };
         if frames.update(frame, end).is_ok() {
-            self.make_pins(frames, frame, count);
+            self.make_pins(frames, &[frame], count);
         }
     }
 
-    /// Makes pins of all claims on a page that was contended. The caller took `CONTENDED` away, and
-    /// its pin keeps others from taking the page for themselves meanwhile. Looks at the line of
-    /// each CPU, and fences those that have sections; two read-modify-writes for each claim.
+    /// Makes pins of all claims on pages that were contended. The caller took `CONTENDED` away, and
+    /// its pins keep others from taking the pages for themselves meanwhile. Looks at the line of
+    /// each CPU, and fences those that have sections, once for all pages; two read-modify-writes
+    /// for each claim.
     ///
     /// Of pins on a page that has left its file, `count` is told: of one more before its holder can
     /// know that it is one, of one less where there is no holder any more.
     #[cold]
-    pub fn make_pins(&self, frames: &FrameTable, frame: Frame, mut count: impl FnMut(bool)) {
+    pub fn make_pins(&self, frames: &FrameTable, of: &[Frame], mut count: impl FnMut(bool)) {
         // Who gives up a claim in a section writes over what he saw there.
         let _shut = Shut::new(self);
         self.fence();
-        let claimed = Frame::pack(Some(frame));
-        for (word, packed) in self.words() {
-            if packed != claimed {
+        for (word, claimed) in self.words() {
+            let frame = Frame::unpack(claimed).filter(|_| claimed != PINNED);
+            let Some(frame) = frame.filter(|frame| of.contains(frame)) else {
                 continue;
-            }
+            };
             // The pin first: the holder may drop it at once.
             let pin = frames.update(frame, |word| Some(word.with_own_pin()));
             let before = pin.expect("an update without a condition");

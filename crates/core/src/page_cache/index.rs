@@ -44,6 +44,13 @@ fn frame_of(entry: u64) -> Option<Frame> {
     Frame::unpack((entry & 0xFFFF_FFFF) as u32)
 }
 
+/// Whether the page is live in this frame, or being read there.
+#[inline]
+fn is_there(frames: &FrameTable, frame: Frame, key: PageKey) -> bool {
+    let record = frames.record(frame);
+    record.holds(key) && matches!(record.word().state(), State::Live | State::Reading)
+}
+
 impl Index {
     const fn nr_buckets(nr_frames: u32) -> usize {
         index(nr_frames.div_ceil(FRAMES_PER_BUCKET)) + 1
@@ -101,28 +108,28 @@ impl Index {
     }
 
     /// The frame that holds the page, perhaps: the caller pins it, then compares the key. No lock;
-    /// usually one line of the index and one of the frame table.
+    /// usually one line of the index and one of the frame table. Passes frames on their way out:
+    /// behind the entry of one may be that of the frame in which the page came back.
     #[must_use]
     #[inline]
     pub fn find(&self, frames: &FrameTable, key: PageKey) -> Option<Frame> {
-        self.find_record(frames, key).map(|(frame, _)| frame)
+        let home = self.home(key);
+        let at_home = self.at_home(home, key);
+        at_home
+            .filter(|&frame| is_there(frames, frame, key))
+            .or_else(|| self.find_from(home, frames, key))
     }
 
-    /// [`Index::find`], with the frame's record.
+    /// [`Index::find`], with the frame's record, but of the home bucket's entry perhaps one that is
+    /// on its way out.
     #[inline(always)] // Small: what is rare is in `find_from`.
     pub(super) fn find_record<'a>(
         &self,
         frames: &'a FrameTable,
         key: PageKey,
     ) -> Option<(Frame, Record<'a>)> {
-        let (wanted, home) = (tag(key), self.home(key));
-        // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
-        // All of them, without a jump: where a page is in its bucket nobody can foretell.
-        let entries = self
-            .entries(home)
-            .map(|entry| entry.load(Ordering::Acquire));
-        let choose = |found, entry| if entry >> 32 == wanted { entry } else { found };
-        if let Some(frame) = frame_of(entries.fold(0, choose)) {
+        let home = self.home(key);
+        if let Some(frame) = self.at_home(home, key) {
             let record = frames.record(frame);
             if record.holds(key) {
                 return Some((frame, record));
@@ -132,10 +139,37 @@ impl Index {
         Some((frame, frames.record(frame)))
     }
 
-    /// Looks at all entries of the home bucket, and of those behind as far as entries went past.
+    /// The frame in the home bucket that holds the page, perhaps: its record is not looked at, nor
+    /// the buckets behind.
+    #[inline(always)] // Small, and each hit does it.
+    fn at_home(&self, home: usize, key: PageKey) -> Option<Frame> {
+        let wanted = tag(key);
+        // Acquire pairs with the Release in `Locked::insert`: the key is there to compare.
+        // All of them, without a jump: where a page is in its bucket nobody can foretell.
+        let entries = self
+            .entries(home)
+            .map(|entry| entry.load(Ordering::Acquire));
+        let choose = |found, entry| if entry >> 32 == wanted { entry } else { found };
+        frame_of(entries.fold(0, choose))
+    }
+
+    /// The frame that most often holds the page: for a caller who has its record fetched and comes
+    /// to it soon, by [`super::pin_in`].
+    #[inline]
+    pub fn likely(&self, key: PageKey) -> Option<Frame> {
+        self.at_home(self.home(key), key)
+    }
+
+    /// [`Index::find_there`], seldom.
     #[cold]
     #[inline(never)]
     fn find_from(&self, home: usize, frames: &FrameTable, key: PageKey) -> Option<Frame> {
+        self.find_there(home, frames, key)
+    }
+
+    /// The frame in which the page is live or being read. Looks at all entries of the home bucket,
+    /// and of those behind as far as entries went past.
+    fn find_there(&self, home: usize, frames: &FrameTable, key: PageKey) -> Option<Frame> {
         let wanted = tag(key);
         let mut bucket = home;
         loop {
@@ -143,7 +177,7 @@ impl Index {
                 let entry = entry.load(Ordering::Acquire);
                 if entry >> 32 == wanted
                     && let Some(frame) = frame_of(entry)
-                    && frames.holds(frame, key)
+                    && is_there(frames, frame, key)
                 {
                     return Some(frame);
                 }
@@ -229,25 +263,7 @@ impl Locked<'_> {
     /// The frame in which the page is live or being read. Frames on their way out do not count.
     #[must_use]
     pub fn find(&self, frames: &FrameTable) -> Option<Frame> {
-        let (index, wanted) = (self.index, tag(self.key));
-        let mut bucket = self.home;
-        loop {
-            for entry in index.entries(bucket) {
-                let entry = entry.load(Ordering::Acquire);
-                if entry >> 32 == wanted
-                    && let Some(frame) = frame_of(entry)
-                    && frames.key(frame) == Some(self.key)
-                    && matches!(frames.word(frame).state(), State::Live | State::Reading)
-                {
-                    return Some(frame);
-                }
-            }
-            let was_passed = index.passed(bucket).load(Ordering::Acquire) != 0;
-            bucket = index.after(bucket);
-            if !was_passed || bucket == self.home {
-                return None;
-            }
-        }
+        self.index.find_there(self.home, frames, self.key)
     }
 
     /// Enters the page's frame, whose key and state are set already.
@@ -277,6 +293,7 @@ mod tests {
     extern crate std;
 
     use super::*;
+    use crate::page_cache::{self, Access, Found, Latched};
     use std::vec::Vec;
 
     fn key(page: u64) -> PageKey {
@@ -353,5 +370,35 @@ mod tests {
         assert!(index.remove(key(3), Frame::new(0)));
         assert!(!index.remove(key(3), Frame::new(0)));
         assert_eq!(index.find(&frames, key(3)), Some(Frame::new(1)));
+    }
+
+    #[test]
+    fn readers_and_writers_pass_a_frame_on_its_way_out() {
+        let frames = FrameTable::try_new(4).unwrap();
+        let index = Index::try_new(4).unwrap();
+        let mut at_home = (0..).filter(|&page| index.home(key(page)) == 0);
+        let [other, page] = [(); 2].map(|()| at_home.next().unwrap());
+        enter(&index, &frames, other, 0);
+        enter(&index, &frames, page, 1);
+        for state in [State::Evicting, State::Detached] {
+            let leave = |word: crate::frame::Word| Some(word.with_state(state));
+            frames.update(Frame::new(1), leave).unwrap();
+            // The page comes back to an entry before the one that is there still.
+            assert!(index.remove(key(other), Frame::new(0)));
+            enter(&index, &frames, page, 2);
+            let none = |frame: Frame| panic!("{frame:?} is another page's");
+            let found = page_cache::pin(&index, &frames, key(page), Access::Copy, none);
+            assert_eq!(found, Found::Pinned(Frame::new(2)), "{state:?}");
+            frames.unpin(Frame::new(2));
+            let likely = (&index, Some(Frame::new(1)));
+            let found = page_cache::pin_in(likely, &frames, key(page), Access::Copy, none);
+            assert_eq!(found, Found::Pinned(Frame::new(2)), "{state:?}");
+            frames.unpin(Frame::new(2));
+            let latched = page_cache::latch(&index, &frames, key(page), |frame, _| none(frame));
+            assert_eq!(latched, Latched::Held(Frame::new(2)), "{state:?}");
+            page_cache::unlatch(&frames, Frame::new(2));
+            assert!(index.remove(key(page), Frame::new(2)));
+            enter(&index, &frames, other, 0);
+        }
     }
 }

@@ -330,6 +330,26 @@ pub fn pin(
     hold(index, frames, None, (key, access), unpin).0
 }
 
+/// [`pin`] of a page that is in `likely`, perhaps, which [`Index::likely`] told: without a look-up
+/// where it is.
+#[must_use]
+#[inline]
+pub fn pin_in(
+    (index, likely): (&Index, Option<Frame>),
+    frames: &FrameTable,
+    key: PageKey,
+    access: Access,
+    mut unpin: impl FnMut(Frame),
+) -> Found {
+    let record = likely.map(|frame| (frame, frames.record(frame)));
+    let there = record.filter(|(_, record)| record.holds(key));
+    let held = there.and_then(|there| hold_record(frames, None, there, (key, access), &mut unpin));
+    match held {
+        Some((found, _)) => found,
+        None => pin(index, frames, key, access, unpin),
+    }
+}
+
 /// [`pin`] on a CPU, but a contended page is claimed, if it can be: where there is a claim, that is
 /// what holds the page that was found, and no pin. Where the page's word goes from CPU to CPU, it
 /// is contended from then on.
@@ -351,8 +371,8 @@ pub fn hold(
     }
 }
 
-/// [`hold`] after a frame had changed its page in between. In another order, as what both returned
-/// alike would be written to memory by each.
+/// [`hold`] after a frame had changed its page in between, or was on its way out. In another order,
+/// as what both returned alike would be written to memory by each.
 #[cold]
 #[inline(never)]
 fn hold_again(
@@ -362,25 +382,40 @@ fn hold_again(
     wish: (PageKey, Access),
     mut unpin: impl FnMut(Frame),
 ) -> (Option<Claim>, Found) {
-    loop {
-        if let Some((found, claim)) = try_hold(index, frames, claims, wish, &mut unpin) {
+    while let Some(frame) = index.find(frames, wish.0) {
+        let there = (frame, frames.record(frame));
+        if let Some((found, claim)) = hold_record(frames, claims, there, wish, &mut unpin) {
             return (claim, found);
         }
     }
+    (None, Found::Miss)
 }
 
-/// [`hold`], or `None` where the frame that the index had holds another page by now.
+/// [`hold`], or `None` where the frame that the index had holds another page by now, or is on its
+/// way out.
 #[inline(always)]
 fn try_hold(
     index: &Index,
     frames: &FrameTable,
     claims: Option<(&Claims, Cpu)>,
+    wish: (PageKey, Access),
+    unpin: &mut impl FnMut(Frame),
+) -> Option<(Found, Option<Claim>)> {
+    match index.find_record(frames, wish.0) {
+        Some(there) => hold_record(frames, claims, there, wish, unpin),
+        None => Some((Found::Miss, None)),
+    }
+}
+
+/// [`try_hold`] of the frame that the index had.
+#[inline(always)]
+fn hold_record(
+    frames: &FrameTable,
+    claims: Option<(&Claims, Cpu)>,
+    (frame, record): (Frame, Record<'_>),
     (key, access): (PageKey, Access),
     unpin: &mut impl FnMut(Frame),
 ) -> Option<(Found, Option<Claim>)> {
-    let Some((frame, record)) = index.find_record(frames, key) else {
-        return Some((Found::Miss, None));
-    };
     let word = record.word();
     if word.has(flag::CONTENDED)
         && let Some((claims, cpu)) = claims
@@ -393,7 +428,7 @@ fn try_hold(
     }
     let word = match pin_record(record, word, access) {
         Ok(word) => word,
-        Err(word) => return Some((refused(word, frame), None)),
+        Err(word) => return refused(word, (frame, record), key).map(|found| (found, None)),
     };
     if access == Access::Pin && !word.has(flag::YOUNG) {
         frames.mark_touched(frame);
@@ -438,16 +473,16 @@ pub fn contend(frames: &FrameTable, frame: Frame) {
     let _may_be_none = frames.update(frame, contended);
 }
 
-/// Why a frame with this word was not pinned.
+/// Why a frame with this word was not pinned; `None` where it holds another page by now, or is on
+/// its way out.
 #[cold]
-fn refused(word: Word, frame: Frame) -> Found {
-    if word.may_be_pinned() {
-        Found::TooManyPins
-    } else if word.state() == State::Live {
-        Found::Latched(frame)
-    } else {
-        Found::Miss
-    }
+fn refused(word: Word, (frame, record): (Frame, Record<'_>), key: PageKey) -> Option<Found> {
+    let found = match word.state() {
+        _ if word.may_be_pinned() => Found::TooManyPins,
+        State::Live => Found::Latched(frame),
+        _ => return None,
+    };
+    record.holds(key).then_some(found)
 }
 
 /// Evicts a victim if its word is still exactly what it was at isolation. One read-modify-write.

@@ -63,7 +63,7 @@ impl World {
         let (index, frames) = &*self.page;
         page_cache::latch(index, frames, key(1), |frame, unwanted| {
             assert_eq!(unwanted, Unwanted::Claims, "one page, one frame");
-            self.claims.make_pins(frames, frame, |_| ());
+            self.claims.make_pins(frames, &[frame], |_| ());
             self.unpin(frame);
         })
     }
@@ -182,7 +182,7 @@ fn truncate(world: &World) {
         Some(word.next_version())
     });
     assert!(truncated.is_ok(), "an update without a condition");
-    world.claims.make_pins(frames, FRAME, |_| ());
+    world.claims.make_pins(frames, &[FRAME], |_| ());
     assert!(world.page.0.remove(key(1), FRAME));
     let is_freed = world.is_freed.load(Ordering::Relaxed);
     assert!(!is_freed, "freed from under a pin");

@@ -28,7 +28,8 @@ use std::time::Instant;
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
 /// last of them go with it.
 const MAX_BEGUN: usize = 256;
-/// Pages whose entries in the index are fetched before the first of them is looked up.
+/// Pages of which each step fetches from memory what the next one looks at: their entries in the
+/// index, then their records and the first of their bytes.
 const TOUCHED_TOGETHER: usize = 64;
 
 /// Reads that core asked for and nobody has been given yet. They are handed over before anything
@@ -394,6 +395,7 @@ impl File {
                     Begin::Latched { .. } => unreachable!("it stops there"),
                 },
             };
+            self.open.shared.arena.touch(pin.frame());
             last = Some((page, pin.frame()));
             slots[at].pin = Some(pin);
         }
@@ -413,17 +415,21 @@ impl File {
         let open = &*self.open;
         let (shared, end) = (&open.shared, open.backing.len());
         let mut slots = Vec::with_capacity(pages.len());
+        let mut likely = SmallVec::<[Option<Frame>; TOUCHED_TOGETHER]>::new();
         for (at, &page) in pages.iter().enumerate() {
             if at % TOUCHED_TOGETHER == 0 {
-                // Each pin would wait for its own line.
+                // Each pin would wait for its own lines.
                 let next = pages[at..].iter().take(TOUCHED_TOGETHER);
-                let keys = next.filter_map(|&page| Mappings::key(open.mapping, page));
-                shared.core.touch_entries(keys);
+                let keys = next.map(|&page| Mappings::key(open.mapping, page));
+                shared.core.touch_entries(keys.clone().flatten());
+                likely.clear();
+                likely.extend(keys.map(|key| shared.touch(key?)));
             }
             let len = open.backing.bytes_of(page, end);
             let key = Mappings::key(open.mapping, page).filter(|_| len > 0);
             let key = key.ok_or(Stop::PastEnd(page))?;
-            let found = shared.pin(key, Access::Pin);
+            let likely = likely[at % TOUCHED_TOGETHER];
+            let found = shared.pin_in(likely, key, Access::Pin);
             let pin = match found {
                 Found::Pinned(frame) => Some(self.pin_of(frame)),
                 Found::Reading(frame) => {

@@ -14,6 +14,22 @@ impl Shared {
         self.core.pin(key, access, |frame| self.unpin_other(frame))
     }
 
+    /// [`Shared::pin`] of a page that is in `likely`, perhaps, which [`Shared::touch`] told.
+    #[inline]
+    pub(crate) fn pin_in(&self, likely: Option<Frame>, key: PageKey, access: Access) -> Found {
+        let unpin = |frame| self.unpin_other(frame);
+        self.core.pin_in(likely, key, access, unpin)
+    }
+
+    /// The frame that has a page, perhaps; its record and the first of its bytes are fetched from
+    /// memory meanwhile.
+    #[inline]
+    pub(crate) fn touch(&self, key: PageKey) -> Option<Frame> {
+        let likely = self.core.touch_record(key)?;
+        self.arena.touch(likely);
+        Some(likely)
+    }
+
     /// Asks for the latch of a page, as core's `latch` does.
     pub(crate) fn latch(&self, key: PageKey) -> Latched {
         let run = |effects: &mut Effects| self.wake_all(effects);

@@ -1,6 +1,6 @@
 //! What a hit and a block of working memory cost, counted: read-modify-writes, and no lock.
 
-use pagetide::{ByteSize, Memory, Order};
+use pagetide::{ByteSize, Memory, Order, Topology};
 use pagetide_core::sync::nr_rmws;
 
 const NR_PAGES: u64 = 64;
@@ -84,6 +84,23 @@ fn a_hit_of_a_page_that_is_used_often_is_none() {
         assert!(rmws < 50, "{rmws} beside a pin");
     }
     drop(pinned);
+}
+
+#[test]
+fn a_page_that_one_cpu_uses_often_is_claimed_where_there_are_many() {
+    let data = crate::data::numbered_file(1);
+    let many: Topology = "1x512".parse().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(256)).topology(many);
+    let memory = builder.without_thread().build().unwrap();
+    if let Some(reason) = memory.without_rseq() {
+        return println!("skipped: restartable sequences: {reason}");
+    }
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    (0..10_000).for_each(|_| drop(file.pin(0).unwrap()));
+    // But where the thread was preempted between or changed its CPU.
+    if let Some(rmws) = rmws_of(|| (0..1000).for_each(|_| drop(file.pin(0).unwrap()))) {
+        assert!(rmws < 50, "{rmws} for a thousand");
+    }
 }
 
 #[test]

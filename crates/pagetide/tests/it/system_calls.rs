@@ -256,3 +256,45 @@ pub(crate) fn is_direct(trace: &str) -> bool {
     let is_refused = |line: &str| line.contains("O_DIRECT") && line.contains(" = -1 ");
     !trace.lines().any(is_refused)
 }
+
+/// Uses each page of a file so often that it is claimed, then closes the file.
+fn use_often_and_close(folder: &Path) {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.build().unwrap();
+    let file = memory.open(folder.join("data"), &memory.root()).unwrap();
+    for turn in 0..400 * NR_READ {
+        drop(file.pin(turn % NR_READ).unwrap());
+    }
+    say("begins");
+    drop(file);
+    say("ends");
+}
+
+#[test]
+fn cpus_are_fenced_once_for_many_pages_of_a_file_that_is_closed() {
+    if let Some(role) = child::role() {
+        return use_often_and_close(Path::new(&role));
+    }
+    if child::is_sanitized() {
+        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pages = vec![7; usize::try_from(NR_READ).unwrap() * PAGE];
+    fs::write(folder.path().join("data"), pages).unwrap();
+    let test = "system_calls::cpus_are_fenced_once_for_many_pages_of_a_file_that_is_closed";
+    let trace = match traced(test, "trace=write,membarrier", folder.path()) {
+        Ok(trace) => trace,
+        Err(reason) => return println!("skipped: strace: {reason}"),
+    };
+    let (before, after) = trace.split_once("\"begins").unwrap();
+    let (between, _) = after.split_once("\"ends").unwrap();
+    let nr_fences = |trace: &str| trace.matches(" membarrier(").count();
+    // The first call is for leave to fence.
+    if nr_fences(before) == 0 {
+        return println!("skipped: the machine has no restartable sequences");
+    }
+    // A CPU that is isolated for itself has none, and others are fenced one by one then.
+    let nr_cpus = std::thread::available_parallelism().unwrap().get();
+    let most = usize::try_from(NR_READ).unwrap() / 64 * nr_cpus;
+    assert!((1..=most).contains(&nr_fences(between)), "{trace}");
+}

@@ -241,6 +241,30 @@ fn a_claimed_page_is_not_moved() {
 }
 
 #[test]
+fn claims_on_pages_of_a_file_that_is_closed_are_pins_afterwards() {
+    let (memory, group, file) = memory(300, Policy::Fifo);
+    let frames: Vec<Frame> = (0..200)
+        .map(|page| contended(&memory, group, key(file, page)))
+        .collect();
+    // Of the first and the last that are looked for together, and among those of which none is.
+    let claimed = [0, 1, 63, 64, 130, 199].map(|page| {
+        let frame = frames[usize::try_from(page).unwrap()];
+        (frame, claim(&memory, key(file, page), frame, Access::Copy))
+    });
+    let mut nr_run = 0;
+    memory.close_mapping(CPU, file, &mut |_| nr_run += 1);
+    assert_eq!(nr_run, 200);
+    assert_eq!(memory.claims().frames().count(), 0);
+    for (frame, held) in claimed {
+        let word = memory.frames().word(frame);
+        assert_eq!((word.state(), word.pins()), (State::Detached, 1));
+        give_up(&memory, frame, held);
+    }
+    assert_eq!(memory.stats().nr_used, 0);
+    memory.check();
+}
+
+#[test]
 fn views_leave_claims_to_copies_and_beyond_them_pages_are_pinned() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);

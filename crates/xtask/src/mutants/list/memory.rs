@@ -37,9 +37,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "self.left_pins.add(seen.pins());\n        \
                if self.frames.replace(frame, seen, detached).is_err() {\n            \
                self.left_pins.take_back(seen.pins());\n            \
-               return false;\n        }",
+               return None;\n        }",
         replace: "if self.frames.replace(frame, seen, detached).is_err() {\n            \
-                  return false;\n        }\n        self.left_pins.add(seen.pins());",
+                  return None;\n        }\n        self.left_pins.add(seen.pins());",
         tests: Tests::Loom,
     },
     Mutant {
@@ -193,8 +193,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who closes a file does not let those run who evict its pages",
         file: "memory/file.rs",
-        find: "                yield_now();\n",
-        replace: "",
+        find: "None => yield_now(),",
+        replace: "None => {}",
         tests: Tests::Shuttle,
     },
     Mutant {

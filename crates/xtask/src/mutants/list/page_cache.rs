@@ -11,6 +11,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
+        name: "a page is not looked for where it was not likely",
+        file: "page_cache/mod.rs",
+        find: "        None => pin(index, frames, key, access, unpin),\n",
+        replace: "        None => Found::Miss,\n",
+        tests: Tests::Unit("likely"),
+    },
+    Mutant {
+        name: "nothing is likely to be where it is",
+        file: "page_cache/index.rs",
+        find: "        self.at_home(self.home(key), key)\n",
+        replace: "        self.at_home(self.after(self.home(key)), key)\n",
+        tests: Tests::Unit("likely"),
+    },
+    Mutant {
         name: "a pin on a page without a file is dropped in silence",
         file: "frame/word.rs",
         find: "self.0 & (STATE_MASK | flag::WAIT) == LIVE",
@@ -168,8 +182,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who makes pins of claims may miss one",
         file: "page_cache/claims.rs",
-        find: "        self.fence();\n        let claimed",
-        replace: "        let claimed",
+        find: "        self.fence();\n        for (word",
+        replace: "        for (word",
         tests: Tests::Loom,
     },
     Mutant {
@@ -238,15 +252,29 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the claims on a page are not made pins",
         file: "page_cache/claims.rs",
-        find: "            self.make_pins(frames, frame, count);\n",
+        find: "            self.make_pins(frames, &[frame], count);\n",
         replace: "",
         tests: Tests::Loom,
     },
     Mutant {
         name: "a truncated page keeps its claims",
         file: "memory/file.rs",
-        find: "            self.make_pins(frame);\n",
+        find: "            self.make_pins(&[frame]);\n",
         replace: "",
+        tests: Tests::Unit("claims"),
+    },
+    Mutant {
+        name: "pages of a closed file keep their claims",
+        file: "memory/file.rs",
+        find: "        self.make_pins(contended);\n",
+        replace: "",
+        tests: Tests::Unit("claims"),
+    },
+    Mutant {
+        name: "the last pages of a closed file keep their claims",
+        file: "memory/file.rs",
+        find: "if nr_contended == contended.len() || next.is_none() {",
+        replace: "if nr_contended == contended.len() {",
         tests: Tests::Unit("claims"),
     },
     Mutant {
