@@ -11,7 +11,8 @@
 //! in the place of a second one: with the depot, or else with stock and per-CPU page cache.
 
 use super::depot::Depot;
-use super::rack::{Label, Open, Rack, is_large};
+use super::label::Label;
+use super::rack::{Open, Rack, is_large};
 use crate::frame::Form;
 use crate::group::CpuMask;
 use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, Sections};

@@ -17,6 +17,7 @@ mod fault;
 mod file;
 mod held;
 mod here;
+mod label;
 mod latch;
 mod left_pins;
 mod longterm;

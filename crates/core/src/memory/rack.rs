@@ -1,6 +1,7 @@
 //! A rack: magazines of one CPU, behind one lock.
 
 use super::depot::{MAX_CHUNK, Share};
+use super::label::Label;
 use super::magazine::Magazines;
 use crate::frame::Form;
 use crate::sync::is_unwinding;
@@ -8,9 +9,10 @@ use crate::sync::{AtomicU32, AtomicU64, Gate, Guard, Ordering, Sections, SpinLoc
 use crate::units::{Cpu, Frame, count, index};
 use core::iter::once;
 
-/// Magazines of a rack: one for blocks of a batch of pages or more, the others for smaller ones.
-/// Their labels are one cache line.
-const NR_MAGAZINES: usize = if cfg!(any(loom, shuttle)) { 2 } else { 8 };
+/// Magazines of a rack for blocks of less than a batch of pages: their labels are one cache line.
+const NR_SMALL: usize = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
+/// All of them: one more for larger blocks.
+const NR_MAGAZINES: usize = NR_SMALL + 1;
 /// Blocks that a magazine has room for.
 pub(super) const MAX_BLOCKS: usize = index(ROOM);
 /// The same, as blocks are counted.
@@ -18,7 +20,7 @@ pub(super) const ROOM: u32 = if cfg!(any(loom, shuttle)) { 8 } else { 64 };
 /// Blocks of at least so many pages share one magazine.
 const LARGE: u32 = crate::group::BATCH;
 /// Where that is.
-const LARGE_PLACE: usize = 0;
+const LARGE_PLACE: usize = NR_SMALL;
 
 /// Where the magazine of a form is looked for first.
 #[inline]
@@ -27,118 +29,13 @@ fn place(form: Form) -> usize {
     if order >= LARGE.ilog2() {
         return LARGE_PLACE;
     }
-    // Numbers in a row are spread evenly. Source: Fibonacci hashing.
-    let mixed = form.group().wrapping_add(order << 24);
-    let hash = u64::from(mixed.wrapping_mul(0x9E37_79B9));
-    1 + index(((hash * (NR_MAGAZINES as u64 - 1)) >> 32) as u32)
+    // Groups in a row lie apart, and so do the small orders of one group.
+    index(form.group().wrapping_add(3 * order)) % NR_SMALL
 }
 
 /// Whether blocks of a form are in the magazine of large ones.
 pub(super) fn is_large(form: Form) -> bool {
     place(form) == LARGE_PLACE
-}
-
-/// What a magazine is for, how many blocks it may have and has, how many of these are the group's
-/// own, and whether it was used since the last tick: form 40, room 8, count 8, own 7, used 1 bits.
-/// 0: nothing.
-///
-/// Blocks whose bytes may not be the group's own lie below the others, so that who takes one of
-/// those need not look at its record.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Label(u64);
-
-const FORM_SHIFT: u32 = 24;
-const _: () = assert!(FORM_SHIFT + Form::NR_BITS == u64::BITS);
-const ROOM_SHIFT: u32 = 16;
-const COUNT_SHIFT: u32 = 8;
-const ONE: u64 = 1 << COUNT_SHIFT;
-const OWN_SHIFT: u32 = 1;
-const OWN: u64 = 1 << OWN_SHIFT;
-const OWNS: u64 = 0x7F << OWN_SHIFT;
-const _: () = assert!((ROOM as u64) < 1 << (COUNT_SHIFT - OWN_SHIFT));
-const USED: u64 = 1;
-
-impl Label {
-    fn new(form: Form, room: u32) -> Label {
-        Label(form.bits() << FORM_SHIFT | u64::from(room) << ROOM_SHIFT | USED)
-    }
-
-    #[inline]
-    fn is_of(self, form: Form) -> bool {
-        self.0 >> FORM_SHIFT == form.bits()
-    }
-
-    pub(super) fn form(self) -> Option<Form> {
-        let form = Form::from_bits(self.0 >> FORM_SHIFT);
-        (form.group() != 0).then_some(form)
-    }
-
-    #[inline]
-    pub(super) fn count(self) -> usize {
-        index((self.0 >> COUNT_SHIFT & 0xFF) as u32)
-    }
-
-    /// Of these, those that are nobody's.
-    #[inline]
-    fn nr_nobodys(self) -> usize {
-        self.count() - index((self.0 >> OWN_SHIFT & 0x7F) as u32)
-    }
-
-    /// Whether the block that comes next is the group's own.
-    #[inline]
-    fn has_own(self) -> bool {
-        self.0 & OWNS != 0
-    }
-
-    #[inline]
-    fn room(self) -> usize {
-        index((self.0 >> ROOM_SHIFT & 0xFF) as u32)
-    }
-
-    #[inline]
-    pub(super) fn has_room(self) -> bool {
-        self.count() < self.room()
-    }
-
-    /// Whether it was used since the last tick.
-    pub(super) fn is_used(self) -> bool {
-        self.0 & USED != 0
-    }
-
-    /// As after a tick.
-    pub(super) fn unused(self) -> Label {
-        Label(self.0 & !USED)
-    }
-
-    /// With a block more, of the group's own; there is room.
-    #[inline]
-    fn with_more(self) -> Label {
-        self.with(1)
-    }
-
-    /// With so many blocks more, of the group's own; there is room.
-    #[inline]
-    fn with(self, nr_blocks: usize) -> Label {
-        Label((self.0 + nr_blocks as u64 * (ONE + OWN)) | USED)
-    }
-
-    /// With so many of its blocks nobody's.
-    fn with_nobodys(self, nr_blocks: usize) -> Label {
-        let nr_own = (self.count() - nr_blocks) as u64;
-        Label(self.0 & !OWNS | (nr_own * OWN))
-    }
-
-    /// With a block less, of those that are nobody's; there is one, and none of the group's own.
-    #[inline]
-    fn with_less_of_nobodys(self) -> Label {
-        Label((self.0 - ONE) | USED)
-    }
-
-    /// With a block less, of the group's own; there is one.
-    #[inline]
-    fn with_less(self) -> Label {
-        Label((self.0 - ONE - OWN) | USED)
-    }
 }
 
 /// What a rack's lock guards, beside labels and slots.
@@ -164,7 +61,7 @@ pub(super) struct Rack {
     cpu: Cpu,
     sections: Option<Sections>,
     lock: SpinLock<Blocks, { rank::MAGAZINE }>,
-    /// The frame in a magazine's last place was given back last.
+    /// Filled from the last one of a magazine's room on.
     slots: [[AtomicU32; MAX_BLOCKS]; NR_MAGAZINES],
 }
 
@@ -190,7 +87,7 @@ impl Rack {
 
     #[inline]
     fn label(&self, at: usize) -> Label {
-        Label(self.labels[at].load(Ordering::Relaxed))
+        Label::from_bits(self.labels[at].load(Ordering::Relaxed))
     }
 
     /// What all labels say. A look without the lock.
@@ -201,25 +98,17 @@ impl Rack {
     /// Where the magazine of a form is, and what its label says: at its own place, or wherever
     /// there was one.
     pub(super) fn find(&self, form: Form) -> Option<(usize, Label)> {
-        self.find_own(form).or_else(|| {
-            let mut labels = Rack::beside(place(form)).map(|at| (at, self.label(at)));
-            labels.find(|(_, label)| label.is_of(form))
-        })
-    }
-
-    /// The same, at its own place only.
-    #[inline]
-    fn find_own(&self, form: Form) -> Option<(usize, Label)> {
-        let at = place(form);
-        let label = self.label(at);
-        label.is_of(form).then_some((at, label))
+        let first = place(form);
+        let places = once(first).chain(Rack::beside(first));
+        let mut labels = places.map(|at| (at, self.label(at)));
+        labels.find(|(_, label)| label.is_of(form))
     }
 
     /// The places beside one: large blocks have none.
     fn beside(first: usize) -> impl Iterator<Item = usize> {
         let is_large = first == LARGE_PLACE;
-        let end = if is_large { 1 } else { NR_MAGAZINES };
-        (1..end).filter(move |&at| at != first)
+        let end = if is_large { 0 } else { NR_SMALL };
+        (0..end).filter(move |&at| at != first)
     }
 
     /// A magazine that is empty, for a form that has none.
@@ -232,30 +121,31 @@ impl Rack {
     #[inline]
     fn set_label(&self, at: usize, label: Label) {
         // Relaxed: the lock orders it, and a look without is of a moment.
-        self.labels[at].store(label.0, Ordering::Relaxed);
+        self.labels[at].store(label.bits(), Ordering::Relaxed);
     }
 
-    /// A place in a magazine. Both numbers are in bounds: by the masks the compiler knows it, too.
+    /// A slot of a magazine: the number is in bounds, and by the mask the compiler knows it, too.
     #[inline]
     fn slot(&self, at: usize, number: usize) -> &AtomicU32 {
-        &self.slots[at % NR_MAGAZINES][number % MAX_BLOCKS]
+        &self.slots[at][number % MAX_BLOCKS]
     }
 
     #[inline]
-    fn frame(&self, at: usize, number: usize) -> Frame {
-        Frame::unpack(self.slot(at, number).load(Ordering::Relaxed)).unwrap_or(Frame::FIRST)
+    fn frame(&self, at: usize, slot: usize) -> Frame {
+        Frame::unpack(self.slot(at, slot).load(Ordering::Relaxed)).unwrap_or(Frame::FIRST)
     }
 
     #[inline]
-    fn set_frame(&self, at: usize, number: usize, frame: Frame) {
+    fn set_frame(&self, at: usize, slot: usize, frame: Frame) {
         let packed = Frame::pack(Some(frame));
-        self.slot(at, number).store(packed, Ordering::Relaxed);
+        self.slot(at, slot).store(packed, Ordering::Relaxed);
     }
 
-    /// The frames of a magazine from a place on, into `frames`.
-    fn copy_to(&self, at: usize, from: usize, frames: &mut [Frame]) {
-        for (number, frame) in (from..).zip(frames) {
-            *frame = self.frame(at, number);
+    /// The frames of a magazine, those first that were given back first, as many as there is place
+    /// for in `frames`.
+    fn copy_to(&self, at: usize, label: Label, frames: &mut [Frame]) {
+        for (number, frame) in (0..label.count()).zip(frames) {
+            *frame = self.frame(at, label.slot_of(number));
         }
     }
 
@@ -263,7 +153,7 @@ impl Rack {
     #[inline]
     fn expect_out(&self, at: usize, label: Label, frame: Frame) {
         debug_assert!(
-            (0..label.count()).all(|number| self.frame(at, number) != frame),
+            (0..label.count()).all(|number| self.frame(at, label.slot_of(number)) != frame),
             "{frame:?} waits already"
         );
     }
@@ -273,27 +163,30 @@ impl Rack {
     #[inline(always)]
     pub(super) fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
         let sections = self.sections.as_ref()?;
-        let (at, seen) = self.find_own(form)?;
-        if !seen.has_own() {
+        let at = place(form);
+        let seen = self.label(at);
+        if !seen.has_own_for(form) {
             return None;
         }
-        let left = seen.with_less();
-        let label = (&self.labels[at], seen.0, left.0);
-        let slot = self.slot(at, left.count());
+        let label = (&self.labels[at], seen.bits(), seen.with_less().bits());
+        let slot = self.slot(at, seen.top());
         Frame::unpack(sections.take(cpu, &self.gate, label, slot))
     }
 
     /// Gives a block to the magazine of its form at its own place, in a section, without a call.
     #[inline(always)]
     pub(super) fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
-        let (Some(sections), Some((at, seen))) = (&self.sections, self.find_own(form)) else {
+        let Some(sections) = &self.sections else {
             return false;
         };
-        if !seen.has_room() {
+        let at = place(form);
+        let seen = self.label(at);
+        if !seen.has_room_for(form) {
             return false;
         }
-        let label = (&self.labels[at], seen.0, seen.with_more().0);
-        let slot = (self.slot(at, seen.count()), Frame::pack(Some(frame)));
+        let more = seen.with_more();
+        let label = (&self.labels[at], seen.bits(), more.bits());
+        let slot = (self.slot(at, more.top()), Frame::pack(Some(frame)));
         sections.put(cpu, &self.gate, label, slot)
     }
 
@@ -303,13 +196,14 @@ impl Rack {
         if self.sections.is_some() {
             return self.take(cpu, form);
         }
-        let (at, seen) = self.find_own(form)?;
+        let at = place(form);
+        let seen = self.label(at);
         let take = || {
-            let left = seen.with_less();
-            self.set_label(at, left);
-            self.frame(at, left.count())
+            self.set_label(at, seen.with_less());
+            self.frame(at, seen.top())
         };
-        seen.has_own().then(|| self.change(at, seen, take))?
+        seen.has_own_for(form)
+            .then(|| self.change(at, seen, take))?
     }
 
     /// What [`Rack::give`] does, with the lock where there are no sections.
@@ -318,15 +212,15 @@ impl Rack {
         if self.sections.is_some() {
             return self.give(cpu, form, frame);
         }
-        let Some((at, seen)) = self.find_own(form) else {
-            return false;
-        };
+        let at = place(form);
+        let seen = self.label(at);
         let put = || {
             self.expect_out(at, seen, frame);
-            self.set_frame(at, seen.count(), frame);
-            self.set_label(at, seen.with_more());
+            let more = seen.with_more();
+            self.set_frame(at, more.top(), frame);
+            self.set_label(at, more);
         };
-        seen.has_room() && self.change(at, seen, put).is_some()
+        seen.has_room_for(form) && self.change(at, seen, put).is_some()
     }
 
     /// Where nobody has the lock, and the label is what was seen.
@@ -374,7 +268,7 @@ impl Rack {
                 self.set_label(at, kept.unwrap_or_default());
                 if kept.is_none() {
                     taken = label;
-                    self.copy_to(at, 0, &mut frames[..label.count()]);
+                    self.copy_to(at, label, &mut frames);
                     held.blocks.nr_kept -= i64::from(count(label.count()));
                 }
                 at += 1;
@@ -459,13 +353,12 @@ impl<'a> Open<'a> {
         if label.count() == 0 {
             return None;
         }
-        let left = if label.has_own() {
-            label.with_less()
-        } else {
-            label.with_less_of_nobodys()
+        let left = match label.has_own() {
+            true => label.with_less(),
+            false => label.without(1),
         };
-        self.rack().set_label(at, left);
-        Some((self.rack().frame(at, left.count()), label.has_own()))
+        self.rack().set_label(at, left.used());
+        Some((self.rack().frame(at, label.top()), label.has_own()))
     }
 
     /// Keeps a block; false where its form has no magazine, or a full one.
@@ -477,8 +370,9 @@ impl<'a> Open<'a> {
         if label.has_room() {
             let rack = self.rack();
             rack.expect_out(at, label, frame);
-            rack.set_frame(at, label.count(), frame);
-            rack.set_label(at, label.with_more());
+            let more = label.with_more();
+            rack.set_frame(at, more.top(), frame);
+            rack.set_label(at, more.used());
             self.held.blocks.nr_kept += 1;
         }
         label.has_room()
@@ -494,9 +388,9 @@ impl<'a> Open<'a> {
         let from = label.count();
         let nr_kept = frames.len().min(label.room().saturating_sub(from));
         for (number, &frame) in (from..).zip(&frames[..nr_kept]) {
-            self.rack().set_frame(at, number, frame);
+            self.rack().set_frame(at, label.slot_of(number), frame);
         }
-        let mut label = label.with(nr_kept);
+        let mut label = label.with(nr_kept).used();
         if nr_nobodys > 0 {
             // Whatever lies below is taken for that, too.
             label = label.with_nobodys(from + nr_nobodys.min(nr_kept));
@@ -576,12 +470,13 @@ impl<'a> Open<'a> {
         // One of one, too.
         let nr_cold = label.count().div_ceil(2);
         let rack = self.rack();
-        rack.copy_to(at, 0, &mut cold[..nr_cold]);
+        rack.copy_to(at, label, &mut cold[..nr_cold]);
         for number in nr_cold..label.count() {
-            rack.set_frame(at, number - nr_cold, rack.frame(at, number));
+            let frame = rack.frame(at, label.slot_of(number));
+            rack.set_frame(at, label.slot_of(number - nr_cold), frame);
         }
         self.held.blocks.nr_kept -= i64::from(count(nr_cold));
-        let left = Label(label.0 - nr_cold as u64 * ONE);
+        let left = label.without(nr_cold);
         let nr_nobodys = label.nr_nobodys();
         let left = left.with_nobodys(nr_nobodys.saturating_sub(nr_cold));
         self.rack().set_label(at, left);

@@ -351,18 +351,28 @@ fn pieces_come_back_though_a_pageblock_went_after_them() {
     // A pin in each pageblock: none can be emptied.
     let mut pins: Vec<Frame> = (0..9 * REGION)
         .filter_map(|page| memory.resident(key(file, page)))
-        .filter(|frame| frame.number() % PAGEBLOCK_PAGES == 0)
         .collect();
+    pins.sort();
+    pins.dedup_by_key(|frame| frame.number() / PAGEBLOCK_PAGES);
     for &frame in &pins {
         let page = memory.frames.key(frame).unwrap();
         assert_eq!(have(&memory, group, page, Ok(())).unwrap().0, frame);
     }
-    memory.reserve(CPU.into(), work, pages(REGION)).unwrap();
-    for order in [8, 7] {
+    // A whole one that nobody has used yet goes first.
+    let (mut nr_whole, mut in_pieces) = (0, 0);
+    while in_pieces == 0 {
+        memory.reserve(CPU.into(), work, pages(REGION)).unwrap();
         let idle = memory.next_offline(CPU.into()).unwrap();
-        assert_eq!(idle.order().get(), order);
+        match u64::from(idle.order().nr_pages()) {
+            REGION => nr_whole += 1,
+            piece => in_pieces = piece,
+        }
         memory.put_offline(idle, true);
     }
+    let idle = memory.next_offline(CPU.into()).unwrap();
+    in_pieces += u64::from(idle.order().nr_pages());
+    memory.put_offline(idle, true);
+    assert!(in_pieces < REGION);
     for frame in pins.drain(..) {
         memory.unpin(CPU, frame, &mut Effects::new());
     }
@@ -370,11 +380,12 @@ fn pieces_come_back_though_a_pageblock_went_after_them() {
     let idle = memory.next_offline(CPU.into()).unwrap();
     assert_eq!(u64::from(idle.order().nr_pages()), REGION);
     memory.put_offline(idle, true);
-    assert_eq!(memory.offline_pages(), REGION + 256 + 128);
+    let whole = (nr_whole + 1) * REGION;
+    assert_eq!(memory.offline_pages(), whole + in_pieces);
     // One pageblock less is wanted: the pieces are too many.
     memory.unreserve(CPU, work, pages(REGION));
-    assert_eq!(memory.offline_pages(), REGION);
-    memory.unreserve(CPU, work, pages(REGION));
+    assert_eq!(memory.offline_pages(), whole);
+    memory.unreserve(CPU, work, pages(whole));
     assert_eq!(memory.offline_pages(), 0);
     memory.check();
 }

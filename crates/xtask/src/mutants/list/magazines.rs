@@ -36,7 +36,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bytes of another group are taken for a block's own",
         file: "memory/rack.rs",
-        find: "seen.has_own().then(|| self.change(",
+        find: "seen.has_own_for(form).then(|| self.change(",
         replace: "(seen.count() > 0).then(|| self.change(",
         tests: Tests::Unit("memory::tests::bufs"),
     },
@@ -64,8 +64,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "forms whose magazines begin at one place share it",
         file: "memory/rack.rs",
-        find: "(1..end).filter(move |&at| at != first)",
-        replace: "(1..end).filter(move |&at| at != first).take(0)",
+        find: "(0..end).filter(move |&at| at != first)",
+        replace: "(0..end).filter(move |&at| at != first).take(0)",
         tests: Tests::Unit("forms_that_are_used"),
     },
     Mutant {
