@@ -383,31 +383,21 @@ impl Buddy {
             && frames.block(Frame::new(first)) == (order, Place::Zone)
     }
 
-    /// Takes a free block of at least a pageblock that has memory of the OS and is free since
-    /// `before` or longer. Looks at `max_scan` blocks at most, coldest first.
+    /// Takes the free block that a pageblock lies in as a whole, where it has memory of the OS and
+    /// is free since `before` or longer.
     pub fn take_idle(
         &mut self,
         frames: &FrameTable,
+        pageblock: Frame,
         before: u64,
-        max_scan: u32,
     ) -> Option<(Frame, Order)> {
-        let mut nr_left = max_scan;
-        for have in (usize::from(PAGEBLOCK_ORDER)..NR_ORDERS).rev() {
-            let order = order_of(crate::units::count(have));
-            for kind in Mobility::ALL {
-                let list = &self.lists[have][kind.index()];
-                let cold = list
-                    .iter_back(frames)
-                    .take(index(nr_left))
-                    .inspect(|_| nr_left -= 1)
-                    .find(|&frame| is_idle(frames, frame, order, before));
-                if let Some(frame) = cold {
-                    self.unlist(frame, order, kind, frames);
-                    return Some((frame, order));
-                }
-            }
+        let (frame, order) = whole_of(frames, pageblock)?;
+        if !is_idle(frames, frame, order, before) {
+            return None;
         }
-        None
+        let kind = pageblock::mobility(frames, frame);
+        self.unlist(frame, order, kind, frames);
+        Some((frame, order))
     }
 
     /// Counts anew what the room's invariants 1 and 2 say. O(frames).
@@ -451,6 +441,17 @@ fn last_group(frames: &FrameTable, frame: Frame, order: Order) -> u32 {
         is_one &= frames.last_group(block) == group;
     });
     if is_one { group } else { 0 }
+}
+
+/// The free block that a pageblock lies in as a whole, by its first frame. Without the zone's lock
+/// a hint.
+pub(super) fn whole_of(frames: &FrameTable, pageblock: Frame) -> Option<(Frame, Order)> {
+    let orders = (PAGEBLOCK_ORDER..=MAX_ORDER).map(|order| order_of(order.into()));
+    let mut blocks = orders.map(|order| {
+        let head = pageblock.number() & !(order.nr_pages() - 1);
+        (Frame::new(head), order)
+    });
+    blocks.find(|&(head, order)| frames.block(head) == (order, Place::Zone))
 }
 
 /// Whether a pageblock of a free block has had memory to give since then.

@@ -259,6 +259,25 @@ fn idle_blocks_are_released_once() {
     assert_eq!(zone.nr_free(), 4096);
 }
 
+#[test]
+fn idle_blocks_are_found_among_many_without_memory() {
+    let frames = FrameTable::try_new(100 * 1024).unwrap();
+    let zone = zone(&frames, 0);
+    for nr_used in [1, 100] {
+        let taken = (0..nr_used).map(|_| take(&zone, &frames, 10, Mobility::Movable).unwrap());
+        let taken: Vec<Frame> = taken.collect();
+        for &block in &taken {
+            zone.free(&frames, HERE, block, order(10));
+        }
+        for _ in 0..nr_used {
+            let idle = zone.take_idle(&frames, SECOND).unwrap();
+            zone.put_released(&frames, SECOND, idle, true);
+        }
+        assert_eq!(zone.take_idle(&frames, u64::MAX), None);
+    }
+    zone.audit(&frames).unwrap();
+}
+
 fn zones(nr_nodes: u32, change: impl FnOnce(&mut Config)) -> (FrameTable, Zones) {
     let frames = FrameTable::try_new(nr_nodes * 2048).unwrap();
     let mut config = Config::new(Topology::grid(nr_nodes, 2).unwrap());

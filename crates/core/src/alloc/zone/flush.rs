@@ -2,7 +2,7 @@
 
 use super::{BulkFree, Here, PcpGuard, Zone};
 use crate::alloc::buddy;
-use crate::alloc::pageblock;
+use crate::alloc::pageblock::{self, PAGEBLOCK_PAGES};
 use crate::alloc::pcp::Pcp;
 use crate::frame::{FrameTable, List};
 use crate::sync::Ordering;
@@ -178,15 +178,36 @@ impl Zone {
 
     /// Takes a free block of at least a pageblock that the OS holds memory for, free since `before`
     /// or longer. The caller lets the OS have the memory and calls [`Zone::put_released`].
+    ///
+    /// Cost: a look without the lock at each pageblock, from the one that went last up to that one.
     pub fn take_idle(&self, frames: &FrameTable, before: u64) -> Option<(Frame, Order)> {
-        /// Blocks looked at in one hold.
-        const MAX_SCAN: u32 = 64;
-        let mut taken = None;
-        self.hold(|buddy, _| {
-            taken = buddy.take_idle(frames, before, MAX_SCAN);
-            taken.map_or(0, |(_, order)| order.nr_pages())
-        });
-        taken
+        let range = self.frames();
+        let (first, end) = (
+            range.start / PAGEBLOCK_PAGES,
+            range.end.div_ceil(PAGEBLOCK_PAGES),
+        );
+        let hand = self.idle_hand.load(Ordering::Relaxed);
+        let nr_pageblocks = end - first;
+        for step in 0..nr_pageblocks {
+            let number = (hand % nr_pageblocks + step) % nr_pageblocks;
+            let pageblock = Frame::new((first + number) * PAGEBLOCK_PAGES);
+            let since = pageblock::idle_since(frames, pageblock);
+            let may_be_idle = since.is_some_and(|since| since <= before)
+                && buddy::whole_of(frames, pageblock).is_some();
+            if !may_be_idle {
+                continue;
+            }
+            let mut taken = None;
+            self.hold(|buddy, _| {
+                taken = buddy.take_idle(frames, pageblock, before);
+                taken.map_or(0, |(_, order)| order.nr_pages())
+            });
+            if taken.is_some() {
+                self.idle_hand.store(number, Ordering::Relaxed);
+                return taken;
+            }
+        }
+        None
     }
 
     /// Gives back a block of [`Zone::take_idle`]; whether the OS has its memory.

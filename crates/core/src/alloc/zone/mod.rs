@@ -137,6 +137,8 @@ pub struct Zone {
     crossed: AtomicU32,
     /// The CPU whose cache is drained next.
     drain_hand: AtomicU32,
+    /// The pageblock from which the next idle one is looked for.
+    idle_hand: AtomicU32,
     shared: Shared,
     counters: Counters,
     buddy: SpinLock<Buddy, { rank::ZONE }>,
@@ -186,6 +188,7 @@ impl Zone {
             short: AtomicU32::new(0),
             crossed: AtomicU32::new(0),
             drain_hand: AtomicU32::new(0),
+            idle_hand: AtomicU32::new(0),
             shared: Shared::new(end - start, config.nr_local_cpus, &config.sizes),
             counters: Counters::default(),
             buddy: SpinLock::new(buddy),
