@@ -264,11 +264,16 @@ impl Memory {
             if !self.claim_offline(nr_pages) {
                 continue;
             }
-            let request = Request {
-                mark: Mark::None,
-                ..Request::new(order, Mobility::Unmovable)
-            };
-            if let Ok(frame) = self.zones.alloc(&self.frames, here.cpu, &request) {
+            // Among what stays first; zones that are for pages only have pieces, too.
+            let mut kinds = [Mobility::Unmovable, Mobility::Movable].into_iter();
+            let taken = kinds.find_map(|mobility| {
+                let request = Request {
+                    mark: Mark::None,
+                    ..Request::new(order, mobility)
+                };
+                self.zones.alloc(&self.frames, here.cpu, &request).ok()
+            });
+            if let Some(frame) = taken {
                 return Some(self.take_offline(frame, order, true));
             }
             self.balloon.unclaim(nr_pages);

@@ -8,7 +8,13 @@ const REGION: u64 = PAGEBLOCK_PAGES as u64;
 
 /// Eight pageblocks of content, all of it pages of one group.
 fn full_of_pages() -> (Memory, [u32; 2], u32) {
-    let config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    full_with(0)
+}
+
+/// The same, of which a share is for movable pages only.
+fn full_with(movable_percent: u8) -> (Memory, [u32; 2], u32) {
+    let mut config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
+    config.alloc.movable_percent = movable_percent;
     let memory = Memory::try_new(config).unwrap();
     let root = memory.groups().root();
     let groups = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
@@ -81,7 +87,17 @@ fn a_refused_reservation_leaves_everything_in_use() {
 
 #[test]
 fn where_pins_are_everywhere_smaller_blocks_go() {
-    let (memory, [cached, work], file) = full_of_pages();
+    smaller_blocks_go(full_of_pages(), 3 * REGION);
+}
+
+#[test]
+fn smaller_blocks_go_where_only_pages_may_be_too() {
+    smaller_blocks_go(full_with(75), 5 * REGION);
+}
+
+/// Reserves so much where one page of each pageblock is pinned.
+fn smaller_blocks_go(full: (Memory, [u32; 2], u32), nr_pages: u64) {
+    let (memory, [cached, work], file) = full;
     // One page of each pageblock stays.
     let mut pinned = Vec::new();
     let mut seen = [false; 16];
@@ -97,17 +113,13 @@ fn where_pins_are_everywhere_smaller_blocks_go() {
         }
     }
     // The frames beyond the budget may be a pageblock without any page.
-    memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
+    memory.reserve(CPU.into(), work, pages(nr_pages)).unwrap();
     let orders = settle(&memory);
-    assert_eq!(
-        memory.offline_pages(),
-        3 * REGION,
-        "in blocks of {orders:?}"
-    );
+    assert_eq!(memory.offline_pages(), nr_pages, "in blocks of {orders:?}");
     assert!(orders.iter().any(|&order| order < 9), "{orders:?}");
     let pins: usize = memory.pinned(cached).count();
     assert_eq!(pins, pinned.len());
-    memory.unreserve(CPU, work, pages(3 * REGION));
+    memory.unreserve(CPU, work, pages(nr_pages));
     memory.check();
     for frame in pinned {
         memory.unpin(CPU, frame, &mut Effects::new());
