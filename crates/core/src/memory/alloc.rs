@@ -191,6 +191,8 @@ impl Memory {
             true => self.groups.root(),
             false => group,
         };
+        // Anybody's page is as good, but where some lie in zones that the request may not use.
+        let is_page = order == Order::ZERO && !self.is_shut_out(request);
         let (mut retries, mut rounds, mut yields) = (0, 0, 0);
         let mut over = None;
         let amount = Amount::Pages(order.nr_pages());
@@ -202,15 +204,15 @@ impl Memory {
                 return Ok(frame);
             }
             rounds += 1;
-            let freed = match (here.may_reclaim, order) {
+            let freed = match (here.may_reclaim, is_page) {
                 (false, _) => 0,
-                (true, Order::ZERO) => {
+                (true, true) => {
                     // Anybody's pages, but where the frame has to be.
                     let allowed = request.mems.and(request.policy.allowed());
                     let reach = self.budget_reach().on(allowed);
                     self.reclaim_round(here, group, reach, 1).nr_freed
                 }
-                (true, _) => match self.evacuate_for(here, group, request, from) {
+                (true, false) => match self.evacuate_for(here, group, request, from) {
                     Evacuated::Block(frame) => {
                         charge.keep();
                         return Ok(frame);
@@ -222,7 +224,7 @@ impl Memory {
                 over = self.over_limit(group).or(over);
                 // Where no limit was lowered, what is charged has a frame: if none is free, others
                 // have it in hand. What they have is a block for them, or comes back.
-                let is_in_hand = order == Order::ZERO && is_anywhere && over.is_none();
+                let is_in_hand = is_page && is_anywhere && over.is_none();
                 let most = match self.evacuation.is_under_way() {
                     true => MAX_YIELDS,
                     false if is_in_hand => MAX_YIELDS_FOR_A_FRAME,
@@ -235,18 +237,25 @@ impl Memory {
                 }
                 retries += 1;
             }
-            let is_hopeless = match order {
-                Order::ZERO => retries > MAX_RETRIES,
-                _ => retries > MAX_BLOCK_RETRIES || rounds > MAX_BLOCK_ROUNDS + yields,
+            let most = match order {
+                Order::ZERO => MAX_RETRIES,
+                _ => MAX_BLOCK_RETRIES,
             };
+            let is_hopeless = retries > most || !is_page && rounds > MAX_BLOCK_ROUNDS + yields;
             if is_hopeless {
                 return Err(self.why_refused(order, over));
             }
         }
     }
 
-    /// Empties a block for a request of more than one frame, as a stall of a caller that charges
-    /// `group`. Where none can be emptied, shrinkers are asked: what they free may make one.
+    /// Whether there are zones that are for pages only, and the request is not for one.
+    fn is_shut_out(&self, request: &Request) -> bool {
+        request.mobility != Mobility::Movable && self.config.alloc.movable_percent > 0
+    }
+
+    /// Empties a block for a request that not anybody's page serves, as a stall of a caller that
+    /// charges `group`. Where none can be emptied, shrinkers are asked: what they free may make
+    /// one.
     fn evacuate_for(&self, here: Here<'_>, group: u32, request: &Request, from: u32) -> Evacuated {
         let mut nr_freed = 0;
         let mut held = Held::new(self, here.cpu, What::Nothing);

@@ -216,6 +216,12 @@ impl Memory {
     /// Cost: of [`WINDOW_BLOCKS`] blocks each frame up to the first that has to stay; more only
     /// while none of them can go.
     pub(super) fn evacuate(&self, here: Here<'_>, request: &Request, subtree: u32) -> Evacuated {
+        // Who wants one frame wants others: a whole pageblock, if one can be had.
+        if request.order == Order::ZERO
+            && let Some(frame) = self.evacuate_unmovable(here, request, subtree)
+        {
+            return Evacuated::Block(frame);
+        }
         let _under_way = self.evacuation.begin();
         let kept = [true, false].into_iter();
         let kept = kept.take(1 + usize::from(self.groups.is_protected()));

@@ -1,6 +1,7 @@
 //! Named cases of blocks that are emptied for requests: whose pages go, and which block.
 
 use super::region::{shared_by_two, usage};
+use super::reserve::full_with;
 use super::*;
 use crate::alloc::{Mobility, PAGEBLOCK_ORDER, Pieces, Request, Topology};
 use crate::frame::State;
@@ -39,6 +40,35 @@ fn min_keeps_its_pages_and_low_gives_way_last() {
     assert_eq!(usage(&memory, kept), left);
     assert!(usage(&memory, other) > 0);
     put_free(&memory, spare);
+    memory.check();
+}
+
+#[test]
+fn a_frame_where_pages_are_beside_takes_no_others() {
+    let (memory, [cached, work], _) = full_with(75);
+    let before = usage(&memory, cached);
+    let own = u64::from(memory.zones().zone(0).unwrap().managed());
+    let mut bufs = Vec::new();
+    let refused = loop {
+        let before = memory.stats().pgsteal;
+        match memory.alloc_buf(CPU.into(), work, Order::ZERO) {
+            Ok((frame, _)) => bufs.push(frame),
+            Err(refused) => break refused,
+        }
+        let evicted = memory.stats().pgsteal - before;
+        assert!(evicted <= u64::from(REGION.nr_pages()) + 1, "{evicted}");
+    };
+    let order = Order::ZERO;
+    assert_eq!(
+        (refused, bufs.len() as u64),
+        (AllocError::NoBlock { order }, own)
+    );
+    // What they took, and a part of a pageblock.
+    let left = usage(&memory, cached);
+    let least = before - own - u64::from(REGION.nr_pages());
+    assert!(left >= least, "{left} of {before} pages");
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
     memory.check();
 }
 

@@ -12,7 +12,7 @@ fn full_of_pages() -> (Memory, [u32; 2], u32) {
 }
 
 /// The same, of which a share is for movable pages only.
-fn full_with(movable_percent: u8) -> (Memory, [u32; 2], u32) {
+pub(super) fn full_with(movable_percent: u8) -> (Memory, [u32; 2], u32) {
     let mut config = Config::for_resident(8 * PAGEBLOCK_PAGES, 2, Policy::Fifo);
     config.alloc.movable_percent = movable_percent;
     let memory = Memory::try_new(config).unwrap();
