@@ -54,8 +54,10 @@ impl Memory {
         if !self.write_reserve.take(order.nr_pages()) {
             return Err(AllocError::OverLimit { group: root });
         }
-        let request = Request::new(order, Mobility::Unmovable);
-        for _ in 0..=MAX_YIELDS_FOR_A_FRAME {
+        let kinds = [Mobility::Unmovable, Mobility::Movable].into_iter().cycle();
+        for (turn, mobility) in (0..=MAX_YIELDS_FOR_A_FRAME).zip(kinds) {
+            // For as long as a write lasts it may be where only pages are else.
+            let request = Request::new(order, mobility);
             let (taken, nr_drained) = self.take_frames(here, root, &request, false);
             if let Some(frame) = taken {
                 // Of no group: whoever has the frame next finds bytes that are not its own.
@@ -70,7 +72,7 @@ impl Memory {
             // none is free, others have it in hand.
             match nr_drained {
                 0 if order == Order::ZERO => yield_now(),
-                0 => break,
+                0 if turn > 0 => break,
                 _ => {}
             }
         }

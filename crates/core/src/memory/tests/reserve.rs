@@ -401,3 +401,17 @@ fn pieces_come_back_though_a_pageblock_went_after_them() {
     assert_eq!(memory.offline_pages(), 0);
     memory.check();
 }
+
+#[test]
+fn what_is_kept_for_writes_is_there_beside_zones_for_pages() {
+    let (memory, [_, work], _) = full_with(75);
+    let take = |here| memory.alloc_buf(here, work, Order::ZERO);
+    let taken = core::iter::from_fn(|| take(Here::from(CPU)).ok());
+    let mut bufs: Vec<Frame> = taken.map(|(frame, _)| frame).collect();
+    let kept = [1, 2].map(|_| take(Here::from(CPU).for_writes()).unwrap().0);
+    bufs.extend(kept);
+    for frame in bufs {
+        memory.free_buf(CPU, frame);
+    }
+    memory.check();
+}
