@@ -146,8 +146,11 @@ impl Hooked {
     }
 
     pub(crate) fn set_durable(&self, position: u64) {
-        self.durable.fetch_max(position, Ordering::AcqRel);
-        self.is_gated.store(false, Ordering::Relaxed);
+        let before = self.durable.fetch_max(position, Ordering::AcqRel);
+        if before < position {
+            // Pages that waited for it may go now.
+            self.is_gated.store(false, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_gated(&self) -> bool {

@@ -326,6 +326,23 @@ fn without_the_log_nothing_is_written_nobody_hangs_and_the_log_cures_it() {
     assert_eq!(memory.stats().pages_lost, 0);
 }
 
+#[test]
+fn a_log_that_is_no_further_lets_nobody_write_on() {
+    let memory = memory();
+    let group = group(&memory, 64);
+    let (log, _disk, file) = logged(&memory, &group);
+    log.is_broken.store(true, Ordering::Relaxed);
+    let stopped = (0..200).find(|&page| change(&log, &file, page).is_err());
+    let stopped = stopped.expect("more dirty pages than the group has room for");
+    for page in stopped..stopped + 3 {
+        file.log_durable(0);
+        let refused = change(&log, &file, page).expect_err("as many are dirty as before");
+        assert!(matches!(refused, Error::DirtyLimit { .. }), "{refused}");
+    }
+    log.is_broken.store(false, Ordering::Relaxed);
+    change(&log, &file, stopped).unwrap();
+}
+
 /// Two groups of one with room for 100 pages, with a logged file in the first one.
 fn siblings(memory: &Memory) -> (Group, (Arc<Log>, Disk, File)) {
     let parent = group(memory, 100);
