@@ -129,6 +129,7 @@ impl Reservation {
     /// # Errors
     /// As [`Reservation::try_grow`].
     pub fn resize(&self, size: ByteSize) -> Result<(), Error> {
+        self.group.shared().check_process()?;
         let now = self.size().as_u64();
         match size.as_u64().checked_sub(now) {
             Some(more) => self.try_grow(ByteSize(more)),

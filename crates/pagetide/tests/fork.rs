@@ -97,6 +97,7 @@ fn refuse_and_drop(mut held: Held, data: &Path) {
     assert!(is_forked(group.set_max(ByteSize::mib(1))) && is_forked(group.anon(1)));
     assert!(is_forked(group.reclaim(ByteSize::mib(1))));
     assert!(is_forked(held.reservation.try_grow(ByteSize(1))));
+    assert!(is_forked(held.reservation.resize(ByteSize(0))));
     assert!(is_forked(held.permit.pin(file, 3)) && is_forked(held.permit.grow(1, None)));
     assert!(is_forked(memory.open(data, group)) && is_forked(memory.open_rw(data, group)));
     assert!(is_forked(memory.set_budget(ByteSize::mib(16))));
