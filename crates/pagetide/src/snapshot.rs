@@ -129,6 +129,11 @@ impl Memory {
     /// The figures now. A look at every group for each of at most 1,000 groups.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        self.snapshot_of_groups().0
+    }
+
+    /// [`Memory::snapshot`], and handles of the groups in it.
+    pub(crate) fn snapshot_of_groups(&self) -> (Snapshot, Vec<(String, Group)>) {
         let (groups, nr_groups_left_out) = self.largest_groups();
         let named = |(name, number): (&str, u64)| (name.to_owned(), number);
         let pagesets = self.pagesets().into_iter().map(|one| PagesetSnapshot {
@@ -138,7 +143,7 @@ impl Memory {
             count: one.count,
             high: one.high,
         });
-        Snapshot {
+        let snapshot = Snapshot {
             pid: std::process::id(),
             uptime_ms: self.home().now() / 1_000_000,
             budget_bytes: self.budget().as_u64(),
@@ -147,7 +152,8 @@ impl Memory {
             groups: groups.iter().map(of_group).collect(),
             nr_groups_left_out,
             pagesets: pagesets.collect(),
-        }
+        };
+        (snapshot, groups)
     }
 }
 

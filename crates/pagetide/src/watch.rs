@@ -71,8 +71,8 @@ struct State {
     memory: Memory,
     listener: UnixListener,
     is_closed: AtomicBool,
-    /// What the program told, by the path of the group.
-    requests: Mutex<HashMap<String, u64>>,
+    /// What the program told, by the id of the group, which no later one has.
+    requests: Mutex<HashMap<u32, u64>>,
 }
 
 impl Memory {
@@ -116,7 +116,12 @@ impl Watch {
     /// Says how many requests the users of a group made so far. The library counts misses only,
     /// because a hit would cost more if it were counted; with both, `top` shows hit ratios.
     pub fn set_requests(&self, group: &Group, requests: u64) {
-        locked(&self.state.requests).insert(group.path(), requests);
+        let mut told = locked(&self.state.requests);
+        if told.len() == told.capacity() {
+            let groups = self.state.memory.home().core.groups();
+            told.retain(|&id, _| groups.get(id).is_some_and(|group| !group.is_dead()));
+        }
+        told.insert(group.id(), requests);
     }
 }
 
@@ -220,11 +225,12 @@ impl State {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.memory.snapshot();
+        let (mut snapshot, groups) = self.memory.snapshot_of_groups();
         let told = locked(&self.requests);
-        for group in &mut snapshot.groups {
-            group.requests = told.get(&group.path).copied();
+        for (of_group, (_, group)) in snapshot.groups.iter_mut().zip(&groups) {
+            of_group.requests = told.get(&group.id()).copied();
         }
+        drop(told);
         snapshot
     }
 }

@@ -99,6 +99,20 @@ fn the_socket_tells_what_the_memory_tells() {
 }
 
 #[test]
+fn what_was_told_of_a_group_is_not_said_of_its_successor() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, watch, path) = watched(&dir);
+    let web = memory.root().child("web").unwrap();
+    watch.set_requests(&web, 77);
+    drop(web);
+    let web = memory.root().child("web").unwrap();
+    let requests = |path: &Path| snapshot(path).groups[1].requests;
+    assert_eq!(requests(&path), None);
+    watch.set_requests(&web, 3);
+    assert_eq!(requests(&path), Some(3));
+}
+
+#[test]
 fn what_cannot_be_answered_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let (_memory, _watch, path) = watched(&dir);
