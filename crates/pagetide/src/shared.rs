@@ -313,18 +313,29 @@ impl Shared {
     pub(crate) fn wait(&self, frame: Frame, version: u32) {
         let is_same = || self.core.frames().word(frame).version() == version;
         while self.io.is_reaped_by_waiters() && is_same() {
-            self.io.reap_or_wait(REAP);
+            self.reap_or_wait(frame, is_same);
         }
         // Whoever reads the page now is a thread: reads in the background count before their page
         // can be seen.
         self.waiters.wait_while(frame, is_same);
     }
 
+    /// Reaps what has landed, or sleeps until something has, the frame has changed, or others may
+    /// have reaped it.
+    fn reap_or_wait(&self, frame: Frame, is_same: impl Fn() -> bool) {
+        if !self.io.reap_or_wait(REAP) {
+            // Another thread reads.
+            let _changed = self
+                .waiters
+                .wait_until(frame, Instant::now() + REAP, is_same);
+        }
+    }
+
     /// [`Shared::wait`] until `deadline`; whether the version has changed.
     pub(crate) fn wait_until(&self, frame: Frame, version: u32, deadline: Instant) -> bool {
         let is_same = || self.core.frames().word(frame).version() == version;
         while self.io.is_reaped_by_waiters() && is_same() && Instant::now() < deadline {
-            self.io.reap_or_wait(REAP);
+            self.reap_or_wait(frame, is_same);
         }
         self.waiters.wait_until(frame, deadline, is_same)
     }

@@ -341,12 +341,15 @@ impl Engine {
         !self.has_threads && self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Reaps what has landed, or sleeps until something has or `longest` is over.
-    pub(crate) fn reap_or_wait(&self, longest: Duration) {
+    /// Reaps what has landed, and sleeps until something has or `longest` is over; false where
+    /// there is no ring to be reaped.
+    pub(crate) fn reap_or_wait(&self, longest: Duration) -> bool {
         self.reap();
-        if let Some(Some(background)) = self.background.get() {
-            background.wait(longest);
-        }
+        let Some(Some(background)) = self.background.get() else {
+            return false;
+        };
+        background.wait(longest);
+        true
     }
 
     /// Does whatever is to be done for reads in the background that are under way: for those who

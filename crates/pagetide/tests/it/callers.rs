@@ -2,11 +2,15 @@
 
 use crate::data::numbered_file;
 use crate::disk::Disk;
-use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker};
+use pagetide::{
+    ByteSize, Error, File, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker, Store,
+};
+use rustix::time::{ClockId, clock_gettime};
 use std::future::Future;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -194,4 +198,51 @@ fn a_shrinker_asks_for_names_while_a_group_is_made() {
     });
     // Records of groups take memory, for which the shrinker is asked.
     assert!(matches!(made, Some(Ok(100))), "{made:?}");
+}
+
+/// A store each of whose reads is met at its beginning and at its end.
+struct Met(Arc<Barrier>);
+
+impl Store for Met {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        self.0.wait();
+        self.0.wait();
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(PAGE)
+    }
+}
+
+/// For how long the calling thread has had a CPU.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let [seconds, nanos] = [time.tv_sec, time.tv_nsec].map(|part| u64::try_from(part).unwrap());
+    Duration::from_secs(seconds) + Duration::from_nanos(nanos)
+}
+
+#[test]
+fn who_waits_for_what_another_thread_reads_leaves_the_cpu_to_others() {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.io_engine(IoEngine::Threads).build().unwrap();
+    let barrier = Arc::new(Barrier::new(2));
+    let store = Box::new(Met(Arc::clone(&barrier)));
+    let file = memory.open_store(store, "met", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(file.prefetch([0]), 1));
+        barrier.wait();
+        let waiter = scope.spawn(|| {
+            let before = cpu_time();
+            assert_eq!(file.pin(0).unwrap()[9], 7);
+            cpu_time() - before
+        });
+        // Long enough to tell the one from the other.
+        thread::sleep(Duration::from_millis(300));
+        barrier.wait();
+        let spent = waiter.join().unwrap();
+        assert!(spent < Duration::from_millis(50), "{spent:?} of 300 ms");
+    });
 }
