@@ -440,9 +440,7 @@ impl Memory {
     /// The budget in bytes.
     #[must_use]
     pub fn budget(&self) -> ByteSize {
-        let groups = self.shared.core.groups();
-        let root = groups.get(groups.root()).expect("the root stays");
-        ByteSize(bytes_of(root.max()))
+        ByteSize(bytes_of(self.shared.budget_pages()))
     }
 
     /// Where the budget came from when the memory was built: to be shown to users.

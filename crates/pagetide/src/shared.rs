@@ -350,6 +350,12 @@ impl Shared {
         }
     }
 
+    /// The budget as it is now.
+    pub(crate) fn budget_pages(&self) -> u64 {
+        let groups = self.core.groups();
+        groups.get(groups.root()).expect("the root stays").max()
+    }
+
     pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
         let error = self.error_of_alloc(error, group, order);
         trace::refused(&error);

@@ -148,9 +148,9 @@ impl fmt::Debug for Spill {
 impl Spill {
     fn new(config: &Config, root: &Group) -> Result<Spill, Error> {
         let shared = root.shared();
-        let budget_pages = shared.core.config().arena_pages;
+        let most_pages = shared.core.config().arena_pages;
         let named = config.max_bytes.map(|bytes| bytes / PAGE_BYTES as u64);
-        let nr_slots = named.map_or(budget_pages, |pages| {
+        let nr_slots = named.map_or(most_pages, |pages| {
             u32::try_from(pages).unwrap_or(u32::MAX)
         });
         let nr_slots = nr_slots.min(MAX_SLOTS);
@@ -165,7 +165,7 @@ impl Spill {
                 Bytes::File(DirectFile::new(file, true).map_err(failed)?)
             }
         };
-        let pool_bytes = u64::from(budget_pages) * PAGE_BYTES as u64 / 100;
+        let pool_bytes = shared.budget_pages() * PAGE_BYTES as u64 / 100;
         let pool_bytes = pool_bytes * u64::from(config.zswap_percent);
         let has_pool = config.zswap_percent > 0;
         let pool_records = has_pool.then(|| Pool::record_bytes(pool_bytes));

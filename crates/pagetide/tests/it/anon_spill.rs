@@ -200,3 +200,16 @@ fn nothing_is_lost_when_a_page_of_the_pool_cannot_be_written_or_read() {
         assert_eq!(memory.stats().swap_used_bytes, 0);
     }
 }
+
+#[test]
+fn the_pool_is_a_share_of_the_budget_and_not_of_what_that_may_become() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).without_thread();
+    let memory = memory.arena_max(ByteSize::mib(256)).zswap(10).build();
+    let memory = memory.unwrap();
+    let before = memory.root().usage().as_u64();
+    let region = memory.root().anon(1).unwrap();
+    // With the records of the spill file, and a segment to decompress to.
+    let taken = memory.root().usage().as_u64() - before;
+    assert!(taken < 5 << 19, "{taken} bytes of 16 MiB");
+    drop(region);
+}
