@@ -16,6 +16,8 @@ pub(crate) use region::Region;
 
 use crate::backing::code_of;
 use crate::shared::{Shared, locked};
+use crate::shrinker;
+use crate::sleepers::Sleepers;
 use crate::store::{DirectFile, Store};
 use crate::writeback::write_all;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation};
@@ -27,13 +29,16 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
 use zswap::{Object, Pool};
 
 /// Slots of one write at most. They are listed on the stack: swapping out needs no memory.
 const MAX_RUN: usize = 64;
 /// Holes that one tick makes at most, of 1 MiB each.
 const HOLES_PER_TICK: u32 = 64;
+/// How long who needs the spill file waits for whoever makes it.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// No error.
 const NONE: u32 = 0;
 
@@ -42,6 +47,7 @@ const NONE: u32 = 0;
 pub(crate) struct Swap {
     config: Config,
     spill: Mutex<Weak<Spill>>,
+    turns: Arc<Turns>,
     /// Pages of 4 KiB, in the kernel's names.
     pub(crate) pswpin: AtomicU64,
     pub(crate) pswpout: AtomicU64,
@@ -55,6 +61,7 @@ impl Swap {
         Swap {
             config,
             spill: Mutex::default(),
+            turns: Arc::default(),
             pswpin: AtomicU64::new(0),
             pswpout: AtomicU64::new(0),
             zswpin: AtomicU64::new(0),
@@ -87,17 +94,71 @@ impl Swap {
 
     /// The spill file, made if there is none.
     fn have_spill(&self, root: &Group) -> Result<Arc<Spill>, Error> {
-        if let Some(spill) = self.spill() {
-            return Ok(spill);
-        }
+        let turn = match self.begin_making() {
+            Err(spill) => return Ok(spill),
+            Ok(turn) => turn,
+        };
         // Without the lock: to charge its records may take a swap-out, or end in an error.
-        let spill = Arc::new(Spill::new(&self.config, root)?);
+        let spill = Arc::new(Spill::new(&self.config, root, turn)?);
         let mut current = locked(&self.spill);
         if let Some(another) = current.upgrade() {
             return Ok(another);
         }
         *current = Arc::downgrade(&spill);
+        drop(current);
+        self.turns.tell();
         Ok(spill)
+    }
+
+    /// The turn to make the spill file. Where there is one, or somebody makes one, that one; where
+    /// the last one just goes, once it has gone: there may be no room for two of them.
+    ///
+    /// Who makes one runs foreign code, which may wait for who waits here. So that has an end, and
+    /// then both make one.
+    fn begin_making(&self) -> Result<Turn, Arc<Spill>> {
+        let patience = match shrinker::is_shrinking() {
+            true => Duration::ZERO,
+            false => PATIENCE,
+        };
+        let until = Instant::now() + patience;
+        let mut nr_spills = locked(&self.turns.nr_spills);
+        loop {
+            if let Some(spill) = self.spill() {
+                return Err(spill);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if *nr_spills == 0 || left.is_zero() {
+                *nr_spills += 1;
+                return Ok(Turn(Arc::clone(&self.turns)));
+            }
+            let wait = |changed: &Condvar| changed.wait_timeout(nr_spills, left);
+            nr_spills = self.turns.changed.sleep(wait).0;
+        }
+    }
+}
+
+/// Spill files that are being made, are there, or are going.
+#[derive(Debug, Default)]
+struct Turns {
+    nr_spills: Mutex<u32>,
+    changed: Sleepers,
+}
+
+impl Turns {
+    /// One of them was made.
+    fn tell(&self) {
+        self.changed.wake_all(&locked(&self.nr_spills));
+    }
+}
+
+/// One of them, from its beginning to its end.
+#[derive(Debug)]
+struct Turn(Arc<Turns>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *locked(&self.0.nr_spills) -= 1;
+        self.0.tell();
     }
 }
 
@@ -133,6 +194,8 @@ struct Spill {
     error: AtomicU32,
     /// Charges what says which slots are free.
     _records: Reservation,
+    /// The last of it to go.
+    _turn: Turn,
 }
 
 impl fmt::Debug for Spill {
@@ -146,13 +209,11 @@ impl fmt::Debug for Spill {
 }
 
 impl Spill {
-    fn new(config: &Config, root: &Group) -> Result<Spill, Error> {
+    fn new(config: &Config, root: &Group, turn: Turn) -> Result<Spill, Error> {
         let shared = root.shared();
         let most_pages = shared.core.config().arena_pages;
         let named = config.max_bytes.map(|bytes| bytes / PAGE_BYTES as u64);
-        let nr_slots = named.map_or(most_pages, |pages| {
-            u32::try_from(pages).unwrap_or(u32::MAX)
-        });
+        let nr_slots = named.map_or(most_pages, |pages| u32::try_from(pages).unwrap_or(u32::MAX));
         let nr_slots = nr_slots.min(MAX_SLOTS);
         let bytes = match &config.target {
             Target::Store(store) => Bytes::Store(Arc::clone(store)),
@@ -183,6 +244,7 @@ impl Spill {
             nr_slots,
             nr_committed: AtomicU32::new(0),
             error: AtomicU32::new(NONE),
+            _turn: turn,
         })
     }
 
@@ -352,7 +414,8 @@ mod tests {
         let memory = memory.without_thread().spill_max(ByteSize::mib(1));
         let memory = memory.build().unwrap();
         let swap = &memory.home().swap;
-        let spill = Spill::new(&swap.config, &memory.root()).unwrap();
+        let turn = swap.begin_making().unwrap();
+        let spill = Spill::new(&swap.config, &memory.root(), turn).unwrap();
         let bytes = [7; PAGE_BYTES];
         let write = || spill.write_some(&[(0, &bytes)]).map(drop);
         write().unwrap();

@@ -5,6 +5,7 @@ use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, Error, Memory, PAGE_BYTES};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Barrier;
 
 /// Places where the disk has the beginning of a page.
 fn nr_found(disk: &Disk, page: u64) -> usize {
@@ -212,4 +213,33 @@ fn the_pool_is_a_share_of_the_budget_and_not_of_what_that_may_become() {
     let taken = memory.root().usage().as_u64() - before;
     assert!(taken < 5 << 19, "{taken} bytes of 16 MiB");
     drop(region);
+}
+
+#[test]
+fn regions_that_are_made_at_a_time_share_one_pool() {
+    for _ in 0..20 {
+        let builder = Memory::builder().budget(ByteSize::mib(32)).zswap(45);
+        let memory = builder.without_thread().build().unwrap();
+        let start = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    start.wait();
+                    memory.root().anon(1).unwrap();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_region_that_begins_as_the_last_one_ends_finds_its_pool_gone() {
+    let builder = Memory::builder().budget(ByteSize::mib(16)).zswap(50);
+    let memory = builder.without_thread().build().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..300).for_each(|_| drop(memory.root().anon(1).unwrap())));
+        }
+    });
+    assert_eq!(memory.audit(), Ok(()));
 }
