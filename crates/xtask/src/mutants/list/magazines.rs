@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bytes of another group are taken for a block's own",
         file: "memory/rack.rs",
-        find: "seen.has_own_for(form).then(|| self.change(",
-        replace: "(seen.count() > 0).then(|| self.change(",
+        find: "seen.has_own_for(form)\n            .then(|| self.change(",
+        replace: "(seen.is_of(form) && seen.count() > 0)\n            .then(|| self.change(",
         tests: Tests::Unit("memory::tests::bufs"),
     },
     Mutant {
