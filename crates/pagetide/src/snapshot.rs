@@ -1,6 +1,6 @@
 //! The figures of a memory and its groups at a moment, for who looks at a process from outside.
 
-use crate::{Group, Memory, PressureLine};
+use crate::{Group, GroupStat, Memory, PressureLine};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -126,7 +126,7 @@ pub struct PagesetSnapshot {
 }
 
 impl Memory {
-    /// The figures now. A look at every group for each of at most 1,000 groups.
+    /// The figures now, of at most 1,000 groups. Cost: a look at every group.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot_of_groups().0
@@ -135,6 +135,7 @@ impl Memory {
     /// [`Memory::snapshot`], and handles of the groups in it.
     pub(crate) fn snapshot_of_groups(&self) -> (Snapshot, Vec<(String, Group)>) {
         let (groups, nr_groups_left_out) = self.largest_groups();
+        let stats = self.group_stats(&groups);
         let named = |(name, number): (&str, u64)| (name.to_owned(), number);
         let pagesets = self.pagesets().into_iter().map(|one| PagesetSnapshot {
             node: one.node,
@@ -149,7 +150,7 @@ impl Memory {
             budget_bytes: self.budget().as_u64(),
             resident_bytes: crate::resident_bytes().ok(),
             stats: self.stats().lines().map(named).into(),
-            groups: groups.iter().map(of_group).collect(),
+            groups: groups.iter().zip(stats).map(of_group).collect(),
             nr_groups_left_out,
             pagesets: pagesets.collect(),
         };
@@ -157,7 +158,7 @@ impl Memory {
     }
 }
 
-fn of_group((path, group): &(String, Group)) -> GroupSnapshot {
+fn of_group(((path, group), stat): (&(String, Group), GroupStat)) -> GroupSnapshot {
     let (min, low) = group.protections();
     let pressure = group.pressure();
     let micros = |line: PressureLine| u64::try_from(line.total.as_micros()).unwrap_or(u64::MAX);
@@ -189,7 +190,7 @@ fn of_group((path, group): &(String, Group)) -> GroupSnapshot {
         max_bytes: group.limit().map(|bytes| bytes.as_u64()),
         misses: group.misses(),
         requests: None,
-        stat: group.stat().lines().map(named).into(),
+        stat: stat.lines().map(named).into(),
         events: events.lines().map(named).into(),
         pressure_some_avg10: pressure.some.avg10,
         pressure_full_avg10: pressure.full.avg10,

@@ -2,6 +2,7 @@
 
 use crate::builder::bytes_of;
 use crate::{ByteSize, Group, Memory};
+use pagetide_core::memory::Stat;
 use std::fmt;
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far. Displayed
@@ -185,6 +186,23 @@ impl fmt::Display for StockStats {
 }
 
 impl Memory {
+    /// [`Group::stat`] of each of some groups. Cost: a look at every group of the memory.
+    #[cfg(any(feature = "metrics", feature = "watch"))]
+    pub(crate) fn group_stats(&self, groups: &[(String, Group)]) -> Vec<GroupStat> {
+        let ids = groups
+            .iter()
+            .map(|(_, group)| (group.id(), Stat::default()));
+        let mut stats: Vec<_> = ids.collect();
+        stats.sort_unstable_by_key(|&(id, _)| id);
+        self.home().core.fill_stats(&mut stats);
+        let of = |id| {
+            let at = stats.binary_search_by_key(&id, |&(id, _)| id);
+            at.map_or(Stat::default(), |at| stats[at].1)
+        };
+        let all = groups.iter().map(|(_, group)| of(group.id()).into());
+        all.collect()
+    }
+
     /// What the stocks did. Cost: a look at every CPU's and every group's.
     #[must_use]
     pub fn stock_stats(&self) -> StockStats {
@@ -203,7 +221,18 @@ impl Group {
     /// What the group's memory is. Cost: a look at every group of the memory.
     #[must_use]
     pub fn stat(&self) -> GroupStat {
-        let core = self.shared().core.stat(self.id());
+        self.shared().core.stat(self.id()).into()
+    }
+
+    /// The largest [`Group::usage`] so far.
+    #[must_use]
+    pub fn peak(&self) -> ByteSize {
+        ByteSize(bytes_of(self.record().peak()))
+    }
+}
+
+impl From<Stat> for GroupStat {
+    fn from(core: Stat) -> GroupStat {
         GroupStat {
             anon: core.anon,
             file: core.file,
@@ -235,11 +264,5 @@ impl Group {
             workingset_restore_anon: core.workingset_restore_anon,
             pgforced: core.pgforced,
         }
-    }
-
-    /// The largest [`Group::usage`] so far.
-    #[must_use]
-    pub fn peak(&self) -> ByteSize {
-        ByteSize(bytes_of(self.record().peak()))
     }
 }

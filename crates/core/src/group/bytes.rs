@@ -152,10 +152,15 @@ impl Tree {
         }
     }
 
+    /// Pages in the stocks of a subtree, and bytes of charged pages there that no object has.
+    pub(crate) fn held_on_cpus(&self, subtree: u32) -> (u32, u64) {
+        self.stocks.held(|group| self.is_in(group, subtree))
+    }
+
     /// Bytes of charged pages that no object of the subtree has: on CPUs, and parked in records.
     #[must_use]
     pub fn held_bytes(&self, subtree: u32) -> u64 {
-        let (_, on_cpus) = self.stocks.held(|group| self.is_in(group, subtree));
+        let (_, on_cpus) = self.held_on_cpus(subtree);
         let groups = self
             .groups
             .iter()

@@ -392,6 +392,6 @@ impl Tree {
     /// Pages in the stocks of a subtree.
     #[must_use]
     pub fn stocked(&self, subtree: u32) -> u32 {
-        self.stocks.held(|group| self.is_in(group, subtree)).0
+        self.held_on_cpus(subtree).0
     }
 }

@@ -1,7 +1,7 @@
 //! What a group's memory is: the numbers of `memory.stat`.
 
 use super::Memory;
-use crate::group::{Count, Gauge, Item, ReclaimCount};
+use crate::group::{Count, Gauge, Group, Item, ReclaimCount};
 use crate::units::{PAGE_BYTES, PageType};
 
 /// What is charged to a group and those below it, in bytes, and what they counted so far.
@@ -73,47 +73,72 @@ pub struct Stat {
     pub pgforced: u64,
 }
 
+fn bytes(nr_pages: u64) -> u64 {
+    nr_pages * PAGE_BYTES as u64
+}
+
 impl Memory {
     /// What a group's memory is. O(groups).
     #[must_use]
     pub fn stat(&self, id: u32) -> Stat {
-        let mut stat = Stat::default();
-        let Some(group) = self.groups.get(id) else {
-            return stat;
-        };
-        let below = self
-            .groups
-            .iter()
-            .filter(|&(other, _)| self.groups.is_in(other, id));
-        let bytes = |nr_pages: u64| nr_pages * PAGE_BYTES as u64;
-        let mut file = 0;
-        for (below_id, group) in below {
-            file += group.nr_reading();
-            for (_, lruvec) in self.lruvecs_of(group) {
-                file += u64::from(lruvec.lock().nr_frames(PageType::File));
+        let mut stats = [(id, Stat::default())];
+        self.fill_stats(&mut stats);
+        stats[0].1
+    }
+
+    /// [`Memory::stat`] of many groups in one walk over all groups: of those whose ids stand in
+    /// `stats`, in their order. O(groups), and for each a search for those above it.
+    pub fn fill_stats(&self, stats: &mut [(u32, Stat)]) {
+        debug_assert!(stats.is_sorted_by_key(|&(id, _)| id));
+        stats
+            .iter_mut()
+            .for_each(|(_, stat)| *stat = Stat::default());
+        for (below, group) in self.groups.iter() {
+            for (id, _) in self.groups.path(below) {
+                if let Ok(at) = stats.binary_search_by_key(&id, |&(id, _)| id) {
+                    self.add_own(below, group, &mut stats[at].1);
+                }
             }
-            stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
-            stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
-            stat.pgmajfault += group.count(Count::Pgmajfault);
-            self.add_reclaim_counts(below_id, &mut stat);
-            stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
-            stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);
-            stat.workingset_activate_file += group.count(Count::WorkingsetActivateFile);
-            stat.workingset_activate_anon += group.count(Count::WorkingsetActivateAnon);
-            stat.workingset_restore_file += group.count(Count::WorkingsetRestoreFile);
-            stat.workingset_restore_anon += group.count(Count::WorkingsetRestoreAnon);
-            stat.pgforced += group.count(Count::Pgforced);
         }
+        for (id, stat) in stats {
+            match self.groups.get(*id) {
+                Some(group) => self.add_all(*id, group, stat),
+                None => *stat = Stat::default(),
+            }
+        }
+    }
+
+    /// Adds the numbers of one group's own pages; of the stock, what is parked in its record.
+    fn add_own(&self, id: u32, group: &Group, stat: &mut Stat) {
+        stat.file += bytes(group.nr_reading());
+        for (_, lruvec) in self.lruvecs_of(group) {
+            stat.file += bytes(lruvec.lock().nr_frames(PageType::File).into());
+        }
+        stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
+        stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
+        stat.stock += u64::from(group.parked());
+        stat.pgmajfault += group.count(Count::Pgmajfault);
+        self.add_reclaim_counts(id, stat);
+        stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
+        stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);
+        stat.workingset_activate_file += group.count(Count::WorkingsetActivateFile);
+        stat.workingset_activate_anon += group.count(Count::WorkingsetActivateAnon);
+        stat.workingset_restore_file += group.count(Count::WorkingsetRestoreFile);
+        stat.workingset_restore_anon += group.count(Count::WorkingsetRestoreAnon);
+        stat.pgforced += group.count(Count::Pgforced);
+    }
+
+    /// Adds what is told of a group and those below it at once, and what follows from the rest.
+    fn add_all(&self, id: u32, group: &Group, stat: &mut Stat) {
         stat.pgscan = stat.pgscan_kswapd + stat.pgscan_direct + stat.pgscan_proactive;
         stat.pgsteal = stat.pgsteal_kswapd + stat.pgsteal_direct + stat.pgsteal_proactive;
-        stat.file = bytes(file);
         stat.slab_reclaimable = self.groups.state(id, Item::SlabReclaimable);
         stat.slab_unreclaimable = self.groups.state(id, Item::SlabUnreclaimable);
         let in_magazines = self
             .magazines
             .nr_pages(|group| self.groups.is_in(group, id));
-        let ahead = u64::from(self.groups.stocked(id)) + u64::from(in_magazines);
-        stat.stock = bytes(ahead) + self.groups.held_bytes(id);
+        let (nr_stocked, on_cpus) = self.groups.held_on_cpus(id);
+        stat.stock += bytes(u64::from(nr_stocked) + u64::from(in_magazines)) + on_cpus;
         if id == self.groups.root() {
             stat.kernel =
                 bytes(u64::from(self.own_pages()) + u64::from(self.groups.nr_record_pages()));
@@ -121,7 +146,6 @@ impl Memory {
         let slab = stat.slab_reclaimable + stat.slab_unreclaimable;
         let others = stat.file + stat.kernel + slab + stat.stock;
         stat.anon = bytes(group.usage()).saturating_sub(others);
-        stat
     }
 
     /// Adds what reclaim counted of one group's own pages.

@@ -271,3 +271,32 @@ fn a_group_in_the_place_of_one_that_is_gone_has_no_refaults_of_its_pages() {
         memory.drop_group(CPU, child);
     }
 }
+
+#[test]
+fn many_groups_at_once_have_the_numbers_of_each() {
+    let (memory, group, file) = memory(64, Policy::Mglru);
+    let root = memory.groups().root();
+    let child = |parent| memory.new_group(CPU.into(), parent).unwrap();
+    let (below, beside) = (child(group), child(root));
+    let lowest = child(below);
+    for (page, id) in (0..200).zip([group, below, beside, lowest].into_iter().cycle()) {
+        let (frame, _) = have(&memory, id, key(file, page), Ok(())).unwrap();
+        memory.unpin(CPU, frame, &mut Effects::new());
+        memory.reserve(CPU.into(), id, 1000 + page).unwrap();
+    }
+    let mut stats = [root, group, below, beside, lowest].map(|id| (id, Stat::default()));
+    stats.sort_by_key(|&(id, _)| id);
+    // What was there before is overwritten, and who is gone has nothing.
+    stats.iter_mut().for_each(|(_, stat)| stat.file = 7);
+    memory.fill_stats(&mut stats);
+    for (id, stat) in stats {
+        assert_eq!(stat, memory.stat(id), "of {id}");
+        assert!(stat.file > 0 && stat.slab_unreclaimable > 0, "of {id}");
+    }
+    let sum = |ids: &[u32]| ids.iter().map(|&id| memory.stat(id).file).sum::<u64>();
+    assert!(sum(&[group]) > sum(&[below]) && sum(&[below]) > sum(&[lowest]));
+    assert_eq!(sum(&[root]), sum(&[group, beside]));
+    let mut gone = [(u32::MAX, stats[0].1)];
+    memory.fill_stats(&mut gone);
+    assert_eq!(gone[0].1, Stat::default());
+}
