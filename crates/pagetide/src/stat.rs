@@ -44,16 +44,20 @@ pub struct GroupStat {
     pub pgscan_direct: u64,
     /// Of `pgscan`, because the program asked for it.
     pub pgscan_proactive: u64,
-    /// Of `pgscan`, anon pages; the others are pages of files.
+    /// Of `pgscan`, anon pages.
     pub pgscan_anon: u64,
+    /// Of `pgscan`, pages of files.
+    pub pgscan_file: u64,
     /// Of `pgsteal`, in the background.
     pub pgsteal_kswapd: u64,
     /// Of `pgsteal`, for requests.
     pub pgsteal_direct: u64,
     /// Of `pgsteal`, because the program asked for it.
     pub pgsteal_proactive: u64,
-    /// Of `pgsteal`, anon pages; the others are pages of files.
+    /// Of `pgsteal`, anon pages.
     pub pgsteal_anon: u64,
+    /// Of `pgsteal`, pages of files.
+    pub pgsteal_file: u64,
     /// Pages looked at though the policy had taken them for pages in use; of a multi-gen LRU, pages
     /// that eviction moved to another generation.
     pub pgrefill: u64,
@@ -96,10 +100,12 @@ impl GroupStat {
             pgscan_direct,
             pgscan_proactive,
             pgscan_anon,
+            pgscan_file,
             pgsteal_kswapd,
             pgsteal_direct,
             pgsteal_proactive,
             pgsteal_anon,
+            pgsteal_file,
             pgrefill,
             pgactivate,
             pgdeactivate,
@@ -111,8 +117,6 @@ impl GroupStat {
             workingset_restore_anon,
             pgforced,
         } = *self;
-        // Of moments that differ.
-        let of_files = |all: u64, anon: u64| all.saturating_sub(anon);
         [
             ("anon", anon),
             ("file", file),
@@ -137,9 +141,9 @@ impl GroupStat {
             ("pgsteal_direct", pgsteal_direct),
             ("pgsteal_proactive", pgsteal_proactive),
             ("pgscan_anon", pgscan_anon),
-            ("pgscan_file", of_files(pgscan, pgscan_anon)),
+            ("pgscan_file", pgscan_file),
             ("pgsteal_anon", pgsteal_anon),
-            ("pgsteal_file", of_files(pgsteal, pgsteal_anon)),
+            ("pgsteal_file", pgsteal_file),
             ("pgrefill", pgrefill),
             ("pgactivate", pgactivate),
             ("pgdeactivate", pgdeactivate),
@@ -249,10 +253,12 @@ impl From<Stat> for GroupStat {
             pgscan_direct: core.pgscan_direct,
             pgscan_proactive: core.pgscan_proactive,
             pgscan_anon: core.pgscan_anon,
+            pgscan_file: core.pgscan_file,
             pgsteal_kswapd: core.pgsteal_kswapd,
             pgsteal_direct: core.pgsteal_direct,
             pgsteal_proactive: core.pgsteal_proactive,
             pgsteal_anon: core.pgsteal_anon,
+            pgsteal_file: core.pgsteal_file,
             pgrefill: core.pgrefill,
             pgactivate: core.pgactivate,
             pgdeactivate: core.pgdeactivate,

@@ -8,7 +8,8 @@ use crate::sync::{AtomicU64, NoMetadata, Ordering};
 use crate::units::Cpu;
 
 /// What is counted of a group's own pages, by the names of `memory.stat`. The sums over all
-/// reclaimers, and what is counted of files, follow from these.
+/// reclaimers follow from these. Pages by type are both counted: a difference of two counts would
+/// fall now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimCount {
     /// Pages looked at in the background.
@@ -19,6 +20,8 @@ pub enum ReclaimCount {
     PgscanProactive,
     /// Of all pages looked at, anon pages.
     PgscanAnon,
+    /// Of all pages looked at, pages of files.
+    PgscanFile,
     /// Pages evicted in the background.
     PgstealKswapd,
     /// Pages evicted for a request.
@@ -27,6 +30,8 @@ pub enum ReclaimCount {
     PgstealProactive,
     /// Of all pages evicted, anon pages.
     PgstealAnon,
+    /// Of all pages evicted, pages of files.
+    PgstealFile,
     /// Pages that a policy had taken for pages in use and looked at all the same; of a multi-gen
     /// LRU, pages that eviction moved to another generation.
     Pgrefill,
@@ -36,7 +41,7 @@ pub enum ReclaimCount {
     Pgdeactivate,
 }
 
-const NR_COUNTS: usize = 11;
+const NR_COUNTS: usize = 13;
 
 /// The record.
 #[derive(Debug, Default)]

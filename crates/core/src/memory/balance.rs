@@ -44,17 +44,6 @@ struct NodeState {
 pub(super) struct Background {
     nodes: [NodeState; MAX_NODES],
     runs: AtomicU64,
-    /// Looked at and evicted, in the background and proactively.
-    scanned: [AtomicU64; 2],
-    evicted: [AtomicU64; 2],
-}
-
-/// Counts of background and proactive reclaim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct BackgroundStats {
-    pub(super) runs: u64,
-    pub(super) scanned: [u64; 2],
-    pub(super) evicted: [u64; 2],
 }
 
 impl Default for Background {
@@ -64,12 +53,9 @@ impl Default for Background {
             recoveries: AtomicU32::new(0),
             active: AtomicU32::new(0),
         };
-        let counts = || [0; 2].map(AtomicU64::new);
         Background {
             nodes: core::array::from_fn(node),
             runs: AtomicU64::new(0),
-            scanned: counts(),
-            evicted: counts(),
         }
     }
 }
@@ -92,20 +78,9 @@ impl Background {
         self.runs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts pages that were evicted, where that was not for a request.
-    pub(super) fn count_evicted(&self, by: Reclaimer, nr_pages: u32) {
-        if let Some(at) = by.counted() {
-            self.evicted[at].fetch_add(nr_pages.into(), Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn stats(&self) -> BackgroundStats {
-        let load = |counts: &[AtomicU64; 2]| [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
-        BackgroundStats {
-            runs: self.runs.load(Ordering::Relaxed),
-            scanned: load(&self.scanned),
-            evicted: load(&self.evicted),
-        }
+    /// Runs so far.
+    pub(super) fn runs(&self) -> u64 {
+        self.runs.load(Ordering::Relaxed)
     }
 }
 
@@ -125,15 +100,6 @@ impl Reclaimer {
             Reclaimer::Direct => ReclaimCount::PgstealDirect,
             Reclaimer::Background => ReclaimCount::PgstealKswapd,
             Reclaimer::Proactive => ReclaimCount::PgstealProactive,
-        }
-    }
-
-    /// Where it is counted, beside the sum of all; requests are the rest of that.
-    const fn counted(self) -> Option<usize> {
-        match self {
-            Reclaimer::Direct => None,
-            Reclaimer::Background => Some(0),
-            Reclaimer::Proactive => Some(1),
         }
     }
 }
@@ -238,14 +204,13 @@ impl Memory {
     /// Counts pages that were looked at in a group, and what became of them.
     pub(super) fn count_looked(&self, by: Reclaimer, group: u32, looked: Looked) {
         let nr_pages = looked.nr_scanned.map(u64::from).iter().sum();
-        self.stats.scanned.fetch_add(nr_pages, Ordering::Relaxed);
-        if let Some(at) = by.counted() {
-            self.background.scanned[at].fetch_add(nr_pages, Ordering::Relaxed);
-        }
-        let nr_anon = looked.nr_scanned[PageType::Anon.index()];
+        self.stats.scanned[by as usize].fetch_add(nr_pages, Ordering::Relaxed);
+        let [nr_anon, nr_file] =
+            [PageType::Anon, PageType::File].map(|of| looked.nr_scanned[of.index()]);
         for (count, more) in [
             (by.scans(), nr_pages),
             (ReclaimCount::PgscanAnon, nr_anon.into()),
+            (ReclaimCount::PgscanFile, nr_file.into()),
             (ReclaimCount::Pgrefill, looked.nr_refilled.into()),
             (ReclaimCount::Pgactivate, looked.nr_activated.into()),
             (ReclaimCount::Pgdeactivate, looked.nr_deactivated.into()),

@@ -80,17 +80,16 @@ impl Memory {
     /// may go with them.
     fn count_evicted(&self, by: Reclaimer, group: u32, of_type: [u32; 2]) -> u32 {
         let freed = of_type.iter().sum();
-        let nr_anon = of_type[PageType::Anon.index()].into();
+        let [nr_anon, nr_file] =
+            [PageType::Anon, PageType::File].map(|of| u64::from(of_type[of.index()]));
         for (count, more) in [
             (by.steals(), u64::from(freed)),
             (ReclaimCount::PgstealAnon, nr_anon),
+            (ReclaimCount::PgstealFile, nr_file),
         ] {
             self.groups.add_reclaim_count(group, count, more);
         }
-        self.stats
-            .evicted
-            .fetch_add(u64::from(freed), Ordering::Relaxed);
-        self.background.count_evicted(by, freed);
+        self.stats.evicted[by as usize].fetch_add(u64::from(freed), Ordering::Relaxed);
         freed
     }
 

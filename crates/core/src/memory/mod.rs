@@ -66,6 +66,7 @@ use balloon::Balloon;
 use evacuate::Evacuation;
 use left_pins::LeftPins;
 use magazine::Magazines;
+use reclaim::Reclaimer;
 use room::Room;
 use write_reserve::WriteReserve;
 
@@ -302,8 +303,9 @@ pub struct Stats {
 
 #[derive(Debug, Default)]
 struct Counters {
-    scanned: AtomicU64,
-    evicted: AtomicU64,
+    /// Pages looked at, by the [`Reclaimer`].
+    scanned: [AtomicU64; Reclaimer::NR],
+    evicted: [AtomicU64; Reclaimer::NR],
     batches: AtomicU64,
     stalls: AtomicU64,
     agings: AtomicU64,
@@ -555,24 +557,22 @@ impl Memory {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let offline = u32::try_from(self.offline_pages()).expect("at most the arena");
-        let background = self.background.stats();
         let [normal, movable] = self.zones.stats_by_kind();
-        let ([pgscan_kswapd, pgscan_proactive], [pgsteal_kswapd, pgsteal_proactive]) =
-            (background.scanned, background.evicted);
-        let pgscan = self.stats.scanned.load(Ordering::Relaxed);
-        let pgsteal = self.stats.evicted.load(Ordering::Relaxed);
+        // Each once: what is told falls at no time.
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let scanned = self.stats.scanned.each_ref().map(load);
+        let evicted = self.stats.evicted.each_ref().map(load);
         Stats {
-            pgscan,
-            pgsteal,
-            pgscan_kswapd,
-            // Of moments that differ.
-            pgscan_direct: pgscan.saturating_sub(pgscan_kswapd + pgscan_proactive),
-            pgscan_proactive,
-            pgsteal_kswapd,
-            pgsteal_direct: pgsteal.saturating_sub(pgsteal_kswapd + pgsteal_proactive),
-            pgsteal_proactive,
+            pgscan: scanned.iter().sum(),
+            pgsteal: evicted.iter().sum(),
+            pgscan_kswapd: scanned[Reclaimer::Background as usize],
+            pgscan_direct: scanned[Reclaimer::Direct as usize],
+            pgscan_proactive: scanned[Reclaimer::Proactive as usize],
+            pgsteal_kswapd: evicted[Reclaimer::Background as usize],
+            pgsteal_direct: evicted[Reclaimer::Direct as usize],
+            pgsteal_proactive: evicted[Reclaimer::Proactive as usize],
             allocstall: self.stats.stalls.load(Ordering::Relaxed),
-            pageoutrun: background.runs,
+            pageoutrun: self.background.runs(),
             nr_batches: self.stats.batches.load(Ordering::Relaxed),
             nr_agings: self.stats.agings.load(Ordering::Relaxed),
             aging_scanned: self.stats.aging_scanned.load(Ordering::Relaxed),

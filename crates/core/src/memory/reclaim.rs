@@ -37,6 +37,11 @@ pub(super) enum Reclaimer {
     Proactive,
 }
 
+impl Reclaimer {
+    /// How many there are.
+    pub(super) const NR: usize = Reclaimer::Proactive as usize + 1;
+}
+
 /// What may be taken from, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {

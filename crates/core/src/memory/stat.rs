@@ -42,6 +42,8 @@ pub struct Stat {
     pub pgscan_proactive: u64,
     /// Of `pgscan`, anon pages.
     pub pgscan_anon: u64,
+    /// Of `pgscan`, pages of files.
+    pub pgscan_file: u64,
     /// Of `pgsteal`, in the background.
     pub pgsteal_kswapd: u64,
     /// Of `pgsteal`, for requests.
@@ -50,6 +52,8 @@ pub struct Stat {
     pub pgsteal_proactive: u64,
     /// Of `pgsteal`, anon pages.
     pub pgsteal_anon: u64,
+    /// Of `pgsteal`, pages of files.
+    pub pgsteal_file: u64,
     /// Pages looked at though the policy had taken them for pages in use; of a multi-gen LRU, pages
     /// that eviction moved to another generation.
     pub pgrefill: u64,
@@ -155,10 +159,12 @@ impl Memory {
             (&mut stat.pgscan_direct, ReclaimCount::PgscanDirect),
             (&mut stat.pgscan_proactive, ReclaimCount::PgscanProactive),
             (&mut stat.pgscan_anon, ReclaimCount::PgscanAnon),
+            (&mut stat.pgscan_file, ReclaimCount::PgscanFile),
             (&mut stat.pgsteal_kswapd, ReclaimCount::PgstealKswapd),
             (&mut stat.pgsteal_direct, ReclaimCount::PgstealDirect),
             (&mut stat.pgsteal_proactive, ReclaimCount::PgstealProactive),
             (&mut stat.pgsteal_anon, ReclaimCount::PgstealAnon),
+            (&mut stat.pgsteal_file, ReclaimCount::PgstealFile),
             (&mut stat.pgrefill, ReclaimCount::Pgrefill),
             (&mut stat.pgactivate, ReclaimCount::Pgactivate),
             (&mut stat.pgdeactivate, ReclaimCount::Pgdeactivate),

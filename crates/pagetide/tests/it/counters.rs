@@ -1,6 +1,9 @@
 //! The book's page of counters.
 
+use crate::data::numbered_file;
 use pagetide::{ByteSize, Memory};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 const PAGE: &str = include_str!("../../../../book/counters.md");
 
@@ -38,4 +41,48 @@ fn every_counter_is_explained_and_none_that_is_not_there() {
             assert!(names.contains(&name), "{heading}: there is no {name}");
         }
     }
+}
+
+#[test]
+fn what_is_counted_does_not_fall_while_others_count() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let data = numbered_file(1024);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for page in (0..1024).cycle() {
+                drop(file.pin(page).unwrap());
+                if page % 8 == 0 {
+                    // Less may be there.
+                    drop(memory.reclaim(ByteSize::kib(64)));
+                }
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let (root, mut before) = (memory.root(), memory.stats());
+        let mut before_of_root = root.stat();
+        for _ in 0..50_000 {
+            let stats = memory.stats();
+            let falls = stats.pgscan_direct < before.pgscan_direct
+                || stats.pgsteal_direct < before.pgsteal_direct
+                || stats.pgscan_proactive < before.pgscan_proactive
+                || stats.pgscan < before.pgscan
+                || stats.pgsteal < before.pgsteal;
+            is_over.store(falls, Ordering::Relaxed);
+            assert!(!falls, "{stats:?} after {before:?}");
+            before = stats;
+            let stat = root.stat();
+            let falls = stat.pgscan_file < before_of_root.pgscan_file
+                || stat.pgsteal_file < before_of_root.pgsteal_file
+                || stat.pgsteal < before_of_root.pgsteal;
+            is_over.store(falls, Ordering::Relaxed);
+            assert!(!falls, "{stat:?} after {before_of_root:?}");
+            before_of_root = stat;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(before.pgsteal_proactive > 0);
+    });
 }
