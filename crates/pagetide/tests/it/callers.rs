@@ -158,6 +158,8 @@ fn a_file_is_closed_where_somebody_elses_waker_unwinds() {
     assert!(polled.is_pending());
     // Whoever closes it ends the other one's read with its own.
     assert_eq!(file.prefetch([1, 3, 5]), 3);
+    // It has landed, too: nobody but the one who closes looks.
+    thread::sleep(Duration::from_millis(200));
     let closed = catch_unwind(AssertUnwindSafe(|| drop(file)));
     assert!(closed.is_err(), "the waker was not told of");
     let (again, path) = (memory.clone(), data.path().to_owned());
