@@ -130,22 +130,28 @@ fn a_pin_and_an_eviction_never_both_win() {
     });
 }
 
+/// Evicts the page, if it can, and has another one come to its frame: `live` sets its state.
+fn reuse(
+    shared: &Arc<(Index, FrameTable)>,
+    live: impl Fn(&FrameTable) + 'static,
+) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || {
+        let (index, frames) = &*shared;
+        if page_cache::detach(frames, FRAME, frames.word(FRAME)) {
+            assert!(index.remove(key(1), FRAME));
+            frames.set_key(FRAME, Some(key(2)));
+            live(frames);
+            index.lock(key(2)).insert(FRAME);
+        }
+    })
+}
+
 #[test]
 fn a_stale_entry_never_gives_another_page() {
     loom::model(|| {
         let shared = one_page();
-        let reuser = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                let (index, frames) = &*shared;
-                if page_cache::detach(frames, FRAME, frames.word(FRAME)) {
-                    assert!(index.remove(key(1), FRAME));
-                    frames.set_key(FRAME, Some(key(2)));
-                    set(frames, State::Live);
-                    index.lock(key(2)).insert(FRAME);
-                }
-            })
-        };
+        let reuser = reuse(&shared, |frames| set(frames, State::Live));
         let (index, frames) = &*shared;
         let unpin = |frame| _ = frames.unpin(frame);
         if let Found::Pinned(frame) = page_cache::pin(index, frames, key(1), Access::Pin, unpin) {
@@ -162,21 +168,12 @@ fn a_page_is_not_refused_for_what_another_one_is() {
     for pins in [0, MAX_PINS] {
         loom::model(move || {
             let shared = one_page();
-            let reuser = {
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || {
-                    let (index, frames) = &*shared;
-                    if page_cache::detach(frames, FRAME, frames.word(FRAME)) {
-                        assert!(index.remove(key(1), FRAME));
-                        frames.set_key(FRAME, Some(key(2)));
-                        // Latched, or pinned as often as a page can be.
-                        let flags = if pins == 0 { flag::LATCH } else { 0 };
-                        let busy = Word::from_bits(pins.into()).with_state(State::Live);
-                        frames.change_owned(FRAME, |_| busy.with(flags));
-                        index.lock(key(2)).insert(FRAME);
-                    }
-                })
-            };
+            let reuser = reuse(&shared, move |frames| {
+                // Latched, or pinned as often as a page can be.
+                let flags = if pins == 0 { flag::LATCH } else { 0 };
+                let busy = Word::from_bits(pins.into()).with_state(State::Live);
+                frames.change_owned(FRAME, |_| busy.with(flags));
+            });
             let (index, frames) = &*shared;
             let unpin = |frame| _ = frames.unpin(frame);
             let found = page_cache::pin(index, frames, key(1), Access::Copy, unpin);

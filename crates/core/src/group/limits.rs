@@ -95,8 +95,8 @@ impl Tree {
     /// together hold at most 1/64 of the root's `max`, a page for each that holds bytes.
     pub(super) fn set_batch(&self, id: u32) {
         let root_max = self.live(self.root).max();
-        let least = |(_, group): (u32, &Group)| group.max().min(group.limit(Limit::High));
-        let nearest = self.path(id).map(least).min().unwrap_or(0);
+        let limits = self.path(id).map(|(_, group)| group.max_or_high());
+        let nearest = limits.min().unwrap_or(0);
         let is_exact = nearest < u64::from(2 * self.nr_cpus * BATCH);
         let shares = match is_exact {
             true => Shares::default(),

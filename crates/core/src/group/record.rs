@@ -272,6 +272,12 @@ impl Group {
         self.limit(Limit::Max)
     }
 
+    /// `max`, or `high` where that is less: what batches of charges and of reclaim are a part of.
+    #[must_use]
+    pub fn max_or_high(&self) -> u64 {
+        self.max().min(self.limit(Limit::High))
+    }
+
     /// Pages that a CPU keeps of charges of a batch or more.
     #[must_use]
     pub fn large(&self) -> u32 {

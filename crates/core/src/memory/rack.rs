@@ -95,6 +95,13 @@ impl Rack {
         (0..NR_MAGAZINES).map(|at| self.label(at))
     }
 
+    /// A form's own place, and what the label there says.
+    #[inline(always)]
+    fn at_hand(&self, form: Form) -> (usize, Label) {
+        let at = place(form);
+        (at, self.label(at))
+    }
+
     /// Where the magazine of a form is, and what its label says: at its own place, or wherever
     /// there was one.
     pub(super) fn find(&self, form: Form) -> Option<(usize, Label)> {
@@ -163,8 +170,7 @@ impl Rack {
     #[inline(always)]
     pub(super) fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
         let sections = self.sections.as_ref()?;
-        let at = place(form);
-        let seen = self.label(at);
+        let (at, seen) = self.at_hand(form);
         if !seen.has_own_for(form) {
             return None;
         }
@@ -179,8 +185,7 @@ impl Rack {
         let Some(sections) = &self.sections else {
             return false;
         };
-        let at = place(form);
-        let seen = self.label(at);
+        let (at, seen) = self.at_hand(form);
         if !seen.has_room_for(form) {
             return false;
         }
@@ -196,8 +201,7 @@ impl Rack {
         if self.sections.is_some() {
             return self.take(cpu, form);
         }
-        let at = place(form);
-        let seen = self.label(at);
+        let (at, seen) = self.at_hand(form);
         let take = || {
             self.set_label(at, seen.with_less());
             self.frame(at, seen.top())
@@ -212,8 +216,7 @@ impl Rack {
         if self.sections.is_some() {
             return self.give(cpu, form, frame);
         }
-        let at = place(form);
-        let seen = self.label(at);
+        let (at, seen) = self.at_hand(form);
         let put = || {
             self.expect_out(at, seen, frame);
             let more = seen.with_more();

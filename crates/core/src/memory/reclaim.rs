@@ -1,7 +1,7 @@
 //! Whose pages go: the choice among groups, what is left to each, and one batch of reclaim.
 
 use super::{AllocError, Here, Memory};
-use crate::group::{Event, Group, Limit, Protection};
+use crate::group::{Event, Group, Protection};
 use crate::reclaim::{
     Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
 };
@@ -251,7 +251,7 @@ impl Memory {
         if reach.is_young_kept && self.is_young(giver.lruvec) {
             return 0;
         }
-        let limit = self.nearest_limit(subtree);
+        let limit = self.groups.get(subtree).map_or(0, Group::max_or_high);
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
         let spare = self.spare(giver.group, subtree, giver.is_low_kept);
         let spare = u32::try_from(spare).unwrap_or(u32::MAX);
@@ -276,12 +276,6 @@ impl Memory {
             }
         }
         freed
-    }
-
-    /// The `max` of a group, or its `high` where that is less: what batches are a part of.
-    pub(super) fn nearest_limit(&self, id: u32) -> u64 {
-        let group = self.groups.get(id);
-        group.map_or(0, |group| group.max().min(group.limit(Limit::High)))
     }
 
     /// What may be taken where the budget is met, before somebody needs it or for a request.

@@ -392,7 +392,8 @@ impl Memory {
                 is_unwritten: false,
             };
         }
-        let limit = self.nearest_limit(reach.subtree);
+        let subtree = self.groups.get(reach.subtree);
+        let limit = subtree.map_or(0, Group::max_or_high);
         let want = self.policy(reach.subtree).batch(limit).max(nr_pages);
         // Where pages went, the cold ones that did not follow when they are written. Else what is
         // written goes below, and counts.

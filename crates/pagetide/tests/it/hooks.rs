@@ -290,15 +290,21 @@ fn no_page_is_on_the_store_before_its_log_whatever_wants_it_written() {
     }
 }
 
+/// Breaks the log and changes pages until there are too many that wait for it; which could not be.
+fn change_until_stopped(log: &Log, file: &File) -> u64 {
+    log.is_broken.store(true, Ordering::Relaxed);
+    let stopped = (0..200).find_map(|page| Some((page, change(log, file, page).err()?)));
+    let (page, error) = stopped.expect("more dirty pages than the group has room for");
+    assert!(matches!(error, Error::DirtyLimit { .. }), "{error}");
+    page
+}
+
 #[test]
 fn without_the_log_nothing_is_written_nobody_hangs_and_the_log_cures_it() {
     let memory = memory();
     let group = group(&memory, 64);
     let (log, disk, file) = logged(&memory, &group);
-    log.is_broken.store(true, Ordering::Relaxed);
-    let stopped = (0..200).find_map(|page| change(&log, &file, page).err());
-    let error = stopped.expect("more dirty pages than the group has room for");
-    assert!(matches!(error, Error::DirtyLimit { .. }), "{error}");
+    change_until_stopped(&log, &file);
     let nr_flushes = log.nr_flushes.load(Ordering::Relaxed);
     let error = file.sync().unwrap_err();
     let Error::LogBehind {
@@ -331,9 +337,7 @@ fn a_log_that_is_no_further_lets_nobody_write_on() {
     let memory = memory();
     let group = group(&memory, 64);
     let (log, _disk, file) = logged(&memory, &group);
-    log.is_broken.store(true, Ordering::Relaxed);
-    let stopped = (0..200).find(|&page| change(&log, &file, page).is_err());
-    let stopped = stopped.expect("more dirty pages than the group has room for");
+    let stopped = change_until_stopped(&log, &file);
     for page in stopped..stopped + 3 {
         file.log_durable(0);
         let refused = change(&log, &file, page).expect_err("as many are dirty as before");

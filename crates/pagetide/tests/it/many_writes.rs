@@ -254,9 +254,6 @@ fn calls_of(test: &str, folder: &Path) -> Option<Vec<String>> {
         println!("skipped: {why}");
         None
     };
-    if child::is_sanitized() {
-        return skip("strace: the sanitizer's leak check cannot run under it".to_owned());
-    }
     let trace = match traced(test, "trace=all", folder) {
         Ok(trace) => trace,
         Err(reason) => return skip(format!("strace: {reason}")),

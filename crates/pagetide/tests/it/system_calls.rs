@@ -70,6 +70,9 @@ impl<'a> Call<'a> {
 
 /// Runs the child under strace; what it did, or why it cannot be seen.
 pub(crate) fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, String> {
+    if child::is_sanitized() {
+        return Err("the sanitizer's leak check cannot run under it".to_owned());
+    }
     let child = child::command(test, folder.to_str().unwrap());
     let out = &folder.join("trace");
     let mut command = Command::new("strace");
@@ -95,9 +98,6 @@ pub(crate) fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, S
 fn a_sync_makes_bytes_and_name_durable() {
     if let Some(role) = child::role() {
         return write_and_sync(Path::new(&role));
-    }
-    if child::is_sanitized() {
-        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
     }
     let folder = tempfile::tempdir().unwrap();
     let folder_path = folder.path().canonicalize().unwrap();
@@ -158,17 +158,20 @@ fn read_at_random(folder: &Path) {
 
 const NR_READ: u64 = 256;
 
+/// A folder with a file of so many pages.
+fn folder_of_pages() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = vec![7; usize::try_from(NR_READ).unwrap() * PAGE];
+    fs::write(folder.path().join("data"), pages).unwrap();
+    folder
+}
+
 #[test]
 fn a_page_that_comes_in_is_one_read_and_nothing_else() {
     if let Some(role) = child::role() {
         return read_at_random(Path::new(&role));
     }
-    if child::is_sanitized() {
-        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let pages = vec![7; usize::try_from(NR_READ).unwrap() * PAGE];
-    fs::write(folder.path().join("data"), pages).unwrap();
+    let folder = folder_of_pages();
     let test = "system_calls::a_page_that_comes_in_is_one_read_and_nothing_else";
     let trace = match traced(test, "trace=all", folder.path()) {
         Ok(trace) => trace,
@@ -216,9 +219,6 @@ fn open_and_close(folder: &Path) {
 fn a_file_is_looked_at_once_when_it_is_opened() {
     if let Some(role) = child::role() {
         return open_and_close(Path::new(&role));
-    }
-    if child::is_sanitized() {
-        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
     }
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("data"), vec![7; 16 * PAGE]).unwrap();
@@ -275,12 +275,7 @@ fn cpus_are_fenced_once_for_many_pages_of_a_file_that_is_closed() {
     if let Some(role) = child::role() {
         return use_often_and_close(Path::new(&role));
     }
-    if child::is_sanitized() {
-        return println!("skipped: strace: the sanitizer's leak check cannot run under it");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let pages = vec![7; usize::try_from(NR_READ).unwrap() * PAGE];
-    fs::write(folder.path().join("data"), pages).unwrap();
+    let folder = folder_of_pages();
     let test = "system_calls::cpus_are_fenced_once_for_many_pages_of_a_file_that_is_closed";
     let trace = match traced(test, "trace=write,membarrier", folder.path()) {
         Ok(trace) => trace,

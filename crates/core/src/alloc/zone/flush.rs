@@ -182,14 +182,11 @@ impl Zone {
     /// Cost: a look without the lock at each pageblock, from the one that went last up to that one.
     pub fn take_idle(&self, frames: &FrameTable, before: u64) -> Option<(Frame, Order)> {
         let range = self.frames();
-        let (first, end) = (
-            range.start / PAGEBLOCK_PAGES,
-            range.end.div_ceil(PAGEBLOCK_PAGES),
-        );
+        let first = range.start / PAGEBLOCK_PAGES;
+        let nr_pageblocks = range.end.div_ceil(PAGEBLOCK_PAGES) - first;
         let hand = self.idle_hand.load(Ordering::Relaxed);
-        let nr_pageblocks = end - first;
         for step in 0..nr_pageblocks {
-            let number = (hand % nr_pageblocks + step) % nr_pageblocks;
+            let number = (hand + step) % nr_pageblocks;
             let pageblock = Frame::new((first + number) * PAGEBLOCK_PAGES);
             let since = pageblock::idle_since(frames, pageblock);
             let may_be_idle = since.is_some_and(|since| since <= before)
