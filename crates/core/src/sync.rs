@@ -45,7 +45,7 @@ mod sections;
 mod slots;
 mod table;
 
-pub use sections::{Gate, Sections};
+pub use sections::{Gate, OnCpu, Sections};
 pub use slots::{Fixed, Padded, PerCpu, Slots, Stripes};
 pub use table::Table;
 

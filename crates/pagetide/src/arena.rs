@@ -27,7 +27,7 @@ pub(crate) struct Arena {
     nr_frames: u32,
     has_huge_pages: bool,
     /// A forked child has no mapping.
-    alive: Arc<Alive>,
+    alive: Alive,
 }
 
 // SAFETY: the arena owns its mapping and hands out addresses only; who may use the bytes behind
@@ -42,7 +42,7 @@ impl Arena {
     /// # Errors
     /// What `mmap` or `madvise` says.
     pub(crate) fn reserve(nr_frames: u32, has_huge_pages: bool) -> io::Result<Arena> {
-        let alive = Arc::new(Alive::new()?);
+        let alive = Alive::new()?;
         let arena = Arena {
             start: map_aligned(index(nr_frames) * PAGE_BYTES)?,
             nr_frames,
@@ -78,7 +78,7 @@ impl Arena {
 
     /// Whether this process is the one that made it.
     #[inline]
-    pub(crate) fn alive(&self) -> &Arc<Alive> {
+    pub(crate) fn alive(&self) -> &Alive {
         &self.alive
     }
 
@@ -231,16 +231,27 @@ impl Drop for Arena {
 }
 
 /// Says whether this process is the one that made it: a word that the kernel wipes in a child when
-/// the process forks.
-#[derive(Debug)]
+/// the process forks. Clones are of one word.
+#[derive(Clone, Debug)]
 pub(crate) struct Alive {
+    /// What `wiped` has mapped: a load less than by way of that.
     word: NonNull<AtomicU32>,
+    _wiped: Arc<Wiped>,
 }
 
 // SAFETY: the word is atomic, and its mapping lives as long as this value.
 unsafe impl Send for Alive {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Alive {}
+
+/// A page that a child has wiped; unmapped with the last share of it.
+#[derive(Debug)]
+struct Wiped(NonNull<libc::c_void>);
+
+// SAFETY: it names a mapping that it owns, of which it reads and writes nothing.
+unsafe impl Send for Wiped {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Wiped {}
 
 impl Alive {
     /// Maps the word.
@@ -253,18 +264,23 @@ impl Alive {
         let flags = MapFlags::PRIVATE;
         // SAFETY: no address is asked for, so no existing mapping can be replaced.
         let start = unsafe { rustix::mm::mmap_anonymous(nowhere, PAGE_BYTES, protection, flags) }?;
-        let word = NonNull::new(start.cast()).expect("mmap never maps address 0 unasked");
-        let alive = Alive { word };
+        let start = NonNull::new(start).expect("mmap never maps address 0 unasked");
+        let alive = Alive {
+            word: start.cast(),
+            _wiped: Arc::new(Wiped(start)),
+        };
         // SAFETY: the range is exactly the mapping that was just made; nothing is in it yet.
-        let advised = unsafe { rustix::mm::madvise(start, PAGE_BYTES, Advice::LinuxWipeOnFork) };
+        let advised =
+            unsafe { rustix::mm::madvise(start.as_ptr(), PAGE_BYTES, Advice::LinuxWipeOnFork) };
         advised?;
         alive.word().store(1, Ordering::Relaxed);
         Ok(alive)
     }
 
+    #[inline]
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping lives as long as this value, is aligned to a page, and only ever used
-        // as this word. A child has it, too, wiped.
+        // SAFETY: the mapping lives as long as this value's share of it, is aligned to a page, and
+        // only ever used as this word. A child has it, too, wiped.
         unsafe { self.word.as_ref() }
     }
 
@@ -275,10 +291,10 @@ impl Alive {
     }
 }
 
-impl Drop for Alive {
+impl Drop for Wiped {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `new` made, which nothing borrows any more.
-        let unmapped = unsafe { rustix::mm::munmap(self.word.as_ptr().cast(), PAGE_BYTES) };
+        // SAFETY: exactly the mapping that `Alive::new` made, which nothing borrows any more.
+        let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr(), PAGE_BYTES) };
         debug_assert!(unmapped.is_ok(), "the word was mapped");
     }
 }

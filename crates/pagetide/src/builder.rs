@@ -35,7 +35,7 @@ const READAHEAD: ByteSize = ByteSize::kib(128);
 /// One budget, one arena, one tree of groups. A cheap handle.
 #[derive(Clone)]
 pub struct Memory {
-    shared: Arc<Home>,
+    shared: Home,
     budget_source: Arc<BudgetSource>,
 }
 
@@ -361,7 +361,7 @@ impl Builder {
         }
         trace::built(bytes_of(u64::from(pages)));
         Ok(Memory {
-            shared: Arc::new(Home::new(shared)),
+            shared: Home::new(shared),
             budget_source: Arc::new(budget_source),
         })
     }
@@ -370,7 +370,7 @@ impl Builder {
 fn registry(arena: &Arena, nr_frames: u32, has_buffers: bool) -> Registry {
     let start = || arena.block(Frame::FIRST, units::Order::ZERO).addr().get();
     let memory = has_buffers.then(|| (start(), index(nr_frames) * PAGE_BYTES));
-    Registry::new(Arc::clone(arena.alive()), memory)
+    Registry::new(arena.alive().clone(), memory)
 }
 
 /// A number of pages for which there are frame numbers.
@@ -496,7 +496,7 @@ impl Memory {
         OpenOptions::new().write(true).open(self, path, group)
     }
 
-    pub(crate) fn home(&self) -> &Arc<Home> {
+    pub(crate) fn home(&self) -> &Home {
         &self.shared
     }
 

@@ -3,26 +3,21 @@
 
 use crate::rseq;
 use crate::topology::list_of;
+use pagetide_core::sync::OnCpu;
 use pagetide_core::units::Cpu;
 use std::fs;
 
 /// The CPU that this thread runs on now. It may be another one at the next instruction.
 #[inline(always)] // A load or two: every hit asks.
 pub(crate) fn current() -> Cpu {
-    known().unwrap_or_else(asked)
+    rseq::area::cpu().map_or_else(asked, Cpu::new)
 }
 
-/// The same where no call is needed: from the rseq area of a thread, once that was found.
+/// This thread on its CPU, where no call is needed: once the rseq areas were found. Its number is
+/// beyond those of all CPUs where the thread has no area.
 #[inline(always)]
-fn known() -> Option<Cpu> {
-    rseq::area::cpu().map(Cpu::new)
-}
-
-/// The same, a number beyond all CPUs where the thread has no such area: a comparison less for
-/// those who look the CPU up in a table.
-#[inline(always)]
-pub(crate) fn known_or_beyond() -> Option<Cpu> {
-    rseq::area::field().map(|cpu| Cpu::new(cpu.cast_unsigned()))
+pub(crate) fn known() -> Option<OnCpu> {
+    rseq::area::on_cpu()
 }
 
 #[cold]

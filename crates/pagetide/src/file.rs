@@ -156,7 +156,7 @@ impl Drop for Fault<'_> {
 }
 
 impl File {
-    pub(crate) fn home(&self) -> &Arc<Home> {
+    pub(crate) fn home(&self) -> &Home {
         &self.open.shared
     }
 

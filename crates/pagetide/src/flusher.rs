@@ -35,7 +35,7 @@ pub(crate) struct Flusher {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
     /// A forked child has none to wait for.
-    alive: Arc<Alive>,
+    alive: Alive,
     /// It has been told, and has not looked yet.
     is_told: Arc<AtomicBool>,
 }
@@ -49,7 +49,7 @@ impl Flusher {
         let mut flusher = Flusher {
             stop: Arc::default(),
             thread: None,
-            alive: Arc::clone(of.arena.alive()),
+            alive: of.arena.alive().clone(),
             is_told: Arc::default(),
         };
         let (stop, is_told) = (Arc::clone(&flusher.stop), Arc::clone(&flusher.is_told));

@@ -28,7 +28,7 @@ pub struct Group {
 
 /// What the handles of a group share.
 pub(crate) struct Node {
-    shared: Arc<Home>,
+    shared: Home,
     id: u32,
     pin_budget_seen: pins::Seen,
     /// Kept alive by its children.
@@ -109,11 +109,11 @@ impl Memory {
 }
 
 impl Group {
-    pub(crate) fn root(shared: &Arc<Home>) -> Group {
+    pub(crate) fn root(shared: &Home) -> Group {
         let id = shared.core.groups().root();
         Group {
             node: Arc::new(Node {
-                shared: Arc::clone(shared),
+                shared: shared.clone(),
                 id,
                 pin_budget_seen: pins::Seen::default(),
                 parent: None,
@@ -125,7 +125,7 @@ impl Group {
         self.node.id
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Home> {
+    pub(crate) fn shared(&self) -> &Home {
         &self.node.shared
     }
 
@@ -169,7 +169,7 @@ impl Group {
                 _ => Error::NoMetadata { what: "a group" },
             })?;
         let node = Arc::new(Node {
-            shared: Arc::clone(shared),
+            shared: shared.clone(),
             id,
             pin_budget_seen: pins::Seen::default(),
             parent: Some(self.clone()),
@@ -343,11 +343,11 @@ impl Group {
     #[inline(never)]
     fn take_waiting(&self, order: Order) -> Option<Buf> {
         let (shared, of_core) = (self.shared(), order.to_core());
-        if let Some(cpu) = cpu::known_or_beyond()
+        if let Some(on) = cpu::known()
             // One comparison for both: hardly ever is one of them so.
             && !(shared.core.groups().has_high() | shared.core.is_balloon_short())
             && !shared.is_forked()
-            && let Some(frame) = shared.core.take_at_hand(cpu, self.id(), of_core)
+            && let Some(frame) = shared.core.take_at_hand(&on, self.id(), of_core)
         {
             return Some(Buf::new(shared, frame, of_core));
         }

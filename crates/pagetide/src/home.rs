@@ -19,24 +19,50 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-/// Held by memories, groups and files.
-#[derive(Debug)]
+/// What memories, groups and files have of a memory.
+#[derive(Clone)]
 pub(crate) struct Home {
+    handles: Arc<Handles>,
+    /// What `handles` keep, a load nearer.
+    shared: ByFrame,
+}
+
+/// All handles of a memory together.
+struct Handles {
     shared: Arc<Shared>,
 }
 
 impl Home {
+    /// The first one.
     pub(crate) fn new(shared: Arc<Shared>) -> Home {
-        Home { shared }
+        // Not by way of a reference, which would not reach the counts beside the value.
+        let value = Arc::as_ptr(&shared).cast_mut();
+        // SAFETY: an `Arc`'s value is somewhere.
+        let value = unsafe { NonNull::new_unchecked(value) };
+        Home {
+            handles: Arc::new(Handles { shared }),
+            shared: ByFrame(value),
+        }
     }
 
-    /// What it keeps.
+    /// What all handles keep.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        &self.handles.shared
+    }
+
+    /// Whether both are of one memory.
+    pub(crate) fn is(&self, other: &Home) -> bool {
+        Arc::ptr_eq(&self.handles, &other.handles)
     }
 }
 
-impl Drop for Home {
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Home").field(&self.handles.shared).finish()
+    }
+}
+
+impl Drop for Handles {
     /// The last handle goes.
     fn drop(&mut self) {
         self.shared.begin_stay();
@@ -46,6 +72,7 @@ impl Drop for Home {
 impl Deref for Home {
     type Target = Shared;
 
+    #[inline]
     fn deref(&self) -> &Shared {
         &self.shared
     }
@@ -116,11 +143,9 @@ impl ByFrame {
     /// # Safety
     /// While the value is looked at, its owner has a pin on a frame of this memory that core gave
     /// for a page of a file, or a block of working memory of it, or knows of a handle or a share.
+    #[inline]
     pub(crate) unsafe fn new(home: &Home) -> ByFrame {
-        // Not by way of a reference, which would not reach the counts beside the value.
-        let shared = Arc::as_ptr(home.shared()).cast_mut();
-        // SAFETY: an `Arc`'s value is somewhere.
-        ByFrame(unsafe { NonNull::new_unchecked(shared) })
+        home.shared
     }
 
     /// A share of its own, for what is to be done after the pin or the block was given back.
@@ -144,11 +169,11 @@ impl ByFrame {
     #[inline(never)]
     fn drop_block_here(self, frame: Frame) {
         let shared: &Shared = &self;
-        if let Some(cpu) = cpu::known_or_beyond()
+        if let Some(on) = cpu::known()
             // One comparison for both: hardly ever is one of them so.
             && !(shared.memory_waits.is_any() | shared.core.is_balloon_short())
             && !shared.is_forked()
-            && shared.core.drop_at_hand(cpu, frame)
+            && shared.core.drop_at_hand(&on, frame)
         {
             // With the block the memory may be gone.
             return;
@@ -189,9 +214,11 @@ impl ByFrame {
 impl Deref for ByFrame {
     type Target = Shared;
 
+    #[inline]
     fn deref(&self) -> &Shared {
-        // SAFETY: the memory is there, because whoever looks has a pin or a block (`new`):
-        // 1. While somebody has a handle, that one's `Home` keeps it.
+        // SAFETY: the memory is there, because whoever looks has a pin, a block or a handle (`new`,
+        // and `Home`, which is one):
+        // 1. While somebody has a handle, that one's `Handles` keep it.
         // 2. The last handle goes when all files are closed, which takes every page out of its
         //    file, and its pins are in core's count from before that can be seen until they are
         //    dropped: then `begin_stay` finds them, and the share stays until the last one went.

@@ -361,7 +361,7 @@ impl PinPermit {
     fn count(&self, file: &File, nr_pins: usize) -> Result<Counted<'_>, Error> {
         self.group.shared().check_process()?;
         assert!(
-            Arc::ptr_eq(file.home(), self.group.shared()),
+            file.home().is(self.group.shared()),
             "a permit and the files under it are of one memory"
         );
         let nr_pages = (nr_pins * (file.page_bytes() / PAGE_BYTES)) as u64;

@@ -106,6 +106,8 @@ mod machine {
 pub(crate) mod area {
     //! glibc registers an rseq area for every thread; the kernel keeps its CPU number current.
 
+    use pagetide_core::sync::OnCpu;
+    use pagetide_core::units::Cpu;
     use std::sync::atomic::{AtomicIsize, Ordering};
 
     /// Offset of `cpu_id` in the area.
@@ -114,23 +116,17 @@ pub(crate) mod area {
     /// to be there.
     const LEAST_SIZE: u32 = 16;
 
-    /// Where the field lies, seen from the thread pointer: too aligned to be one of the two below.
-    static FIELD: AtomicIsize = AtomicIsize::new(UNKNOWN);
+    /// Where the area lies, seen from the thread pointer: too aligned to be one of the two below.
+    static AREA: AtomicIsize = AtomicIsize::new(UNKNOWN);
     /// Nobody asked yet.
     const UNKNOWN: isize = 0;
     /// There is none.
     const NONE: isize = 1;
 
-    /// Asks glibc, once.
-    fn find() {
-        let field = offset().map_or(NONE, |offset| offset + CPU_ID);
-        FIELD.store(field, Ordering::Relaxed);
-    }
-
     /// [`cpu`], of which glibc may have to be asked first.
     pub(crate) fn find_cpu() -> Option<u32> {
-        if FIELD.load(Ordering::Relaxed) == UNKNOWN {
-            find();
+        if AREA.load(Ordering::Relaxed) == UNKNOWN {
+            AREA.store(offset().unwrap_or(NONE), Ordering::Relaxed);
         }
         cpu()
     }
@@ -155,31 +151,41 @@ pub(crate) mod area {
     /// The number of the CPU; `None` where it is not known.
     #[inline(always)] // A load or two: every hit asks.
     pub(crate) fn cpu() -> Option<u32> {
-        field().and_then(|cpu| u32::try_from(cpu).ok())
+        found().and_then(|(_, cpu)| u32::try_from(cpu).ok())
     }
 
-    /// What the field says: negative where this thread's area is not registered.
+    /// This thread on its CPU, which has a number beyond all where this thread's area is not
+    /// registered. `None` where no thread has one, or nobody asked yet.
     #[inline(always)]
-    pub(crate) fn field() -> Option<i32> {
-        let field = FIELD.load(Ordering::Relaxed);
-        if field == UNKNOWN || field == NONE {
+    pub(crate) fn on_cpu() -> Option<OnCpu> {
+        let (area, cpu) = found()?;
+        // SAFETY: as in `sections`, of the same area.
+        Some(unsafe { OnCpu::new(area, Cpu::new(cpu.cast_unsigned())) })
+    }
+
+    /// Where the area lies, and the number that is in it: negative where it is not registered.
+    #[inline(always)]
+    fn found() -> Option<(isize, i32)> {
+        let area = AREA.load(Ordering::Relaxed);
+        if area == UNKNOWN || area == NONE {
             return None;
         }
         let cpu: i32;
         // SAFETY:
         // 1. glibc registered an area of at least `LEAST_SIZE` bytes at this offset from the thread
-        //    pointer (`fs`) of every thread (checked in `offset`, from which `find` has it), and it
-        //    lives as long as that.
+        //    pointer (`fs`) of every thread (checked in `offset`, from which `find_cpu` has it),
+        //    and it lives as long as that.
         // 2. The kernel writes the field between instructions of this thread only; one load.
         unsafe {
             core::arch::asm!(
-                "mov {cpu:e}, dword ptr fs:[{field}]",
+                "mov {cpu:e}, dword ptr fs:[{area} + {CPU_ID}]",
+                CPU_ID = const CPU_ID,
                 cpu = out(reg) cpu,
-                field = in(reg) field,
+                area = in(reg) area,
                 options(nostack, preserves_flags, readonly),
             );
         }
-        Some(cpu)
+        Some((area, cpu))
     }
 }
 
@@ -187,15 +193,17 @@ pub(crate) mod area {
 pub(crate) mod area {
     //! No rseq area that this build knows to read.
 
+    use pagetide_core::sync::OnCpu;
+
     pub(crate) fn cpu() -> Option<u32> {
         None
     }
 
-    pub(crate) fn field() -> Option<i32> {
+    pub(crate) fn find_cpu() -> Option<u32> {
         None
     }
 
-    pub(crate) fn find_cpu() -> Option<u32> {
+    pub(crate) fn on_cpu() -> Option<OnCpu> {
         None
     }
 }

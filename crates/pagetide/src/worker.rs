@@ -25,7 +25,7 @@ const DOZE: Duration = Duration::from_millis(100);
 pub(crate) struct Worker {
     threads: Vec<(Arc<Stop>, JoinHandle<()>)>,
     /// A forked child has none to wait for.
-    alive: Arc<Alive>,
+    alive: Alive,
 }
 
 /// How a thread in the background is woken and stopped.
@@ -83,7 +83,7 @@ impl Worker {
     pub(crate) fn start(of: &Arc<Shared>) -> std::io::Result<Worker> {
         let mut worker = Worker {
             threads: Vec::new(),
-            alive: Arc::clone(of.arena.alive()),
+            alive: of.arena.alive().clone(),
         };
         for node in of.topology().core().nodes() {
             let stop = Arc::new(Stop::default());

@@ -7,6 +7,7 @@ use super::{AllocError, Here, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{Form, Place, State, flag};
 use crate::group::{BATCH, Limit, MinOverMax};
+use crate::sync::OnCpu;
 use crate::units::{Cpu, Frame, Order};
 
 impl Memory {
@@ -34,8 +35,8 @@ impl Memory {
     /// that has no block whose bytes are the group's own, or the CPU no restartable sequences.
     #[inline(always)] // Its result goes through no memory.
     #[must_use]
-    pub fn take_at_hand(&self, cpu: Cpu, group: u32, order: Order) -> Option<Frame> {
-        self.magazines.take(cpu, Form::new(group, order))
+    pub fn take_at_hand(&self, on: &OnCpu, group: u32, order: Order) -> Option<Frame> {
+        self.magazines.take(on, Form::new(group, order))
     }
 
     /// [`Memory::alloc_buf`] out of the CPU's magazine, wherever that is, or the depot.
@@ -197,10 +198,10 @@ impl Memory {
     /// memory after the block was counted.
     #[inline(always)]
     #[must_use]
-    pub fn drop_at_hand(&self, cpu: Cpu, frame: Frame) -> bool {
+    pub fn drop_at_hand(&self, on: &OnCpu, frame: Frame) -> bool {
         let record = self.frames.record(frame);
         match record.buf_form() {
-            Some(form) if self.has_one_node() => self.magazines.give(cpu, form, frame),
+            Some(form) if self.has_one_node() => self.magazines.give(on, form, frame),
             _ => false,
         }
     }

@@ -15,7 +15,7 @@ use super::label::Label;
 use super::rack::{Open, Rack, is_large};
 use crate::frame::Form;
 use crate::group::CpuMask;
-use crate::sync::{AtomicU32, NoMetadata, Ordering, PerCpu, Sections};
+use crate::sync::{AtomicU32, NoMetadata, OnCpu, Ordering, PerCpu, Sections};
 use crate::units::{Cpu, Frame, index};
 
 /// Racks of a CPU: the others are for who finds one in the hands of a thread that does not run.
@@ -147,8 +147,8 @@ impl Magazines {
     /// No read-modify-write, and no call, for which callers would save registers each time.
     #[inline(always)]
     #[must_use]
-    pub fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        self.cpus.get(cpu)?.in_use().take(cpu, form)
+    pub fn take(&self, on: &OnCpu, form: Form) -> Option<Frame> {
+        self.cpus.get(on.cpu())?.in_use().take(on, form)
     }
 
     /// Gives a block back to a magazine of its form; false where the rack in use has no room for it
@@ -159,9 +159,9 @@ impl Magazines {
     /// As [`Magazines::take`]: no read-modify-write, and no call.
     #[inline(always)]
     #[must_use]
-    pub fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
-        match self.cpus.get(cpu) {
-            Some(racks) => racks.in_use().give(cpu, form, frame),
+    pub fn give(&self, on: &OnCpu, form: Form, frame: Frame) -> bool {
+        match self.cpus.get(on.cpu()) {
+            Some(racks) => racks.in_use().give(on, form, frame),
             None => false,
         }
     }

@@ -5,8 +5,9 @@ use super::label::Label;
 use super::magazine::Magazines;
 use crate::frame::Form;
 use crate::sync::is_unwinding;
-use crate::sync::{AtomicU32, AtomicU64, Gate, Guard, Ordering, Sections, SpinLock, rank};
+use crate::sync::{AtomicU32, AtomicU64, Gate, Guard, OnCpu, Ordering, Sections, SpinLock, rank};
 use crate::units::{Cpu, Frame, count, index};
+use core::hint::select_unpredictable;
 use core::iter::once;
 
 /// Magazines of a rack for blocks of less than a batch of pages: their labels are one cache line.
@@ -26,11 +27,9 @@ const LARGE_PLACE: usize = NR_SMALL;
 #[inline]
 fn place(form: Form) -> usize {
     let order = (form.bits() >> 32) as u32;
-    if order >= LARGE.ilog2() {
-        return LARGE_PLACE;
-    }
     // Groups in a row lie apart, and so do the small orders of one group.
-    index(form.group().wrapping_add(3 * order)) % NR_SMALL
+    let small = index(form.group().wrapping_add(3 * order)) % NR_SMALL;
+    select_unpredictable(order >= LARGE.ilog2(), LARGE_PLACE, small)
 }
 
 /// Whether blocks of a form are in the magazine of large ones.
@@ -57,11 +56,12 @@ struct Blocks {
 pub(super) struct Rack {
     /// Written as above, and looked at by anybody.
     labels: [AtomicU64; NR_MAGAZINES],
+    /// Of a CPU without sections shut for good.
     gate: Gate,
     cpu: Cpu,
     sections: Option<Sections>,
     lock: SpinLock<Blocks, { rank::MAGAZINE }>,
-    /// Filled from the last one of a magazine's room on.
+    /// Those of a magazine are the last ones, as many as it has room for; filled from the first on.
     slots: [[AtomicU32; MAX_BLOCKS]; NR_MAGAZINES],
 }
 
@@ -69,7 +69,10 @@ impl Rack {
     pub(super) fn new(cpu: Cpu, sections: Option<Sections>) -> Rack {
         Rack {
             labels: core::array::from_fn(|_| AtomicU64::new(0)),
-            gate: Gate::default(),
+            gate: match sections {
+                Some(_) => Gate::default(),
+                None => Gate::shut_for_good(),
+            },
             cpu,
             sections,
             lock: SpinLock::new(Blocks {
@@ -168,43 +171,40 @@ impl Rack {
     /// Takes a block of the group's own out of the magazine of a form at its own place, in a
     /// section, without a call.
     #[inline(always)]
-    pub(super) fn take(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        let sections = self.sections.as_ref()?;
+    pub(super) fn take(&self, on: &OnCpu, form: Form) -> Option<Frame> {
         let (at, seen) = self.at_hand(form);
         if !seen.has_own_for(form) {
             return None;
         }
-        let label = (&self.labels[at], seen.bits(), seen.with_less().bits());
-        let slot = self.slot(at, seen.top());
-        Frame::unpack(sections.take(cpu, &self.gate, label, slot))
+        let less = seen.with_less();
+        let label = (&self.labels[at], seen.bits(), less.bits());
+        let slot = self.slot(at, less.next());
+        Frame::unpack(on.take(&self.gate, label, slot))
     }
 
     /// Gives a block to the magazine of its form at its own place, in a section, without a call.
     #[inline(always)]
-    pub(super) fn give(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
-        let Some(sections) = &self.sections else {
-            return false;
-        };
+    pub(super) fn give(&self, on: &OnCpu, form: Form, frame: Frame) -> bool {
         let (at, seen) = self.at_hand(form);
         if !seen.has_room_for(form) {
             return false;
         }
-        let more = seen.with_more();
-        let label = (&self.labels[at], seen.bits(), more.bits());
-        let slot = (self.slot(at, more.top()), Frame::pack(Some(frame)));
-        sections.put(cpu, &self.gate, label, slot)
+        let label = (&self.labels[at], seen.bits(), seen.with_more().bits());
+        let slot = (self.slot(at, seen.next()), Frame::pack(Some(frame)));
+        on.put(&self.gate, label, slot)
     }
 
     /// What [`Rack::take`] does, with the lock where there are no sections.
     #[inline]
     pub(super) fn take_briefly(&self, cpu: Cpu, form: Form) -> Option<Frame> {
-        if self.sections.is_some() {
-            return self.take(cpu, form);
+        if let Some(sections) = &self.sections {
+            return self.take(&sections.on(cpu), form);
         }
         let (at, seen) = self.at_hand(form);
         let take = || {
-            self.set_label(at, seen.with_less());
-            self.frame(at, seen.top())
+            let less = seen.with_less();
+            self.set_label(at, less);
+            self.frame(at, less.next())
         };
         seen.has_own_for(form)
             .then(|| self.change(at, seen, take))?
@@ -213,15 +213,14 @@ impl Rack {
     /// What [`Rack::give`] does, with the lock where there are no sections.
     #[inline]
     pub(super) fn give_briefly(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
-        if self.sections.is_some() {
-            return self.give(cpu, form, frame);
+        if let Some(sections) = &self.sections {
+            return self.give(&sections.on(cpu), form, frame);
         }
         let (at, seen) = self.at_hand(form);
         let put = || {
             self.expect_out(at, seen, frame);
-            let more = seen.with_more();
-            self.set_frame(at, more.top(), frame);
-            self.set_label(at, more);
+            self.set_frame(at, seen.next(), frame);
+            self.set_label(at, seen.with_more());
         };
         seen.has_room_for(form) && self.change(at, seen, put).is_some()
     }
@@ -315,7 +314,8 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // What may be torn stays shut, as what is closed.
-        if !self.blocks.is_closed && !is_unwinding() {
+        let may_open = self.rack.sections.is_some() && !self.blocks.is_closed;
+        if may_open && !is_unwinding() {
             self.rack.gate.open();
         }
     }
@@ -361,7 +361,7 @@ impl<'a> Open<'a> {
             false => label.without(1),
         };
         self.rack().set_label(at, left.used());
-        Some((self.rack().frame(at, label.top()), label.has_own()))
+        Some((self.rack().frame(at, left.next()), label.has_own()))
     }
 
     /// Keeps a block; false where its form has no magazine, or a full one.
@@ -373,9 +373,8 @@ impl<'a> Open<'a> {
         if label.has_room() {
             let rack = self.rack();
             rack.expect_out(at, label, frame);
-            let more = label.with_more();
-            rack.set_frame(at, more.top(), frame);
-            rack.set_label(at, more.used());
+            rack.set_frame(at, label.next(), frame);
+            rack.set_label(at, label.with_more().used());
             self.held.blocks.nr_kept += 1;
         }
         label.has_room()
@@ -490,5 +489,18 @@ impl<'a> Open<'a> {
             self.magazines.note_stored();
         }
         Some(if is_kept { 0 } else { nr_cold })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_without_sections_never_opens_the_gate_to_them() {
+        let rack = Rack::new(Cpu::new(0), None);
+        assert!(rack.gate.is_shut_for_good());
+        drop(rack.hold(rack.lock.lock()));
+        assert!(rack.gate.is_shut_for_good());
     }
 }

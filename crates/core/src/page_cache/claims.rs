@@ -116,7 +116,7 @@ impl ClaimWord<'_> {
         let word = &self.line.words[self.slot];
         let given = (word, Frame::pack(Some(frame)), NONE);
         let gate = &self.line.gate;
-        let is_given = |sections: &Sections| sections.replace(self.cpu, gate, given);
+        let is_given = |sections: &Sections| sections.on(self.cpu).replace(gate, given);
         if self.sections.is_some_and(is_given) {
             return false;
         }
@@ -294,7 +294,7 @@ impl Claims {
         let line = self.lines.get(cpu)?;
         let slot = Claims::first(access);
         let put = (&line.words[slot], NONE, Frame::pack(Some(frame)));
-        let is_put = self.sections.as_ref()?.replace(cpu, &line.gate, put);
+        let is_put = self.sections.as_ref()?.on(cpu).replace(&line.gate, put);
         is_put.then(|| Claim::new(cpu, slot))
     }
 
@@ -317,7 +317,7 @@ impl Claims {
         // Another CPU's line, where there is none of its own, is not written in its sections.
         self.lines.get(cpu)?;
         let (sections, (slot, word)) = (self.sections.as_ref()?, free.next()?);
-        let is_put = sections.replace(cpu, &line.gate, (word, NONE, packed));
+        let is_put = sections.on(cpu).replace(&line.gate, (word, NONE, packed));
         is_put.then(|| Claim::new(cpu, slot))
     }
 

@@ -12,9 +12,9 @@ use super::{AtomicU32, AtomicU64, Ordering};
 use crate::units::Cpu;
 
 #[cfg(not(any(loom, shuttle)))]
-pub use machine::Sections;
+pub use machine::{OnCpu, Sections};
 #[cfg(any(loom, shuttle))]
-pub use model::Sections;
+pub use model::{OnCpu, Sections};
 
 /// Whether sections of a CPU may begin: while it is shut, none ends with its store.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Gate {
     ///
     /// Cost: a few instructions on this CPU, on another one what a fence costs.
     pub fn shut(&self, cpu: Cpu, sections: &Sections) {
-        if self.0.load(Ordering::Relaxed) == Gate::SHUT || sections.shut(cpu, &self.0) {
+        if self.0.load(Ordering::Relaxed) == Gate::SHUT || sections.on(cpu).shut(&self.0) {
             return;
         }
         self.0.store(Gate::SHUT, Ordering::SeqCst);
@@ -79,14 +79,23 @@ mod machine {
         fence: fn(Option<Cpu>),
     }
 
+    /// A thread on a CPU, by which it runs sections of that CPU; on another one by now, perhaps,
+    /// where it runs none.
+    #[derive(Clone, Copy, Debug)]
+    pub struct OnCpu {
+        /// As [`Sections`] has it.
+        area: isize,
+        cpu: Cpu,
+    }
+
     /// A section: the checks that each begins with, then `lines`, of which the last one alone
-    /// writes what others look at. Afterwards `scratch` is 0 where it was not run.
+    /// writes what others look at. Where it was not run, it goes on with `failed`.
     ///
     /// Layout of the area: `cpu_id` at 4, the address of the section's descriptor at 8. The
     /// signature before the place where the kernel goes on is the one that glibc registers.
     #[cfg(target_arch = "x86_64")]
     macro_rules! section {
-        ([$($line:literal),+], $($operands:tt)+) => {
+        ([$($line:literal),+], [$($failed:literal),+], $($operands:tt)+) => {
             core::arch::asm!(
                 ".pushsection __rseq_cs, \"aw\"",
                 ".balign 32",
@@ -110,13 +119,27 @@ mod machine {
                 ".long 0x53053053",
                 "24:",
                 "23:",
-                "xor {scratch:e}, {scratch:e}",
-                "jmp 22b",
+                $($failed,)+
                 ".popsection",
                 $($operands)+
                 options(nostack),
             )
         };
+    }
+
+    /// A section that says whether it was run.
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! is_run {
+        ($lines:tt, $($operands:tt)+) => {{
+            section!(
+                $lines,
+                ["mov qword ptr fs:[{area} + 8], 0", "jmp {failed}"],
+                $($operands)+
+                scratch = out(reg) _,
+                failed = label { return false },
+            );
+            true
+        }};
     }
 
     impl Sections {
@@ -133,13 +156,51 @@ mod machine {
             Sections { area, fence }
         }
 
+        /// A thread that was on this CPU just now.
+        #[inline]
+        pub(crate) fn on(&self, cpu: Cpu) -> OnCpu {
+            let area = self.area;
+            OnCpu { area, cpu }
+        }
+
+        /// Sections that began on this CPU before have ended, or never will.
+        pub(super) fn fence(&self, cpu: Cpu) {
+            (self.fence)(Some(cpu));
+        }
+
+        /// [`Sections::fence`] of these CPUs, or of all at once.
+        pub(crate) fn fence_many(&self, cpus: Option<impl Iterator<Item = Cpu>>) {
+            match cpus {
+                Some(cpus) => cpus.for_each(|cpu| self.fence(cpu)),
+                None => (self.fence)(None),
+            }
+        }
+    }
+
+    impl OnCpu {
+        /// A thread that was on this CPU just now, or on none where the number is beyond them all.
+        ///
+        /// # Safety
+        /// Of the area, as for [`Sections::new`], 1 and 2.
+        #[must_use]
+        #[inline]
+        pub const unsafe fn new(area: isize, cpu: Cpu) -> OnCpu {
+            OnCpu { area, cpu }
+        }
+
+        /// The CPU.
+        #[must_use]
+        #[inline]
+        pub fn cpu(&self) -> Cpu {
+            self.cpu
+        }
+
         /// Where the gate is open and `word` is `seen`: makes it `new` and returns what is in
         /// `slot`, which is not 0. Else, on another CPU, or where it was interrupted: 0.
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
         pub(crate) fn take(
             &self,
-            cpu: Cpu,
             gate: &Gate,
             word: (&AtomicU64, u64, u64),
             slot: &AtomicU32,
@@ -160,8 +221,9 @@ mod machine {
                         "mov {scratch:e}, dword ptr [{slot}]",
                         "mov qword ptr [{word}], {new}"
                     ],
+                    ["xor {scratch:e}, {scratch:e}", "jmp 22b"],
                     area = in(reg) self.area,
-                    cpu = in(reg) cpu.number(),
+                    cpu = in(reg) self.cpu.number(),
                     gate = in(reg) gate.0.as_ptr(),
                     word = in(reg) word.as_ptr(),
                     seen = in(reg) seen,
@@ -174,23 +236,21 @@ mod machine {
         }
 
         /// Where the gate is open and `word` is `seen`: puts `value` into `slot` and makes the word
-        /// `new`. False as in [`Sections::take`]; the slot may have the value nonetheless.
+        /// `new`. False as in [`OnCpu::take`]; the slot may have the value nonetheless.
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
         pub(crate) fn put(
             &self,
-            cpu: Cpu,
             gate: &Gate,
             word: (&AtomicU64, u64, u64),
             slot: (&AtomicU32, u32),
         ) -> bool {
             let (word, seen, new) = word;
             let (slot, value) = slot;
-            let done: u64;
             // SAFETY: as in `take`. The slot is written before the last store, which nobody looks
             // at while the word is what it was.
             unsafe {
-                section!(
+                is_run!(
                     [
                         "cmp qword ptr [{word}], {seen}",
                         "jne 23f",
@@ -198,99 +258,70 @@ mod machine {
                         "mov qword ptr [{word}], {new}"
                     ],
                     area = in(reg) self.area,
-                    cpu = in(reg) cpu.number(),
+                    cpu = in(reg) self.cpu.number(),
                     gate = in(reg) gate.0.as_ptr(),
                     word = in(reg) word.as_ptr(),
                     seen = in(reg) seen,
                     new = in(reg) new,
                     slot = in(reg) slot.as_ptr(),
                     value = in(reg) value,
-                    scratch = out(reg) done,
-                );
+                )
             }
-            done != 0
         }
 
         /// Where the gate is open and `word` is `seen`: makes it `new`. False as in
-        /// [`Sections::take`]. Nothing is touched after the word, which is written as by Release.
+        /// [`OnCpu::take`]. Nothing is touched after the word, which is written as by Release.
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
         pub(crate) fn replace(
             &self,
-            cpu: Cpu,
             gate: &Gate,
             (word, seen, new): (&AtomicU32, u32, u32),
         ) -> bool {
-            let done: u64;
             // SAFETY: as in `take`.
             unsafe {
-                section!(
+                is_run!(
                     [
                         "cmp dword ptr [{word}], {seen:e}",
                         "jne 23f",
                         "mov dword ptr [{word}], {new:e}"
                     ],
                     area = in(reg) self.area,
-                    cpu = in(reg) cpu.number(),
+                    cpu = in(reg) self.cpu.number(),
                     gate = in(reg) gate.0.as_ptr(),
                     word = in(reg) word.as_ptr(),
                     seen = in(reg) seen,
                     new = in(reg) new,
-                    scratch = out(reg) done,
-                );
+                )
             }
-            done != 0
         }
 
         /// Shuts an open gate from the CPU itself, where nothing can be under way then: whoever was
         /// interrupted in a section goes on outside of it. False on another CPU.
         #[cfg(target_arch = "x86_64")]
-        pub(super) fn shut(&self, cpu: Cpu, gate: &AtomicU32) -> bool {
-            let done: u64;
+        pub(super) fn shut(&self, gate: &AtomicU32) -> bool {
             // SAFETY: as in `take`.
             unsafe {
-                section!(
+                is_run!(
                     ["mov dword ptr [{gate}], 1"],
                     area = in(reg) self.area,
-                    cpu = in(reg) cpu.number(),
+                    cpu = in(reg) self.cpu.number(),
                     gate = in(reg) gate.as_ptr(),
-                    scratch = out(reg) done,
-                );
-            }
-            done != 0
-        }
-
-        /// Sections that began on this CPU before have ended, or never will.
-        pub(super) fn fence(&self, cpu: Cpu) {
-            (self.fence)(Some(cpu));
-        }
-
-        /// [`Sections::fence`] of these CPUs, or of all at once.
-        pub(crate) fn fence_many(&self, cpus: Option<impl Iterator<Item = Cpu>>) {
-            match cpus {
-                Some(cpus) => cpus.for_each(|cpu| self.fence(cpu)),
-                None => (self.fence)(None),
+                )
             }
         }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    impl Sections {
+    impl OnCpu {
         /// Never runs one.
-        pub(crate) fn take(
-            &self,
-            _: Cpu,
-            _: &Gate,
-            _: (&AtomicU64, u64, u64),
-            _: &AtomicU32,
-        ) -> u32 {
+        pub(crate) fn take(&self, _: &Gate, _: (&AtomicU64, u64, u64), _: &AtomicU32) -> u32 {
             0
         }
 
         /// Never runs one.
         pub(crate) fn put(
             &self,
-            _: Cpu,
             _: &Gate,
             _: (&AtomicU64, u64, u64),
             _: (&AtomicU32, u32),
@@ -299,11 +330,11 @@ mod machine {
         }
 
         /// Never runs one.
-        pub(crate) fn replace(&self, _: Cpu, _: &Gate, _: (&AtomicU32, u32, u32)) -> bool {
+        pub(crate) fn replace(&self, _: &Gate, _: (&AtomicU32, u32, u32)) -> bool {
             false
         }
 
-        pub(super) fn shut(&self, _: Cpu, _: &AtomicU32) -> bool {
+        pub(super) fn shut(&self, _: &AtomicU32) -> bool {
             false
         }
     }
@@ -325,6 +356,13 @@ mod model {
     #[derive(Clone, Debug)]
     pub struct Sections(Arc<[Mutex<()>]>);
 
+    /// A thread on a CPU.
+    #[derive(Clone, Debug)]
+    pub struct OnCpu {
+        sections: Sections,
+        cpu: Cpu,
+    }
+
     impl Sections {
         /// For so many CPUs.
         #[must_use]
@@ -338,56 +376,11 @@ mod model {
             lock.lock().expect("no section unwinds")
         }
 
-        pub(crate) fn take(
-            &self,
-            cpu: Cpu,
-            gate: &Gate,
-            (word, seen, new): (&AtomicU64, u64, u64),
-            slot: &AtomicU32,
-        ) -> u32 {
-            let _running = self.run(cpu);
-            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
-                return 0;
-            }
-            let taken = slot.load(Ordering::Relaxed);
-            word.store(new, Ordering::Relaxed);
-            taken
-        }
-
-        pub(crate) fn put(
-            &self,
-            cpu: Cpu,
-            gate: &Gate,
-            (word, seen, new): (&AtomicU64, u64, u64),
-            (slot, value): (&AtomicU32, u32),
-        ) -> bool {
-            let _running = self.run(cpu);
-            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
-                return false;
-            }
-            slot.store(value, Ordering::Relaxed);
-            word.store(new, Ordering::Relaxed);
-            true
-        }
-
-        pub(crate) fn replace(
-            &self,
-            cpu: Cpu,
-            gate: &Gate,
-            (word, seen, new): (&AtomicU32, u32, u32),
-        ) -> bool {
-            let _running = self.run(cpu);
-            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
-                return false;
-            }
-            word.store(new, Ordering::Release);
-            true
-        }
-
-        /// As from another CPU: the fence is what is checked.
-        #[expect(clippy::unused_self)]
-        pub(super) fn shut(&self, _: Cpu, _: &AtomicU32) -> bool {
-            false
+        /// A thread that was on this CPU just now.
+        #[must_use]
+        pub fn on(&self, cpu: Cpu) -> OnCpu {
+            let sections = self.clone();
+            OnCpu { sections, cpu }
         }
 
         pub(super) fn fence(&self, cpu: Cpu) {
@@ -400,6 +393,63 @@ mod model {
                 Some(cpus) => cpus.for_each(|cpu| self.fence(cpu)),
                 None => all().for_each(|cpu| self.fence(cpu)),
             }
+        }
+    }
+
+    impl OnCpu {
+        /// The CPU.
+        #[must_use]
+        pub fn cpu(&self) -> Cpu {
+            self.cpu
+        }
+
+        pub(crate) fn take(
+            &self,
+            gate: &Gate,
+            (word, seen, new): (&AtomicU64, u64, u64),
+            slot: &AtomicU32,
+        ) -> u32 {
+            let _running = self.sections.run(self.cpu);
+            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
+                return 0;
+            }
+            let taken = slot.load(Ordering::Relaxed);
+            word.store(new, Ordering::Relaxed);
+            taken
+        }
+
+        pub(crate) fn put(
+            &self,
+            gate: &Gate,
+            (word, seen, new): (&AtomicU64, u64, u64),
+            (slot, value): (&AtomicU32, u32),
+        ) -> bool {
+            let _running = self.sections.run(self.cpu);
+            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
+                return false;
+            }
+            slot.store(value, Ordering::Relaxed);
+            word.store(new, Ordering::Relaxed);
+            true
+        }
+
+        pub(crate) fn replace(
+            &self,
+            gate: &Gate,
+            (word, seen, new): (&AtomicU32, u32, u32),
+        ) -> bool {
+            let _running = self.sections.run(self.cpu);
+            if gate.0.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) != seen {
+                return false;
+            }
+            word.store(new, Ordering::Release);
+            true
+        }
+
+        /// As from another CPU: the fence is what is checked.
+        #[expect(clippy::unused_self)]
+        pub(super) fn shut(&self, _: &AtomicU32) -> bool {
+            false
         }
     }
 }

@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// An open file: one mapping of core.
 pub(crate) struct Open {
-    pub(super) shared: Arc<Home>,
+    pub(super) shared: Home,
     pub(super) mapping: u32,
     pub(super) order: pagetide_core::units::Order,
     pub(super) backing: Arc<Backing>,
@@ -84,7 +84,7 @@ impl fmt::Debug for Open {
 }
 
 impl Open {
-    pub(crate) fn home(&self) -> &Arc<Home> {
+    pub(crate) fn home(&self) -> &Home {
         &self.shared
     }
 
@@ -131,7 +131,7 @@ impl Open {
 
     /// Takes over a mapping of core's.
     pub(super) fn of(
-        shared: &Arc<Home>,
+        shared: &Home,
         (mapping, order): (u32, pagetide_core::units::Order),
         (source, len): (Source, u64),
         name: String,
@@ -143,7 +143,7 @@ impl Open {
         backings.insert(number_of(mapping), Arc::clone(&backing));
         drop(backings);
         Open {
-            shared: Arc::clone(shared),
+            shared: shared.clone(),
             mapping,
             order,
             backing,
@@ -155,7 +155,7 @@ impl Open {
 
 /// A mapping of core's that is no file's yet: closed when it is dropped.
 struct Spare<'a> {
-    shared: &'a Arc<Home>,
+    shared: &'a Home,
     mapping: u32,
     order: pagetide_core::units::Order,
 }
@@ -171,7 +171,7 @@ impl<'a> Spare<'a> {
     ///
     /// # Errors
     /// [`Error::NoMetadata`].
-    fn new(shared: &'a Arc<Home>, here: Here<'_>, order: Order) -> Result<Spare<'a>, Error> {
+    fn new(shared: &'a Home, here: Here<'_>, order: Order) -> Result<Spare<'a>, Error> {
         let order = order.to_core();
         let mapping = shared.core.open_mapping(here, order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a file" })?;
@@ -232,7 +232,7 @@ impl File {
     /// Opens a file of the system, or shares the pages of those who have it open. `nr_closed` is
     /// how many files were closed before it was looked at.
     pub(crate) fn open_direct(
-        shared: &Arc<Home>,
+        shared: &Home,
         (file, nr_closed): (DirectFile, u64),
         name: String,
         (order, hooks): (Order, Option<Given>),
@@ -314,7 +314,7 @@ impl File {
     }
 
     pub(crate) fn open_store(
-        shared: &Arc<Home>,
+        shared: &Home,
         store: Box<dyn Store>,
         name: String,
         (order, hooks): (Order, Option<Given>),

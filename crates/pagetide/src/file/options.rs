@@ -98,7 +98,7 @@ impl File {
     fn group_of<'a>(&'a self, options: &ReadOptions<'a>) -> &'a Group {
         let group = options.group.unwrap_or(&self.group);
         assert!(
-            std::sync::Arc::ptr_eq(group.shared(), &self.open.shared),
+            group.shared().is(&self.open.shared),
             "a file and the group of its reads are of one memory"
         );
         group

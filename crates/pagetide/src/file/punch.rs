@@ -95,7 +95,7 @@ impl File {
     /// [`Error::WritebackFailed`] where it has to be cut yet. Nothing is dropped then.
     pub fn invalidate_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
-        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(0..=u64::MAX)?;
         backing.catch_up()?;
@@ -126,7 +126,7 @@ impl File {
     /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page for more than a
     /// second: nothing is dropped then.
     pub fn discard_dirty(&self) -> Result<u64, Error> {
-        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         self.check_handle()?;
         let _alone = self.alone(0..=u64::MAX)?;
         let (mut next, mut nr_dropped) = (0, 0);
@@ -168,7 +168,7 @@ impl File {
 
     /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time.
     pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
-        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let nr_pages = pages.end() - pages.start();
         if nr_pages < u64::from(shared.core.nr_resident(self.open.mapping)) {
             pages

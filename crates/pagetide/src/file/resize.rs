@@ -38,7 +38,7 @@ impl File {
     }
 
     fn cut(&self, len: u64) -> Result<(), Error> {
-        let (shared, backing) = (&**self.open.shared, &*self.open.backing);
+        let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let page_bytes = self.open.order.bytes() as u64;
         let first = len / page_bytes;
         if !len.is_multiple_of(page_bytes) {

@@ -64,8 +64,8 @@ fn a_page_is_in_no_count_of_shares() {
     let (memory, file, _) = open(&data);
     let home = memory.home();
     let counts = || {
-        let shares = Arc::strong_count(&home.shared);
-        [Arc::strong_count(home), shares]
+        let shares = Arc::strong_count(home.shared());
+        [Arc::strong_count(&home.handles), shares]
     };
     // Nothing is read any more: reads in the background have shares.
     file.advise(Hint::Random);

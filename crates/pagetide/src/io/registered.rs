@@ -105,7 +105,7 @@ impl Blocks {
 
 /// What the rings of one memory have registered.
 pub(crate) struct Registry {
-    pub(super) alive: Arc<Alive>,
+    pub(super) alive: Alive,
     blocks: Option<Blocks>,
     /// Held alone by who takes memory out of all of them until the OS has it, and to list a ring.
     rings: RwLock<Vec<Arc<Table>>>,
@@ -122,7 +122,7 @@ impl fmt::Debug for Registry {
 
 impl Registry {
     /// `arena`: where its memory is to be registered, too, its address and its bytes.
-    pub(crate) fn new(alive: Arc<Alive>, arena: Option<(usize, usize)>) -> Registry {
+    pub(crate) fn new(alive: Alive, arena: Option<(usize, usize)>) -> Registry {
         let blocks = arena.map(|(start, nr_bytes)| Blocks {
             start,
             nr_bytes,

@@ -69,6 +69,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("forms_that_are_used"),
     },
     Mutant {
+        name: "a full magazine takes a block more",
+        file: "memory/label.rs",
+        find: "(!(USED - 1) | FULL) == 0",
+        replace: "!(USED - 1) == 0",
+        tests: Tests::Unit("memory::label"),
+    },
+    Mutant {
         name: "magazines are filled block by block",
         file: "memory/bufs.rs",
         find: "let most = self.room(form) / 2;",
@@ -197,10 +204,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
+        name: "the gate of a CPU without sections opens",
+        file: "memory/rack.rs",
+        find: "self.rack.sections.is_some() && !self.blocks.is_closed;",
+        replace: "!self.blocks.is_closed;",
+        tests: Tests::Unit("memory::rack"),
+    },
+    Mutant {
         name: "the gate of a rack that is closed opens again",
         file: "memory/rack.rs",
-        find: "if !self.blocks.is_closed && !is_unwinding() {",
-        replace: "if !is_unwinding() {",
+        find: "self.rack.sections.is_some() && !self.blocks.is_closed;",
+        replace: "self.rack.sections.is_some();",
         tests: Tests::Loom,
     },
 ];
