@@ -231,6 +231,7 @@ impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: here only, and the page is gone afterwards.
         let account = unsafe { ManuallyDrop::take(&mut self.account) };
+        let account = ManuallyDrop::new(account);
         Page::end(self.shared, self.block, account, mem::take(&mut self.site));
     }
 }
@@ -245,9 +246,26 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
-    /// Ends a page with these parts.
+    /// Ends a page with these parts. Makes no call on the way of most, for which registers would be
+    /// saved each time.
     #[inline(never)]
-    fn end(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {
+    fn end(shared: ByFrame, block: Block, account: ManuallyDrop<Option<Arc<Account>>>, site: Site) {
+        if !cfg!(debug_assertions)
+            && account.is_none()
+            && block.is_plain()
+            && let Some(claim) = block.claim()
+            && !shared.memory_waits.is_any()
+            && shared.core.claims().word(claim).try_give_up(block.frame())
+        {
+            // With the claim the memory may be gone.
+            return;
+        }
+        Page::end_by_calls(shared, block, ManuallyDrop::into_inner(account), site);
+    }
+
+    /// [`Page::end`] of any page.
+    #[inline(never)]
+    fn end_by_calls(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {
         let is_elsewhere = !block.is_plain() && !block.let_go();
         if is_elsewhere || cfg!(debug_assertions) && shared.is_forked() {
             return;

@@ -57,7 +57,8 @@ pub(crate) struct Swap {
 }
 
 impl Swap {
-    pub(crate) fn new(config: Config) -> Swap {
+    pub(crate) fn new(mut config: Config) -> Swap {
+        config.target = config.target.settled();
         Swap {
             config,
             spill: Mutex::default(),

@@ -101,7 +101,8 @@ impl Memory {
         });
         let served = Arc::clone(&state);
         let mut watch = Watch {
-            path: path.to_owned(),
+            // It is removed from there wherever the process is by then.
+            path: std::path::absolute(path).map_err(failed)?,
             state,
             thread: None,
         };

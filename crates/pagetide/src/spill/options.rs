@@ -43,11 +43,25 @@ pub(crate) struct Config {
     pub(crate) zswap_percent: u8,
 }
 
+impl Target {
+    /// The same wherever the process goes from here on.
+    pub(super) fn settled(self) -> Target {
+        match self {
+            // What cannot be told is an error for who looks there.
+            Target::Folder(folder) => {
+                Target::Folder(std::path::absolute(&folder).unwrap_or(folder))
+            }
+            store @ Target::Store(_) => store,
+        }
+    }
+}
+
 impl Builder {
     /// The folder that anon pages ([`Group::anon`]) are swapped out to, in a file without a name
     /// that is made with the first region and gone with the last one, or with the process. It
     /// should lie on a disk: what a file system in memory takes is outside the budget. By default
-    /// `TMPDIR`, or `/var/tmp` where that is not set.
+    /// `TMPDIR`, or `/var/tmp` where that is not set. A relative one begins where the process is
+    /// when it builds the memory.
     ///
     /// It replaces what [`Builder::spill_store`] said before.
     ///

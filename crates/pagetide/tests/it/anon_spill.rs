@@ -1,6 +1,7 @@
 //! What the spill file has of anon pages: encrypted, or compressed in memory first.
 
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
+use crate::child;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, Error, Memory, PAGE_BYTES};
 use std::os::unix::fs::MetadataExt;
@@ -43,6 +44,24 @@ fn an_encrypted_spill_file_has_no_byte_of_a_page() {
         let nr_same = nr_slots - slots.len();
         assert_eq!(nr_same == 0, is_encrypted, "{nr_same} of {nr_slots}");
     }
+}
+
+#[test]
+fn a_folder_is_where_it_was_when_the_memory_was_built() {
+    let test = "anon_spill::a_folder_is_where_it_was_when_the_memory_was_built";
+    if child::role().is_none() {
+        return child::run(test, "elsewhere");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("spill")).unwrap();
+    std::env::set_current_dir(dir.path()).unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(8)).spill("spill");
+    let memory = builder.build().unwrap();
+    std::env::set_current_dir("/").unwrap();
+    let region = tenant(&memory, 64).anon(256).unwrap();
+    (0..256).for_each(|page| write(&region, page, 1));
+    (0..256).for_each(|page| check(&region, page, 1));
+    assert!(nr_blocks(dir.path()) > 0, "nothing was swapped out");
 }
 
 /// Units of 512 bytes that the files of this process in a folder take on the disk, named or not.

@@ -1,5 +1,6 @@
 //! A memory looked at from outside, by its socket and as metrics.
 
+use crate::child;
 use pagetide::{Answer, ByteSize, Error, Memory, Order, Snapshot, VIEWS, Watch};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -202,4 +203,22 @@ fn others_are_refused_whatever_the_mode_of_the_file() {
         }
         _ => println!("skipped: another user: no python3 to ask as one"),
     }
+}
+
+#[test]
+fn the_socket_goes_wherever_the_process_is_by_then() {
+    if child::role().is_none() {
+        return child::run(
+            "watch::the_socket_goes_wherever_the_process_is_by_then",
+            "elsewhere",
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::env::set_current_dir(dir.path()).unwrap();
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let watch = memory.watch("socket").unwrap();
+    assert!(dir.path().join("socket").exists());
+    std::env::set_current_dir("/").unwrap();
+    drop(watch);
+    assert!(!dir.path().join("socket").exists());
 }

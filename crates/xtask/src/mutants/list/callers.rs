@@ -19,6 +19,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("rseq::a_buffer"),
     },
     Mutant {
+        name: "the spill folder goes with the process",
+        file: "spill.rs",
+        find: "        config.target = config.target.settled();\n",
+        replace: "        let _ = &mut config;\n",
+        tests: Tests::Runtime("anon_spill::a_folder"),
+    },
+    Mutant {
+        name: "the socket's path goes with the process",
+        file: "watch.rs",
+        find: "path: std::path::absolute(path).map_err(failed)?,",
+        replace: "path: path.to_owned(),",
+        tests: Tests::Runtime("watch::the_socket_goes"),
+    },
+    Mutant {
         name: "a section does not look at the gate",
         file: "../../core/src/sync/sections.rs",
         find: "cmp dword ptr [{gate}], 0",
