@@ -250,15 +250,17 @@ impl Page {
     /// saved each time.
     #[inline(never)]
     fn end(shared: ByFrame, block: Block, account: ManuallyDrop<Option<Arc<Account>>>, site: Site) {
-        if !cfg!(debug_assertions)
-            && account.is_none()
+        if account.is_none()
             && block.is_plain()
             && let Some(claim) = block.claim()
+            && !(cfg!(debug_assertions) && shared.is_forked())
             && !shared.memory_waits.is_any()
-            && shared.core.claims().word(claim).try_give_up(block.frame())
         {
-            // With the claim the memory may be gone.
-            return;
+            shared.sites.leave(&site);
+            if shared.core.claims().word(claim).try_give_up(block.frame()) {
+                // With the claim the memory may be gone.
+                return;
+            }
         }
         Page::end_by_calls(shared, block, ManuallyDrop::into_inner(account), site);
     }
