@@ -231,7 +231,6 @@ impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: here only, and the page is gone afterwards.
         let account = unsafe { ManuallyDrop::take(&mut self.account) };
-        let account = ManuallyDrop::new(account);
         Page::end(self.shared, self.block, account, mem::take(&mut self.site));
     }
 }
@@ -246,28 +245,9 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
-    /// Ends a page with these parts. Makes no call on the way of most, for which registers would be
-    /// saved each time.
+    /// Ends a page with these parts.
     #[inline(never)]
-    fn end(shared: ByFrame, block: Block, account: ManuallyDrop<Option<Arc<Account>>>, site: Site) {
-        if account.is_none()
-            && block.is_plain()
-            && let Some(claim) = block.claim()
-            && !(cfg!(debug_assertions) && shared.is_forked())
-            && !shared.memory_waits.is_any()
-        {
-            shared.sites.leave(&site);
-            if shared.core.claims().word(claim).try_give_up(block.frame()) {
-                // With the claim the memory may be gone.
-                return;
-            }
-        }
-        Page::end_by_calls(shared, block, ManuallyDrop::into_inner(account), site);
-    }
-
-    /// [`Page::end`] of any page.
-    #[inline(never)]
-    fn end_by_calls(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {
+    fn end(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {
         let is_elsewhere = !block.is_plain() && !block.let_go();
         if is_elsewhere || cfg!(debug_assertions) && shared.is_forked() {
             return;

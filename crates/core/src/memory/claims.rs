@@ -2,8 +2,7 @@
 
 use super::{Effects, Here, Memory};
 use crate::frame::{State, Word};
-use crate::page_cache::{self, Access, AtHand, Claim, Claims, Found};
-use crate::sync::OnCpu;
+use crate::page_cache::{self, Access, Claim, Claims, Found};
 use crate::units::{Cpu, Frame, PageKey};
 
 impl Memory {
@@ -23,14 +22,6 @@ impl Memory {
     ) -> (Found, Option<Claim>) {
         let claims = Some((&self.claims, cpu));
         page_cache::hold(&self.index, &self.frames, claims, (key, access), unpin)
-    }
-
-    /// [`Memory::hold`] of a page that needs nothing but a claim, without a call: one that readers
-    /// claim, marked as used already, where the machine has restartable sequences.
-    #[inline(always)]
-    #[must_use = "a claim that is not given up holds its page for ever"]
-    pub fn claim_at_hand(&self, on: &OnCpu, key: PageKey, access: Access) -> AtHand {
-        page_cache::claim_at_hand(&self.index, &self.frames, (&self.claims, on), (key, access))
     }
 
     /// Gives back what held a page by a claim. One read-modify-write, but in a section none; one

@@ -29,7 +29,7 @@
 use super::Access;
 use crate::frame::{BOUNCE, FrameTable, MAX_SAVING, Record, State, Word, flag};
 use crate::group::CpuMask;
-use crate::sync::{AtomicU32, Gate, NoMetadata, OnCpu, Ordering, PerCpu, Sections};
+use crate::sync::{AtomicU32, Gate, NoMetadata, Ordering, PerCpu, Sections};
 use crate::sync::{full_fence, order_after_rmw};
 use crate::units::{Cpu, Frame, PageKey, count, index};
 use core::array;
@@ -113,33 +113,16 @@ impl ClaimWord<'_> {
     #[must_use]
     #[inline]
     pub fn give_up(self, frame: Frame) -> bool {
-        if self.try_give_up(frame) {
+        let word = &self.line.words[self.slot];
+        let given = (word, Frame::pack(Some(frame)), NONE);
+        let gate = &self.line.gate;
+        let is_given = |sections: &Sections| sections.on(self.cpu).replace(gate, given);
+        if self.sections.is_some_and(is_given) {
             return false;
         }
-        let word = &self.line.words[self.slot];
         // Release: the reads under the claim are over before somebody's Acquire sees it gone.
         word.swap(NONE, Ordering::AcqRel) == PINNED
     }
-
-    /// Gives the claim, which is on this frame, back in a section; false where nothing was done: on
-    /// another CPU, or where it became a pin meanwhile. Nothing is touched after it.
-    #[must_use]
-    #[inline]
-    pub fn try_give_up(&self, frame: Frame) -> bool {
-        let given = (&self.line.words[self.slot], Frame::pack(Some(frame)), NONE);
-        let gate = &self.line.gate;
-        let is_given = |sections: &Sections| sections.on(self.cpu).replace(gate, given);
-        self.sections.is_some_and(is_given)
-    }
-}
-
-/// The word of a page that a claim holds, which was put before; `None` where it does not.
-#[inline(always)]
-fn held(record: Record<'_>, key: PageKey) -> Option<Word> {
-    // Comes after the claim: in one order with it, or by the fence in `frames` and `make_pins`.
-    let word = record.word_in_order();
-    // The frame may hold another page by now. One that is held keeps its key.
-    (word.may_be_claimed() && record.holds(key)).then_some(word)
 }
 
 /// What became of an attempt to claim a page.
@@ -150,17 +133,6 @@ pub(super) enum Claimed {
     No,
     /// It does not, and was made a pin on the frame, which the caller drops.
     Pin,
-}
-
-/// What became of an attempt to claim a page that needs nothing else.
-#[derive(Debug)]
-pub enum AtHand {
-    /// The claim holds the page in this frame.
-    Held(Frame, Claim),
-    /// It does not, and is to be given up: see [`crate::memory::Memory::give_up`].
-    Lost(Frame, Claim),
-    /// Nothing was done.
-    No,
 }
 
 /// The claims of all CPUs.
@@ -253,30 +225,9 @@ impl Claims {
         (frame, record): (Frame, Record<'_>),
         wish: (PageKey, Access),
     ) -> Claimed {
-        let on = self.sections.as_ref().map(|sections| sections.on(cpu));
-        match on.and_then(|on| self.put_first(&on, frame, wish.1)) {
+        match self.put_first(cpu, frame, wish.1) {
             Some(claim) => self.look(frames, claim, (frame, record), wish),
             None => self.claim_elsewhere(frames, cpu, (frame, record), wish),
-        }
-    }
-
-    /// [`Claims::claim`] of a page that readers claim and that is marked as used already, by the
-    /// first word, in a section: without a call.
-    #[inline(always)]
-    pub(super) fn claim_at_hand(
-        &self,
-        on: &OnCpu,
-        (frame, record): (Frame, Record<'_>),
-        (key, access): (PageKey, Access),
-    ) -> AtHand {
-        let word = record.word();
-        if !word.may_be_claimed() || access.mark(word) != word {
-            return AtHand::No;
-        }
-        match self.put_first(on, frame, access) {
-            Some(claim) if held(record, key).is_some() => AtHand::Held(frame, claim),
-            Some(claim) => AtHand::Lost(frame, claim),
-            None => AtHand::No,
         }
     }
 
@@ -304,9 +255,12 @@ impl Claims {
         (frame, record): (Frame, Record<'_>),
         (key, access): (PageKey, Access),
     ) -> Claimed {
-        let Some(word) = held(record, key) else {
+        // Comes after the claim: in one order with it, or by the fence in `frames` and `make_pins`.
+        let word = record.word_in_order();
+        // The frame may hold another page by now. One that is held keeps its key.
+        if !word.may_be_claimed() || !record.holds(key) {
             return self.take_back(claim, frame);
-        };
+        }
         let marked = access.mark(word);
         // Of those who meet here one is counted.
         if marked != word && record.replace(word, marked).is_ok() && access == Access::Pin {
@@ -336,12 +290,12 @@ impl Claims {
 
     /// Puts a frame into the first word of the CPU's in a section, if it is free.
     #[inline(always)]
-    fn put_first(&self, on: &OnCpu, frame: Frame, access: Access) -> Option<Claim> {
-        let line = self.lines.get(on.cpu())?;
+    fn put_first(&self, cpu: Cpu, frame: Frame, access: Access) -> Option<Claim> {
+        let line = self.lines.get(cpu)?;
         let slot = Claims::first(access);
         let put = (&line.words[slot], NONE, Frame::pack(Some(frame)));
-        let is_put = on.replace(&line.gate, put);
-        is_put.then(|| Claim::new(on.cpu(), slot))
+        let is_put = self.sections.as_ref()?.on(cpu).replace(&line.gate, put);
+        is_put.then(|| Claim::new(cpu, slot))
     }
 
     /// Puts a frame into a word of the CPU's that is free.

@@ -7,13 +7,13 @@ pub mod readahead;
 pub mod streams;
 mod write;
 
-pub use claims::{AtHand, Claim, ClaimWord, Claims};
+pub use claims::{Claim, ClaimWord, Claims};
 pub use index::{Index, Locked};
 pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, Record, State, Word, flag};
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, OnCpu, Ordering, SpinLock, Table, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 use claims::Claimed;
 
@@ -368,21 +368,6 @@ pub fn hold(
             let (claim, found) = hold_again(index, frames, claims, wish, unpin);
             (found, claim)
         }
-    }
-}
-
-/// [`hold`] of a page that needs nothing but a claim, by the index's first look and without a call:
-/// see [`Claims`].
-#[inline(always)]
-pub fn claim_at_hand(
-    index: &Index,
-    frames: &FrameTable,
-    (claims, on): (&Claims, &OnCpu),
-    (key, access): (PageKey, Access),
-) -> AtHand {
-    match index.likely(key) {
-        Some(frame) => claims.claim_at_hand(on, (frame, frames.record(frame)), (key, access)),
-        None => AtHand::No,
     }
 }
 

@@ -7,8 +7,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::group::CpuMask;
-use pagetide_core::page_cache::{self, Access, AtHand, Claim, Claims, Found};
-use pagetide_core::page_cache::{Index, Latched, Unwanted};
+use pagetide_core::page_cache::{self, Access, Claim, Claims, Found, Index, Latched, Unwanted};
 use pagetide_core::sync::Sections;
 use pagetide_core::units::{Cpu, Frame};
 
@@ -17,7 +16,7 @@ const CPU: Cpu = Cpu::new(0);
 /// One contended page.
 struct World {
     page: Arc<(Index, FrameTable)>,
-    sections: Option<Sections>,
+    has_sections: bool,
     claims: Claims,
     /// Two words of its bytes, changed one after the other.
     bytes: [AtomicU64; 2],
@@ -38,15 +37,11 @@ impl World {
     fn new(has_sections: bool) -> Arc<World> {
         let page = one_page();
         page_cache::contend(&page.1, FRAME);
-        // Pinned once already, so that no mark is to be set.
-        let marked = page.1.update(FRAME, |word| Some(word.with(flag::YOUNG)));
-        assert!(marked.is_ok());
-        let sections = has_sections.then(|| Sections::new(1));
-        let of_claims = sections.clone().map(|sections| (sections, CpuMask::of([])));
+        let sections = has_sections.then(|| (Sections::new(1), CpuMask::of([])));
         Arc::new(World {
             page,
-            sections,
-            claims: Claims::try_new(1, of_claims.as_ref()).expect("memory"),
+            has_sections,
+            claims: Claims::try_new(1, sections.as_ref()).expect("memory"),
             bytes: [AtomicU64::new(1), AtomicU64::new(1)],
             is_woken: AtomicBool::new(false),
             is_freed: AtomicBool::new(false),
@@ -57,25 +52,10 @@ impl World {
         &self.page.1
     }
 
-    /// As the runtime does it for a view, or for a copy where that fails.
     fn hold(&self, cpu: Cpu) -> (Found, Option<Claim>) {
-        match self.claim_at_hand(cpu) {
-            AtHand::Held(frame, claim) => return (Found::Pinned(frame), Some(claim)),
-            AtHand::Lost(frame, claim) if self.claims.give_up(frame, claim) => self.unpin(frame),
-            AtHand::Lost(..) | AtHand::No => {}
-        }
         let (index, frames) = &*self.page;
         let (claims, wish) = (Some((&self.claims, cpu)), (key(1), Access::Copy));
         page_cache::hold(index, frames, claims, wish, |frame| self.unpin(frame))
-    }
-
-    fn claim_at_hand(&self, cpu: Cpu) -> AtHand {
-        let Some(sections) = &self.sections else {
-            return AtHand::No;
-        };
-        let (index, frames) = &*self.page;
-        let claims = (&self.claims, &sections.on(cpu));
-        page_cache::claim_at_hand(index, frames, claims, (key(1), Access::Pin))
     }
 
     /// As the memory's.
@@ -146,16 +126,6 @@ fn reader(world: &Arc<World>) -> thread::JoinHandle<()> {
 fn reader_on(world: &Arc<World>, cpu: Cpu) -> thread::JoinHandle<()> {
     let world = Arc::clone(world);
     thread::spawn(move || world.read(cpu))
-}
-
-#[test]
-fn what_is_to_be_marked_as_used_is_not_claimed_without_that() {
-    explore(|world| {
-        let unmarked = |word: Word| Some(word.without(flag::YOUNG));
-        assert!(world.frames().update(FRAME, unmarked).is_ok());
-        assert!(matches!(world.claim_at_hand(CPU), AtHand::No));
-        world.check();
-    });
 }
 
 #[test]
@@ -328,7 +298,7 @@ fn a_cpu_without_a_line_puts_no_claim_in_another_ones_sections() {
         assert!(claim.is_some());
         let (found, beyond) = world.hold(Cpu::new(1));
         assert_eq!(found, Found::Pinned(FRAME));
-        assert!(beyond.is_none() || world.sections.is_none());
+        assert!(beyond.is_none() || !world.has_sections);
         for claim in [claim, beyond] {
             match claim {
                 Some(claim) if !world.claims.give_up(FRAME, claim) => {}

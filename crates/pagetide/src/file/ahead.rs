@@ -166,15 +166,9 @@ impl File {
     /// A page was found. A load and a compare, but at the few pages that readers are told of.
     #[inline]
     pub(super) fn look_ahead(&self, group: &Group, page: u64) {
-        if self.is_at_mark(page) {
+        if is_marked(self.open.readers.marks.load(Ordering::Relaxed), page) {
             self.read_on(group, page);
         }
-    }
-
-    /// Whether readers are told of this page, or of one of the same mark.
-    #[inline]
-    pub(super) fn is_at_mark(&self, page: u64) -> bool {
-        is_marked(self.open.readers.marks.load(Ordering::Relaxed), page)
     }
 
     /// Reads the next window where a reader has come to the marker of the last one.

@@ -4,8 +4,8 @@ use super::File;
 use crate::page::{Page, Pin};
 use crate::pin_accounts::Account;
 use crate::pins::Counted;
-use crate::{Error, Group, cpu};
-use pagetide_core::page_cache::{Access, AtHand, Found, Mappings};
+use crate::{Error, Group};
+use pagetide_core::page_cache::{Access, Found, Mappings};
 use std::sync::Arc;
 
 impl File {
@@ -59,38 +59,9 @@ impl File {
         Ok(pin.into_page(len, account))
     }
 
-    /// [`File::at_hand`] for a view. Makes no call on the way of most, for which registers would be
-    /// saved each time.
+    /// [`File::at_hand`] for a view.
     #[inline(never)] // One for all who pin, and no smaller for being in place.
     fn pin_at_hand(&self, page: u64) -> Option<Pin<'_>> {
-        let shared = &self.open.shared;
-        if !shared.pins.had_budgets()
-            && !self.is_at_mark(page)
-            && !shared.is_forked()
-            && let Some(on) = cpu::known()
-            && let Some(key) = Mappings::key(self.open.mapping, page)
-        {
-            let held = |frame, claim| Pin::held(shared, frame, self.open.order, Some(claim));
-            match shared.core.claim_at_hand(&on, key, Access::Pin) {
-                AtHand::Held(frame, claim) => return Some(held(frame, claim)),
-                AtHand::Lost(frame, claim) => return self.pin_instead(held(frame, claim), page),
-                AtHand::No => {}
-            }
-        }
-        self.pin_by_calls(page)
-    }
-
-    /// [`File::pin_at_hand`] after a claim that does not hold the page.
-    #[cold]
-    #[inline(never)]
-    fn pin_instead(&self, lost: Pin<'_>, page: u64) -> Option<Pin<'_>> {
-        drop(lost);
-        self.pin_by_calls(page)
-    }
-
-    /// [`File::pin_at_hand`] of any page that is there.
-    #[inline(never)]
-    fn pin_by_calls(&self, page: u64) -> Option<Pin<'_>> {
         if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
             return None;
         }
