@@ -92,6 +92,8 @@ impl Memory {
             path: path.to_owned(),
             source,
         };
+        // It is removed from there wherever the process is by then.
+        let whole = std::path::absolute(path).map_err(failed)?;
         let listener = listen(path).map_err(failed)?;
         let state = Arc::new(State {
             memory: self.clone(),
@@ -101,8 +103,7 @@ impl Memory {
         });
         let served = Arc::clone(&state);
         let mut watch = Watch {
-            // It is removed from there wherever the process is by then.
-            path: std::path::absolute(path).map_err(failed)?,
+            path: whole,
             state,
             thread: None,
         };

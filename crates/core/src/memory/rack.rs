@@ -69,10 +69,7 @@ impl Rack {
     pub(super) fn new(cpu: Cpu, sections: Option<Sections>) -> Rack {
         Rack {
             labels: core::array::from_fn(|_| AtomicU64::new(0)),
-            gate: match sections {
-                Some(_) => Gate::default(),
-                None => Gate::shut_for_good(),
-            },
+            gate: Gate::new(sections.is_some()),
             cpu,
             sections,
             lock: SpinLock::new(Blocks {

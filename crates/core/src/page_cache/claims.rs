@@ -169,10 +169,7 @@ impl Claims {
         let has_none = |cpu| sections.is_none_or(|(_, without)| without.has(cpu));
         let mut cpus = (0..).map(Cpu::new);
         let line = || Line {
-            gate: match cpus.next().is_none_or(has_none) {
-                true => Gate::shut_for_good(),
-                false => Gate::default(),
-            },
+            gate: Gate::new(!cpus.next().is_none_or(has_none)),
             words: array::from_fn(|_| AtomicU32::new(NONE)),
         };
         let nr_lines = Claims::nr_lines(nr_cpus);

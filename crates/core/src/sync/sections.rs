@@ -17,7 +17,7 @@ pub use machine::{OnCpu, Sections};
 pub use model::{OnCpu, Sections};
 
 /// Whether sections of a CPU may begin: while it is shut, none ends with its store.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Gate(AtomicU32);
 
 impl Gate {
@@ -25,10 +25,13 @@ impl Gate {
     /// Of one that nobody opens.
     const FOR_GOOD: u32 = 1 << 31;
 
-    /// One that stays shut: of a CPU without sections.
+    /// That of a CPU: open where it has sections, else one that stays shut.
     #[must_use]
-    pub fn shut_for_good() -> Gate {
-        Gate(AtomicU32::new(Gate::FOR_GOOD))
+    pub fn new(has_sections: bool) -> Gate {
+        Gate(AtomicU32::new(match has_sections {
+            true => 0,
+            false => Gate::FOR_GOOD,
+        }))
     }
 
     /// Whether nobody opens it.

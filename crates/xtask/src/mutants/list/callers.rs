@@ -19,20 +19,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("rseq::a_buffer"),
     },
     Mutant {
-        name: "the spill folder goes with the process",
-        file: "spill.rs",
-        find: "        config.target = config.target.settled();\n",
-        replace: "        let _ = &mut config;\n",
-        tests: Tests::Runtime("anon_spill::a_folder"),
-    },
-    Mutant {
-        name: "the socket's path goes with the process",
-        file: "watch.rs",
-        find: "path: std::path::absolute(path).map_err(failed)?,",
-        replace: "path: path.to_owned(),",
-        tests: Tests::Runtime("watch::the_socket_goes"),
-    },
-    Mutant {
         name: "a section does not look at the gate",
         file: "../../core/src/sync/sections.rs",
         find: "cmp dword ptr [{gate}], 0",
@@ -73,6 +59,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "set_read_timeout(self.left()?)?;",
         replace: "set_read_timeout(Some(PATIENCE))?;",
         tests: Tests::Runtime("watch::who_is_slow"),
+    },
+    Mutant {
+        name: "the spill folder goes with the process",
+        file: "spill.rs",
+        find: "        config.target = config.target.settled();\n",
+        replace: "        let _ = &mut config;\n",
+        tests: Tests::Runtime("anon_spill::a_folder"),
+    },
+    Mutant {
+        name: "the socket's path goes with the process",
+        file: "watch.rs",
+        find: "let whole = std::path::absolute(path).map_err(failed)?;",
+        replace: "let whole = path.to_owned();",
+        tests: Tests::Runtime("watch::the_socket_goes"),
     },
     Mutant {
         name: "a file whose closing unwinds stays half closed",
