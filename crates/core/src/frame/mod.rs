@@ -10,7 +10,7 @@ pub use list::{FileList, List};
 pub use record::{BOUNCE, MAX_SAVING, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
-use crate::sync::{NoMetadata, Ordering, Words};
+use crate::sync::{NoMetadata, Ordering, Words, prefetch};
 use crate::units::{Frame, Order, PageKey, PageType, index};
 
 /// Bytes of one frame record.
@@ -125,6 +125,12 @@ impl FrameTable {
     #[inline]
     pub fn record(&self, frame: Frame) -> Record<'_> {
         Record::new(self.records.chunk(frame.index()))
+    }
+
+    /// Has a frame's record fetched, for a caller that comes to it soon.
+    #[inline]
+    pub(crate) fn touch(&self, frame: Frame) {
+        prefetch(self.records.chunk::<WORDS_PER_RECORD>(frame.index()));
     }
 
     /// The state word.
@@ -386,8 +392,7 @@ impl FrameTable {
     pub(crate) fn touch_neighbours(&self, frame: Frame) {
         let (prev, next) = self.links(Chain::File, frame);
         for neighbour in [prev, next].into_iter().flatten() {
-            // A load whose value nobody waits for.
-            _ = self.chain(Chain::File, neighbour).load(Ordering::Relaxed);
+            prefetch(self.chain(Chain::File, neighbour));
         }
     }
 

@@ -174,6 +174,8 @@ impl PageIn {
         here: Here<'_>,
         effects: &mut Effects,
     ) -> Result<Option<Frame>, PageError> {
+        // What was remembered of the page comes from memory while a frame is found for it.
+        memory.shadows.touch(self.key);
         let mapping = memory.mapping_of(self.key);
         let order = mapping.order();
         let block = match self.mobility {
@@ -279,8 +281,7 @@ impl Memory {
     #[inline]
     pub fn touch_record(&self, key: PageKey) -> Option<Frame> {
         let likely = self.index.likely(key)?;
-        // A load whose value nobody waits for.
-        _ = self.frames.record(likely).word();
+        self.frames.touch(likely);
         Some(likely)
     }
 

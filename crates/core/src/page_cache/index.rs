@@ -1,7 +1,7 @@
 //! The index: from a page to its frame. A hint to readers, the truth under its lock.
 
 use crate::frame::{FrameTable, Record, State};
-use crate::sync::{AtomicU64, Guard, NoMetadata, Ordering, Stripes, Words, rank};
+use crate::sync::{AtomicU64, Guard, NoMetadata, Ordering, Stripes, Words, prefetch, rank};
 use crate::units::{Frame, PageKey, count, index};
 
 const WORDS_PER_BUCKET: usize = 8;
@@ -231,8 +231,7 @@ impl Index {
     /// Has the line of a page's home bucket fetched, for a caller that comes to it soon.
     #[inline]
     pub fn touch(&self, key: PageKey) {
-        // A load whose value nobody waits for.
-        _ = self.passed(self.home(key)).load(Ordering::Relaxed);
+        prefetch(self.passed(self.home(key)));
     }
 
     /// Entries there are. O(buckets), for checks at rest.
