@@ -220,5 +220,7 @@ fn threads_that_free_one_reservation_give_its_bytes_back_once() {
     });
     assert_eq!(freed, 2 * 20_000 * 100);
     assert_eq!(reservation.size(), ByteSize(0));
+    // CPUs hold back parts of the statistic, up to a new limit.
+    let web = web.max(ByteSize::mib(4)).unwrap();
     assert_eq!(web.stat().slab_unreclaimable, 0);
 }
