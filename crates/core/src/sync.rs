@@ -52,12 +52,12 @@ pub use table::Table;
 /// Has the cache line of a place fetched, for a caller that comes to it soon: a hint, no access. A
 /// load would not do: a read-modify-write behind it waits until it has its value. Only on x86-64.
 #[inline]
-pub fn prefetch<T>(place: &T) {
+pub fn prefetch<T: ?Sized>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: the instruction takes any address, and changes nothing but what is in caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(place).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;

@@ -3,10 +3,9 @@
 
 use pagetide_core::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use pagetide_core::memory::Idle;
+use pagetide_core::sync::prefetch;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -125,20 +124,13 @@ impl Arena {
     }
 
     /// Has the first line of a frame's bytes fetched, for a caller who lets somebody look at them
-    /// soon. Nobody waits for it; nothing where the machine has no such instruction that is safe.
+    /// soon: see [`prefetch`].
     ///
     /// # Panics
     /// As [`Arena::block`].
     #[inline]
     pub(crate) fn touch(&self, frame: Frame) {
-        let start = self.block(frame, Order::ZERO);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: no byte is read, whatever others do to them, and no fault is taken.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(start.as_ptr().cast_const().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = start;
+        prefetch(self.block(frame, Order::ZERO).as_ptr());
     }
 
     /// Has the pageblock of a frame made of small pages from now on: else the kernel would make a
