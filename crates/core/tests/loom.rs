@@ -459,7 +459,7 @@ fn whole_with(has_sections: bool, work: impl Fn(Arc<(Memory, u32, u32)>) + Send 
         let work = std::sync::Arc::clone(&work);
         let run = move || {
             let mut config = Config::for_resident(1, 1, Policy::Fifo);
-            let sections = has_sections.then(|| Sections::new(1));
+            let sections = has_sections.then(|| Sections::new(2));
             config.sections = sections.map(|sections| (sections, CpuMask::of([])));
             let memory = Memory::try_new(config).expect("memory");
             let cpu = Cpu::new(0);

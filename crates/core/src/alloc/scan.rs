@@ -391,7 +391,7 @@ impl Zones {
                     self.zone(number)
                         .expect("lists have zones that are there")
                         .set_short(class);
-                    self.set_heads(number, false);
+                    self.pass_head(number, class);
                     scan.looks.marks += 1;
                 }
             }
@@ -520,5 +520,31 @@ mod tests {
                 "{zonelist_cache:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_large_block_that_is_not_there_hides_no_single_page() {
+        let (frames, zones) = zones(
+            2 * PAGEBLOCK_PAGES,
+            Config::new(Topology::grid(1, 1).unwrap()),
+        );
+        let single = Request::new(Order::ZERO, Mobility::Movable);
+        let frame = zones.alloc(&frames, CPU, &single).unwrap();
+        zones.free(&frames, CPU, frame, Order::ZERO);
+        let large = Request {
+            mark: Mark::Low,
+            ..Request::new(Order::new(10).unwrap(), Mobility::Movable)
+        };
+        while zones.alloc(&frames, CPU, &large).is_ok() {}
+        let form = (Order::ZERO, Mobility::Movable);
+        let mut taken = [Frame::FIRST; 1];
+        assert_eq!(zones.take_cached(&frames, CPU, form, &mut taken), 1);
+        let looked = zones.look_stats().positions;
+        zones.alloc(&frames, CPU, &single).unwrap();
+        assert_eq!(
+            zones.look_stats().positions,
+            looked,
+            "the first zone at one look"
+        );
     }
 }

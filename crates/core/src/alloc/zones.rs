@@ -6,9 +6,9 @@ use super::pcp_tune::Tuner;
 use super::scan::{LookCounters, LookStats};
 use super::zone::{Drained, Here, Kind, Zone, ZoneStats};
 use super::zonelist::{self, NR_CLASSES, Zonelist};
-use super::zonelist_cache::{Classed, ZonelistCache};
+use super::zonelist_cache::{self, Classed, ZonelistCache};
 use crate::frame::FrameTable;
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, Slots, full_fence};
 use crate::units::{Cpu, Discrepancy, Frame, MAX_NODES, Node, NodeMask, Order, SECOND, index};
 
 /// The zones of an arena.
@@ -166,6 +166,20 @@ impl Zones {
         }
     }
 
+    /// A zone was marked as short for a class. Where it lacks single pages, it is not asked for one
+    /// first without a look at the hints; whoever wants more asks it all the same.
+    pub(super) fn pass_head(&self, zone: usize, class: usize) {
+        if !zonelist_cache::is_of_single_pages(class) {
+            return;
+        }
+        self.set_heads(zone, false);
+        // With the one in `after_free`: who forgets the hint meanwhile is seen, or sets them last.
+        full_fence();
+        if self.classed.full(class) >> zone & 1 == 0 {
+            self.set_heads(zone, true);
+        }
+    }
+
     /// One thread at a time reclaims on a node for a request.
     pub(super) fn begin_reclaim(&self, node: Node) -> bool {
         let bit = NodeMask::of(node).bits();
@@ -215,6 +229,7 @@ impl Zones {
         let crossed = zone.take_crossed();
         if crossed != 0 {
             self.classed.clear(number, crossed);
+            full_fence();
             self.set_heads(number, true);
         }
     }
@@ -290,6 +305,7 @@ impl Zones {
         if self.config.zonelist_cache == ZonelistCache::Classed {
             let (nr_expired, due) = self.classed.expire(now);
             if nr_expired > 0 {
+                full_fence();
                 self.lists
                     .iter()
                     .for_each(|list| list.set_head(!list.is_empty()));

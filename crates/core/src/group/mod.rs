@@ -25,7 +25,8 @@ pub use stock::{
     StockKind, StockLine, StockStats, Surplus,
 };
 
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table, rank};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table};
+use crate::sync::{full_fence, rank};
 use crate::units::{Cpu, index};
 use reclaim_counts::ReclaimCounts;
 use stock::{Counts, Shares, Stocks};
@@ -36,6 +37,8 @@ use stock::{Counts, Shares, Stocks};
 pub const BATCH: u32 = 64;
 /// Levels below the root that a tree may have.
 pub const MAX_DEPTH: u32 = 16;
+/// Looks at all groups of one who would see them at one moment.
+const MAX_LOOKS: u32 = 8;
 /// Whether the next group in this one's slot of the table begins its numbers anew.
 #[must_use]
 pub fn is_last_of_its_slot(id: u32) -> bool {
@@ -72,6 +75,8 @@ pub struct Tree {
     counts: PerCpu<Counts>,
     /// Stocks of a group that drains emptied.
     nr_drained: AtomicU64,
+    /// Groups whose records went, twice; odd while one's counts pass to its parent.
+    burials: AtomicU64,
     root: u32,
     nr_cpus: u32,
     walks: walk::Walks,
@@ -117,6 +122,7 @@ impl Tree {
             kind,
             counts,
             nr_drained: AtomicU64::new(0),
+            burials: AtomicU64::new(0),
             root,
             walks: walk::Walks::default(),
             nr_cpus: nr_cpus.max(1),
@@ -214,6 +220,28 @@ impl Tree {
         Ok(id)
     }
 
+    /// Sets how a group's pages are replaced, for it and for children made from now on; false where
+    /// it has a lruvec, which keeps what it was made for.
+    pub fn set_replacement(&self, id: u32, policy: u16) -> bool {
+        let _shape = self.shape.lock();
+        let group = self.get(id).filter(|group| group.lruvec() == 0);
+        group.is_some_and(|group| {
+            group.set_policy(policy);
+            true
+        })
+    }
+
+    /// Puts a lruvec that was made for a policy before `first`, which was the group's first one;
+    /// false where either is another by now.
+    pub fn add_lruvec(&self, group: &Group, (id, policy): (u32, u16), first: u32) -> bool {
+        let _shape = self.shape.lock();
+        let is_as_made = group.lruvec() == first && group.policy() == policy;
+        if is_as_made {
+            group.set_lruvec(id);
+        }
+        is_as_made
+    }
+
     /// Says that the last handle of a group is gone. Its record goes once nothing is charged.
     pub fn kill(&self, id: u32) {
         let group = self.live(id);
@@ -246,6 +274,7 @@ impl Tree {
         let group = self.get(id).filter(|_| self.is_empty(id))?;
         let lruvec = group.lruvec();
         self.tell_claims(group);
+        self.count_burial();
         if let Some(parent) = self.get(group.parent()) {
             self.leave_for_good(group, parent);
             parent.inherit(group);
@@ -253,7 +282,30 @@ impl Tree {
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }
         self.groups.remove(id);
+        self.count_burial();
         Some(lruvec)
+    }
+
+    /// Before and after a group's counts pass to its parent: with the fences in `at_one_moment`,
+    /// who sees a part of that sees one of the two.
+    fn count_burial(&self) {
+        full_fence();
+        self.burials.fetch_add(1, Ordering::Relaxed);
+        full_fence();
+    }
+
+    /// Looks at all groups when no group's counts pass to its parent: else one would be missed, or
+    /// be met twice. Looks again where one's did, a few times; then it makes do.
+    pub fn at_one_moment(&self, mut look: impl FnMut()) {
+        for _ in 0..MAX_LOOKS {
+            let before = self.burials.load(Ordering::Relaxed);
+            full_fence();
+            look();
+            full_fence();
+            if before.is_multiple_of(2) && self.burials.load(Ordering::Relaxed) == before {
+                return;
+            }
+        }
     }
 }
 

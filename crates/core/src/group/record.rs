@@ -217,8 +217,8 @@ impl Group {
         (self.policy.load(Ordering::Relaxed) & 0xFFFF) as u16
     }
 
-    /// Sets [`Group::policy`], for lruvecs that are made from now on.
-    pub fn set_policy(&self, policy: u16) {
+    /// Sets [`Group::policy`].
+    pub(super) fn set_policy(&self, policy: u16) {
         self.change_policy(|both| both & !0xFFFF | u32::from(policy));
     }
 
@@ -401,15 +401,10 @@ impl Group {
         self.lruvec.load(Ordering::Acquire)
     }
 
-    /// Puts another lruvec before `first`, which was the group's first one.
-    ///
-    /// # Errors
-    /// The id of the first lruvec, where it is another by now.
-    pub fn add_lruvec(&self, id: u32, first: u32) -> Result<(), u32> {
+    /// Names the group's first lruvec.
+    pub(super) fn set_lruvec(&self, id: u32) {
         // Release pairs with the Acquire in `lruvec`.
-        self.lruvec
-            .compare_exchange(first, id, Ordering::AcqRel, Ordering::Acquire)
-            .map(|_| ())
+        self.lruvec.store(id, Ordering::Release);
     }
 
     /// Whether the last handle is gone.

@@ -170,7 +170,7 @@ impl Magazines {
     #[must_use]
     pub fn give_briefly(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
         match self.cpus.get(cpu) {
-            Some(racks) => racks.in_use().give_briefly(cpu, form, frame),
+            Some(racks) => racks.in_use().give_briefly(form, frame),
             None => false,
         }
     }
@@ -181,7 +181,7 @@ impl Magazines {
     #[must_use]
     pub fn take_any(&self, cpu: Cpu, form: Form) -> Option<(Frame, bool)> {
         let racks = self.cpus.of(cpu);
-        if let Some(frame) = racks.in_use().take_briefly(cpu, form) {
+        if let Some(frame) = racks.in_use().take_briefly(form) {
             return Some((frame, true));
         }
         let mut racks = racks.in_turn();

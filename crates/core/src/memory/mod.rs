@@ -399,7 +399,8 @@ impl Memory {
         let memory = build().map_err(BuildError::NoMetadata)?;
         let root = memory.groups.root();
         let top = memory.groups.get(root).expect("the root stays");
-        top.set_policy(memory.config.policy.number());
+        let is_set = memory.set_policy(root, memory.config.policy);
+        assert!(is_set, "no page is there yet");
         top.set_swappiness(memory.config.swappiness);
         let charged = memory.groups.charge_many(Cpu::new(0), root, own_pages);
         assert!(

@@ -191,11 +191,12 @@ impl Rack {
         on.put(&self.gate, label, slot)
     }
 
-    /// What [`Rack::take`] does, with the lock where there are no sections.
+    /// What [`Rack::take`] does, with the lock where there are no sections. Sections are the rack's
+    /// CPU's: a thread on another one, as which it may be here, runs none.
     #[inline]
-    pub(super) fn take_briefly(&self, cpu: Cpu, form: Form) -> Option<Frame> {
+    pub(super) fn take_briefly(&self, form: Form) -> Option<Frame> {
         if let Some(sections) = &self.sections {
-            return self.take(&sections.on(cpu), form);
+            return self.take(&sections.on(self.cpu), form);
         }
         let (at, seen) = self.at_hand(form);
         let take = || {
@@ -207,11 +208,11 @@ impl Rack {
             .then(|| self.change(at, seen, take))?
     }
 
-    /// What [`Rack::give`] does, with the lock where there are no sections.
+    /// What [`Rack::give`] does, as [`Rack::take_briefly`].
     #[inline]
-    pub(super) fn give_briefly(&self, cpu: Cpu, form: Form, frame: Frame) -> bool {
+    pub(super) fn give_briefly(&self, form: Form, frame: Frame) -> bool {
         if let Some(sections) = &self.sections {
-            return self.give(&sections.on(cpu), form, frame);
+            return self.give(&sections.on(self.cpu), form, frame);
         }
         let (at, seen) = self.at_hand(form);
         let put = || {

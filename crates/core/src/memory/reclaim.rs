@@ -500,19 +500,7 @@ impl Memory {
     /// was possible: not once it had a page of a file.
     #[must_use]
     pub fn set_policy(&self, group: u32, policy: Policy) -> bool {
-        let Some(record) = self.groups.get(group) else {
-            return false;
-        };
-        let before = record.policy();
-        if record.lruvec() == 0 {
-            record.set_policy(policy.number());
-            if record.lruvec() == 0 {
-                return true;
-            }
-            // Its first page came meanwhile.
-            record.set_policy(before);
-        }
-        false
+        self.groups.set_replacement(group, policy.number())
     }
 
     /// The lruvecs of a group, one for each node that it had pages on.
@@ -566,19 +554,20 @@ impl Memory {
                 }
                 return Ok(());
             }
+            let policy = self.policy(id);
             let make = || {
                 self.groups.have_reclaim_counts(here.cpu, id)?;
                 let charge = |bytes: usize| self.groups.charge_records(here.cpu, bytes).is_ok();
-                let policy = self.policy(id);
                 let set_up = |_, lruvec: &LruvecRecord| lruvec.reset(policy, (id, node), first);
                 self.lruvecs.insert(charge, set_up)
             };
             let made = self.make_record(here, make, |_| true);
             let made = made.map_err(|_| AllocError::NoMetadata)?;
-            match group.add_lruvec(made, first) {
+            let made_for = (made, policy.number());
+            match self.groups.add_lruvec(group, made_for, first) {
                 // Whoever takes the group off the walks from here on looks at this one, too.
-                Ok(()) => self.groups.join_walk(id),
-                Err(_) => self.lruvecs.remove(made),
+                true => self.groups.join_walk(id),
+                false => self.lruvecs.remove(made),
             }
         }
     }

@@ -94,16 +94,18 @@ impl Memory {
     /// `stats`, in their order. O(groups), and for each a search for those above it.
     pub fn fill_stats(&self, stats: &mut [(u32, Stat)]) {
         debug_assert!(stats.is_sorted_by_key(|&(id, _)| id));
-        stats
-            .iter_mut()
-            .for_each(|(_, stat)| *stat = Stat::default());
-        for (below, group) in self.groups.iter() {
-            for (id, _) in self.groups.path(below) {
-                if let Ok(at) = stats.binary_search_by_key(&id, |&(id, _)| id) {
-                    self.add_own(below, group, &mut stats[at].1);
+        self.groups.at_one_moment(|| {
+            stats
+                .iter_mut()
+                .for_each(|(_, stat)| *stat = Stat::default());
+            for (below, group) in self.groups.iter() {
+                for (id, _) in self.groups.path(below) {
+                    if let Ok(at) = stats.binary_search_by_key(&id, |&(id, _)| id) {
+                        self.add_own(below, group, &mut stats[at].1);
+                    }
                 }
             }
-        }
+        });
         for (id, stat) in stats {
             match self.groups.get(*id) {
                 Some(group) => self.add_all(*id, group, stat),

@@ -108,3 +108,25 @@ fn a_group_that_goes_while_a_block_comes_back_has_no_magazine() {
 fn a_group_that_goes_while_a_magazine_is_full_has_nothing_in_the_depot() {
     end_of_a_group_beside(2);
 }
+
+#[test]
+fn a_cpu_without_racks_takes_no_block_in_another_ones_sections() {
+    whole_with(true, |shared| {
+        let blocks = [(); 2].map(|()| take(&shared));
+        for frame in blocks {
+            shared.0.free_buf(Cpu::new(0), frame);
+        }
+        let other = Arc::clone(&shared);
+        let user = thread::spawn(move || {
+            let (memory, group, _) = &*other;
+            let taken = memory.alloc_buf(Cpu::new(1).into(), *group, Order::ZERO);
+            taken.map(|(frame, _)| frame).ok()
+        });
+        let first = take(&shared);
+        let second = user.join().expect("a block is taken without a panic");
+        assert_ne!(Some(first), second);
+        for frame in second.into_iter().chain([first]) {
+            shared.0.free_buf(Cpu::new(0), frame);
+        }
+    });
+}

@@ -101,3 +101,22 @@ fn the_reserve_of_writes_is_there_while_somebody_has_a_frame_in_hand() {
         assert!(taken.is_ok(), "{taken:?}");
     });
 }
+
+#[test]
+fn a_policy_that_was_set_is_that_of_the_first_page() {
+    check(RUNS, || {
+        let world = Arc::new(World::new(Policy::Fifo, 4));
+        let other = Arc::clone(&world);
+        let setter = thread::spawn(move || other.memory.set_policy(other.group, Policy::Mglru));
+        let key = Mappings::key(world.file, 0).expect("a small page");
+        let frame = world.have(CPU, key, false).expect("room");
+        world.unpin(CPU, frame);
+        let is_set = setter.join().expect("the setter");
+        let mut lists = world.memory.lru_gen(world.group);
+        assert_eq!(
+            lists.next().expect("a page is there").tiers.is_some(),
+            is_set
+        );
+        assert_eq!(world.memory.policy(world.group) == Policy::Mglru, is_set);
+    });
+}
