@@ -6,6 +6,7 @@
 use crate::behind::{Behind, Turn};
 use crate::dirty_list::{DirtyList, Pages, Room};
 use crate::hooks::{Hooked, REFUSED};
+use crate::length_lock::LengthLock;
 use crate::shared::{Shared, locked};
 use crate::spill::Region;
 use crate::store::{DirectFile, Store};
@@ -20,7 +21,7 @@ use std::io;
 use std::iter;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The code of an I/O that ended before the page did. Others are error numbers of the system.
 pub(crate) const SHORT: u32 = u32::MAX;
@@ -118,8 +119,7 @@ pub(crate) struct Backing {
     new_in: Mutex<Option<fs::File>>,
     /// Reads in the background.
     nr_flights: AtomicU32,
-    /// Held shared by those who write bytes, alone by those who change the length otherwise.
-    pub(crate) resize: RwLock<()>,
+    pub(crate) length: LengthLock,
 }
 
 impl fmt::Debug for Backing {
@@ -154,7 +154,7 @@ impl Backing {
             syncing: Mutex::default(),
             new_in: Mutex::default(),
             nr_flights: AtomicU32::new(0),
-            resize: RwLock::default(),
+            length: LengthLock::default(),
         }
     }
 
@@ -201,18 +201,18 @@ impl Backing {
     ///
     /// # Errors
     /// [`Error::WritebackFailed`].
-    pub(crate) fn catch_up(&self) -> Result<(), Error> {
+    pub(crate) fn catch_up(&self, shared: &Shared) -> Result<(), Error> {
         match self.behind.is_any() {
-            true => self.catch_up_in(&self.behind.turn()),
+            true => self.catch_up_in(shared, &self.behind.turn()),
             false => Ok(()),
         }
     }
 
     /// [`Backing::catch_up`] in the caller's turn.
-    pub(crate) fn catch_up_in(&self, turn: &Turn<'_>) -> Result<(), Error> {
+    pub(crate) fn catch_up_in(&self, shared: &Shared, turn: &Turn<'_>) -> Result<(), Error> {
         let store = self.source.written();
         // One that knows no better makes a hole by writes.
-        let _in_write = InWrite::begin();
+        let _in_write = InWrite::begin(shared);
         if self.behind.is_too_long() {
             // Nobody makes the file longer before this is done. The store may be shorter, too,
             // where only what was behind the new end had been written.
@@ -483,10 +483,10 @@ impl Backing {
     ///
     /// # Errors
     /// [`Error::WritebackFailed`]: the file is poisoned then.
-    pub(crate) fn make_durable(&self) -> Result<(), Error> {
+    pub(crate) fn make_durable(&self, shared: &Shared) -> Result<(), Error> {
         let _one_at_a_time = locked(&self.syncing);
         self.check_poison()?;
-        self.catch_up()?;
+        self.catch_up(shared)?;
         match self.source.written().sync() {
             // It has lost nothing: it never promised more.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {

@@ -300,6 +300,13 @@ impl Builder {
     /// [`Error::NoMetadata`], [`Error::Thread`]; [`Error::BudgetFraction`] and
     /// [`Error::CgroupLayout`] where no budget is named.
     pub fn build(self) -> Result<Memory, Error> {
+        let memory = self.build_silently()?;
+        memory.tell_built();
+        Ok(memory)
+    }
+
+    /// [`Builder::build`], of which nobody is told: [`Memory::tell_built`] does.
+    pub(crate) fn build_silently(self) -> Result<Memory, Error> {
         let (pages, budget_source) = self.size.resolve()?;
         let topology = self.topology.unwrap_or_else(Topology::of_machine);
         let most = self
@@ -341,7 +348,7 @@ impl Builder {
         let bytes = bytes_of(u64::from(nr_frames));
         let arena = Arena::reserve(nr_frames, self.has_huge_pages);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
-        let unbound = bind(&arena, &core, &topology).err();
+        let unbound = topology.bind(&arena, &core);
         let io = Engine::new(
             self.io_engine,
             registry(&arena, nr_frames, self.registered_buffers),
@@ -359,11 +366,17 @@ impl Builder {
                 .start_worker()
                 .map_err(|source| Error::Thread { source })?;
         }
-        trace::built(bytes_of(u64::from(pages)));
         Ok(Memory {
             shared: Home::new(shared),
             budget_source: Arc::new(budget_source),
         })
+    }
+}
+
+impl Memory {
+    /// Tells that it was built.
+    pub(crate) fn tell_built(&self) {
+        trace::built(self.budget().as_u64());
     }
 }
 
@@ -381,17 +394,6 @@ fn countable(pages: u64) -> Result<u32, Error> {
         budget_bytes: bytes_of(pages),
         max_bytes: bytes_of(MAX_BUDGET_PAGES),
     })
-}
-
-/// Binds each node's frames to the kernel's node.
-fn bind(arena: &Arena, core: &Core, topology: &Topology) -> std::io::Result<()> {
-    for node in topology.core().nodes() {
-        if let Some(os_node) = topology.os_node(node.index()) {
-            let frames = core.zones().config().node_range(node, core.frames().len());
-            arena.prefer_node(frames, os_node)?;
-        }
-    }
-    Ok(())
 }
 
 pub(crate) fn bytes_of(nr_pages: u64) -> u64 {

@@ -3,6 +3,7 @@
 mod ahead;
 mod anon;
 mod hit;
+mod latch_wait;
 mod many;
 mod open;
 mod options;

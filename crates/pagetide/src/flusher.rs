@@ -231,7 +231,7 @@ impl Shared {
     /// Writes back as many pages as become dirty between two looks, and as many again.
     pub(crate) fn write_some_below(&self, level: u32, own: &Backing) {
         // As reclaim does not: the store of another file may be the one that writes here.
-        if is_writing() {
+        if is_writing(self) {
             return;
         }
         let mut left = u64::from(2 * DIRTIED_PER_LOOK);

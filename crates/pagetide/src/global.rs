@@ -59,10 +59,14 @@ impl Builder {
 /// The global memory, and whether it was built now.
 fn build_once(builder: Builder) -> Result<(&'static Memory, bool), Error> {
     // Nothing is guarded but the building, so that a thread which panicked leaves nothing half.
-    let _alone = locked(&BUILDING);
+    let alone = locked(&BUILDING);
     if let Some(memory) = GLOBAL.get() {
         return Ok((memory, false));
     }
-    let memory = builder.build()?;
-    Ok((GLOBAL.get_or_init(|| memory), true))
+    let built = builder.build_silently()?;
+    let memory = GLOBAL.get_or_init(|| built);
+    drop(alone);
+    // A subscriber may ask for the global memory.
+    memory.tell_built();
+    Ok((memory, true))
 }

@@ -62,6 +62,7 @@ mod group;
 mod home;
 mod hooks;
 mod io;
+mod length_lock;
 mod limits;
 mod lru_gen;
 mod machine;

@@ -249,6 +249,7 @@ impl Group {
         let nr_pages = bytes.as_u64().div_ceil(PAGE_BYTES as u64);
         let core = &self.shared().core;
         let freed = core.evict_generations(cpu::current(), key, (seq, swappiness), nr_pages);
+        self.shared().settle();
         self.shared().group_came_back(self.id());
         let freed = freed.map_err(|error| BadGeneration::of(error, seq))?;
         Ok(ByteSize(bytes_of(freed)))

@@ -152,7 +152,8 @@ impl OpenOptions {
     /// Opens a regular file; what it brings in is charged to `group`.
     ///
     /// A file that is open already shares its pages with the new handle. Of a file that it creates,
-    /// the name becomes durable with the first [`File::sync`].
+    /// the name becomes durable with the first [`File::sync`] before its last handle goes; its
+    /// folder has to be readable for that.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates; with hooks,
@@ -209,22 +210,22 @@ impl OpenOptions {
     fn open_file(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
         let mut options = fs::OpenOptions::new();
         options.read(true).write(self.write).custom_flags(UNBLOCKED);
-        if self.create || self.create_new {
-            match options.clone().create_new(true).open(path) {
-                Ok(file) => return Ok((file, Some(folder_of(path)?))),
-                Err(error) if self.create_new || error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(error);
-                }
-                Err(_) => {}
+        // Who creates for reading only is refused below.
+        if !self.create_new && (self.write || !self.create) {
+            match options.open(path) {
+                Err(error) if self.create && error.kind() == io::ErrorKind::NotFound => {}
+                opened => return Ok((opened?, None)),
             }
         }
-        match options.open(path) {
-            // The name is a link to what is not there, or somebody has just removed the file.
-            Err(error) if self.create && error.kind() == io::ErrorKind::NotFound => {
+        // First, so that no file is left whose name cannot be made durable.
+        let folder = folder_of(path)?;
+        match options.clone().create_new(true).open(path) {
+            // The name is a link to what is not there, or somebody has just made the file.
+            Err(error) if !self.create_new && error.kind() == io::ErrorKind::AlreadyExists => {
                 let file = options.create(true).open(path)?;
                 Ok((file, Some(folder_of(&fs::canonicalize(path)?)?)))
             }
-            opened => Ok((opened?, None)),
+            opened => Ok((opened?, Some(folder))),
         }
     }
 }

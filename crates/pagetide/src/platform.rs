@@ -75,7 +75,7 @@ impl Shared {
         if shrinker::is_shrinking() {
             return here.without_reclaim();
         }
-        if writeback::is_writing() {
+        if writeback::is_writing(self) {
             return here.for_writes();
         }
         here

@@ -29,7 +29,7 @@ use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long somebody who waits without threads sleeps before he looks again whether somebody else
@@ -98,6 +98,15 @@ pub(crate) struct Timing {
 /// Takes a lock whose data is whole between any two steps, so that a panic under it broke nothing.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a lock that was only tried gave, as [`locked`]; `None` where somebody has it.
+pub(crate) fn unpoisoned<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 impl Shared {

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 /// reclaim asks.
 ///
 /// Both methods are called by whatever thread needs memory, with no lock of pagetide held. Inside
-/// them pagetide never reclaims: what is there is given, else the call is refused.
+/// them pagetide never reclaims: what is there is given, else the call is refused. Nor does it wait
+/// there to change a file or region that a call has in hand, which may be the one that asked: that
+/// is [`Error::PageBusy`](crate::Error::PageBusy).
 /// Source: the count and scan convention of the kernel's shrinkers.
 pub trait Shrinker: Send + Sync {
     /// Objects that could be given up now; 0 for none. Called often: it should cost little.

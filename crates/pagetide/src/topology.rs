@@ -1,8 +1,9 @@
 //! Nodes, CPUs and distances: from sysfs, or made up.
 
-use crate::Memory;
-use crate::{Error, cpu};
+use crate::arena::Arena;
+use crate::{Error, Memory, cpu};
 use pagetide_core::alloc;
+use pagetide_core::memory::Memory as Core;
 use pagetide_core::units::Cpu;
 use std::fs;
 use std::path::Path;
@@ -105,6 +106,19 @@ impl Topology {
 
     pub(crate) fn core(&self) -> &alloc::Topology {
         &self.core
+    }
+
+    /// Binds each node's frames to the kernel's node; why that was not possible, for the first of
+    /// those where it was not: it may be one without memory.
+    pub(crate) fn bind(&self, arena: &Arena, core: &Core) -> Option<std::io::Error> {
+        let bound = self.core.nodes().filter_map(|node| {
+            let os_node = self.os_node(node.index())?;
+            let frames = core.zones().config().node_range(node, core.frames().len());
+            Some(arena.prefer_node(frames, os_node))
+        });
+        // All of them.
+        let refused: Vec<_> = bound.filter_map(Result::err).collect();
+        refused.into_iter().next()
     }
 
     /// The kernel's number of a node, if its memory can be bound to it: on machines with several.

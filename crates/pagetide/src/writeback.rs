@@ -7,6 +7,7 @@ pub(crate) use run::write_all;
 use crate::backing::{Backing, NO_NUMBER};
 use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
+use crate::stall;
 use crate::trace;
 use crate::{Error, cpu, park};
 use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
@@ -26,31 +27,33 @@ const LANDING: Duration = Duration::from_secs(1);
 pub(crate) const LATCH_PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
+    /// The memory of whose pages the thread writes some, by its address; 0 for none.
+    static WRITES_OF: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the calling thread is inside a store's write: then it must not reclaim, and may use the
-/// reserve.
+/// Whether the calling thread is inside a write to a store of this memory: then it must not reclaim
+/// there, and may use the reserve. Another memory's, in which such a store may keep what it has, is
+/// as ever.
 #[inline]
-pub(crate) fn is_writing() -> bool {
-    IS_WRITING.with(Cell::get)
+pub(crate) fn is_writing(shared: &Shared) -> bool {
+    WRITES_OF.with(Cell::get) == stall::key(shared)
 }
 
 /// Marks the thread as writing until dropped, by unwinding too.
 pub(crate) struct InWrite {
-    before: bool,
+    before: usize,
 }
 
 impl InWrite {
-    pub(crate) fn begin() -> InWrite {
-        let before = IS_WRITING.with(|flag| flag.replace(true));
+    pub(crate) fn begin(shared: &Shared) -> InWrite {
+        let before = WRITES_OF.with(|memory| memory.replace(stall::key(shared)));
         InWrite { before }
     }
 }
 
 impl Drop for InWrite {
     fn drop(&mut self) {
-        IS_WRITING.with(|flag| flag.set(self.before));
+        WRITES_OF.with(|memory| memory.set(self.before));
     }
 }
 

@@ -319,3 +319,59 @@ fn an_inherited_view_faults() {
     }
     assert_eq!(number(&page), 2);
 }
+
+/// A store whose cut waits for the test, twice.
+struct Cut(std::sync::Arc<std::sync::Barrier>);
+
+impl pagetide::Store for Cut {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> std::io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(8192)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> std::io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn set_len(&self, _len: u64) -> std::io::Result<()> {
+        self.0.wait();
+        self.0.wait();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_child_is_refused_though_the_file_was_being_cut() {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let store = Box::new(Cut(std::sync::Arc::clone(&barrier)));
+    let file = memory.open_store(store, "cut", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| file.set_len(0).unwrap());
+        barrier.wait();
+        let status = in_child(|| {
+            // Killed where it waits.
+            // SAFETY: the call takes a number.
+            unsafe { libc::alarm(20) };
+            assert!(is_forked(file.write_at(&[1], 0)));
+            assert!(is_forked(file.pin_mut(0)) && is_forked(file.pin_new(0)));
+            assert!(is_forked(file.punch(..)) && is_forked(file.set_len(1)));
+        });
+        barrier.wait();
+        assert!(status.exit_status() == Some(0), "{status:?}");
+    });
+}

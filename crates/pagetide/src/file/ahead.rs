@@ -6,13 +6,13 @@
 
 use super::File;
 use crate::group::Group;
-use crate::shared::Shared;
+use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
 use pagetide_core::page_cache::streams::{Ahead, Bounds, Streams, is_marked};
 use pagetide_core::page_cache::{Access, readahead};
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, TryLockError};
 
 /// Of what a group may have, the part that the windows of all readers of a file have together.
 const SHARE: u64 = 16;
@@ -90,12 +90,8 @@ pub(super) struct Readers {
 impl Readers {
     /// Asks the table, unless somebody else does just now.
     fn ask(&self, ask: impl FnOnce(&mut Streams) -> Option<Ahead>) -> Option<Ahead> {
-        let mut streams = match self.streams.try_lock() {
-            Ok(streams) => streams,
-            // A table of hints is whole between any two steps.
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        // A table of hints is whole between any two steps.
+        let mut streams = unpoisoned(self.streams.try_lock())?;
         let ahead = ask(&mut streams);
         if ahead.is_some() {
             self.marks.store(streams.marks(), Ordering::Relaxed);

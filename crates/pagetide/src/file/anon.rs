@@ -12,7 +12,7 @@ use pagetide_core::memory::{Discard, Effects};
 use pagetide_core::units::Frame;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a page that is to be discarded may be in use.
@@ -305,8 +305,8 @@ impl Anon {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
         let (mut next, mut patience) = (start, None);
         loop {
-            let alone = backing.resize.write();
-            let alone = alone.unwrap_or_else(PoisonError::into_inner);
+            let alone = backing.length.take();
+            let alone = alone.ok_or_else(|| self.file.busy(next))?;
             let Some(Latched {
                 page,
                 frame,
@@ -323,8 +323,7 @@ impl Anon {
             };
             patience = Some((page, until));
             if !shared.wait_until(frame, version, until) {
-                let file = backing.name.to_string();
-                return Err(Error::PageBusy { file, page });
+                return Err(self.file.busy(page));
             }
         }
     }

@@ -41,7 +41,9 @@ impl Drop for Open {
         let mut panics = Panics::default();
         // What the store cannot do now is lost: `File::close` says so before.
         panics.catch(|| {
-            let _behind = backing.check_poison().and_then(|()| backing.catch_up());
+            let _behind = backing
+                .check_poison()
+                .and_then(|()| backing.catch_up(shared));
         });
         panics.catch(|| {
             let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);

@@ -1,6 +1,7 @@
 //! Pages that are dropped instead of written: holes, what others wrote, what nobody needs.
 
 use super::File;
+use super::latch_wait::{Held, LatchWait};
 use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::shared::Shared;
@@ -9,8 +10,8 @@ use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
 use pagetide_core::units::Frame;
 use std::ops::{Range, RangeBounds, RangeInclusive};
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, RwLockWriteGuard};
 use std::time::Instant;
 
 impl File {
@@ -29,17 +30,27 @@ impl File {
     /// range reads as zeros all the same, and the next write or `sync` of the file tries again.
     pub fn punch(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_may_write()?;
-        let backing = &*self.open.backing;
         let Some((start, last)) = super::write::bytes_of(range) else {
             return Ok(());
         };
+        let mut wait = LatchWait::new(self);
+        while let Err(held) = self.punch_alone(start, last)? {
+            wait.on(held)?;
+        }
+        Ok(())
+    }
+
+    /// [`File::punch`] of the bytes from one to another, unless somebody holds a page of which a
+    /// part is to be zeroed.
+    fn punch_alone(&self, start: u64, last: u64) -> Result<Result<(), Held>, Error> {
+        let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(start / page_bytes..=last / page_bytes)?;
         self.check_writable()?;
         let len = backing.len();
         let end = last.saturating_add(1).min(len);
         if start >= end {
-            return Ok(());
+            return Ok(Ok(()));
         }
         let first_whole = start.div_ceil(page_bytes);
         let end_whole = match end == len {
@@ -48,27 +59,31 @@ impl File {
             true => (end - 1) / page_bytes,
             false => end / page_bytes,
         };
-        self.zero_parts(start..end, first_whole..end_whole)?;
-        if first_whole >= end_whole {
-            return Ok(());
+        let zeroed = self.zero_parts(start..end, first_whole..end_whole)?;
+        if zeroed.is_err() || first_whole >= end_whole {
+            return Ok(zeroed);
         }
         let turn = backing.behind.turn();
         backing.begin_hole(first_whole..end_whole);
         self.drop_pages(first_whole..=end_whole - 1);
-        backing.catch_up_in(&turn)
+        backing.catch_up_in(&self.open.shared, &turn).map(Ok)
     }
 
-    /// Zeroes those bytes of a range that do not lie in its whole pages: all or none.
-    fn zero_parts(&self, bytes: Range<u64>, whole: Range<u64>) -> Result<(), Error> {
+    /// Zeroes those bytes of a range that do not lie in its whole pages: all, or none where one of
+    /// their pages is held.
+    fn zero_parts(&self, bytes: Range<u64>, whole: Range<u64>) -> Result<Result<(), Held>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
-        let view = |page: u64| -> Result<Option<PageMut>, Error> {
-            if whole.contains(&page) {
-                return Ok(None);
+        let mut views: [Option<PageMut>; 2] = [None, None];
+        let pages = [Some(first), Some(last).filter(|_| last != first)];
+        for (view, page) in views.iter_mut().zip(pages) {
+            if let Some(page) = page.filter(|page| !whole.contains(page)) {
+                match self.view_alone(page)? {
+                    Ok(latched) => *view = Some(latched),
+                    Err(held) => return Ok(Err(held)),
+                }
             }
-            self.view_alone(page).map(Some)
-        };
-        let views = [view(first)?, if last == first { None } else { view(last)? }];
+        }
         for mut view in views.into_iter().flatten() {
             let start = view.page() * page_bytes;
             let in_page = |at: u64| {
@@ -78,7 +93,7 @@ impl File {
             let part = in_page(bytes.start)..in_page(bytes.end);
             view[part].fill(0);
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Drops what is cached of a range of bytes, so that it is read again: for files that others
@@ -98,7 +113,7 @@ impl File {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(0..=u64::MAX)?;
-        backing.catch_up()?;
+        backing.catch_up(shared)?;
         let (old_len, len) = (backing.len(), backing.source.store().len());
         let len = len.map_err(|source| Error::Open {
             path: (*backing.name).into(),
@@ -152,16 +167,15 @@ impl File {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let deadline = Instant::now() + LATCH_PATIENCE;
         loop {
-            let alone = backing.resize.write();
-            let alone = alone.unwrap_or_else(PoisonError::into_inner);
+            let alone = backing.length.take();
+            let alone = alone.ok_or_else(|| self.busy(*pages.start()))?;
             let Some((page, frame, version)) = latched_in(shared, backing, pages.clone()) else {
                 return Ok(alone);
             };
             // Whoever changes it may need the lock to go on.
             drop(alone);
             if !shared.wait_until(frame, version, deadline) {
-                let file = backing.name.to_string();
-                return Err(Error::PageBusy { file, page });
+                return Err(self.busy(page));
             }
         }
     }

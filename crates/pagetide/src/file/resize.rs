@@ -51,6 +51,6 @@ impl File {
         // A write of one of these pages that was under way has noted an end beyond, which the store
         // is about to lose.
         backing.cut(len);
-        backing.catch_up_in(&turn)
+        backing.catch_up_in(shared, &turn)
     }
 }

@@ -1,4 +1,4 @@
-//! Who stalls on a page of the working set.
+//! Who stalls on a page of the working set, and what reads see that were under way.
 
 use super::*;
 use crate::store::tests::Takes;
@@ -147,4 +147,42 @@ fn a_page_is_written_when_it_has_been_dirty_for_five_seconds() {
     assert_eq!(nr_bytes(), 5000);
     shared.flush_background(shared.second() + 50);
     assert_eq!(nr_bytes(), 5000, "it is clean");
+}
+
+/// A file of two pages of sevens that can be written, whose reads in the background are ended by
+/// whoever wants one.
+fn sevens() -> (tempfile::NamedTempFile, File) {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(data.path(), [7; 8192]).unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    (data, file)
+}
+
+#[test]
+fn a_read_that_ends_when_a_hole_is_made_gives_no_old_bytes() {
+    let (_data, file) = sevens();
+    let backing = &file.open.backing;
+    backing.begin_hole(1..2);
+    assert_eq!(file.prefetch([0, 1]), 2);
+    backing.catch_up(&file.open.shared).unwrap();
+    let mut bytes = [9; 8192];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 8192);
+    assert!(bytes[..4096] == [7; 4096] && bytes[4096..] == [0; 4096]);
+}
+
+#[test]
+fn a_read_that_ends_when_a_file_was_cut_and_is_longer_again_gives_no_old_bytes() {
+    let (_data, file) = sevens();
+    let backing = &file.open.backing;
+    let turn = backing.behind.turn();
+    backing.cut(100);
+    assert_eq!(file.prefetch([0]), 1);
+    backing.catch_up_in(&file.open.shared, &turn).unwrap();
+    drop(turn);
+    file.set_len(8192).unwrap();
+    let mut bytes = [9; 8192];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 8192);
+    assert!(bytes[..100] == [7; 100] && bytes[100..] == [0; 8092]);
 }

@@ -1,6 +1,7 @@
 //! Views that write: pages for their holder alone.
 
 use super::File;
+use super::latch_wait::{Held, LatchWait};
 use super::write::Part;
 use crate::dirty_list::Room;
 use crate::page::{Page, PageMut, Pin};
@@ -83,14 +84,22 @@ impl File {
         page: u64,
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
-        let _shared = self.begin_change()?;
-        self.balance();
-        let len = self.len_of(page);
-        if len == 0 {
-            return Err(self.past_end(page));
+        let mut wait = LatchWait::new(self);
+        loop {
+            let length = self.begin_change(page)?;
+            self.balance();
+            let len = self.len_of(page);
+            if len == 0 {
+                return Err(self.past_end(page));
+            }
+            match self.latched(group, page, Content::Stored)? {
+                Ok(latched) => return Ok(self.view(page, latched, len, counted)),
+                Err(held) => {
+                    drop(length);
+                    wait.on(held)?;
+                }
+            }
         }
-        let latched = self.latched(group, page, Content::Stored)?;
-        Ok(self.view(page, latched, len, counted))
     }
 
     /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
@@ -115,12 +124,22 @@ impl File {
         page: u64,
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
-        let _shared = self.begin_change()?;
-        self.balance();
-        let latched = self.latched(group, page, Content::New)?;
-        let mut view = self.view(page, latched, 0, counted);
-        view.make_new();
-        Ok(view)
+        let mut wait = LatchWait::new(self);
+        loop {
+            let length = self.begin_change(page)?;
+            self.balance();
+            match self.latched(group, page, Content::New)? {
+                Ok(latched) => {
+                    let mut view = self.view(page, latched, 0, counted);
+                    view.make_new();
+                    return Ok(view);
+                }
+                Err(held) => {
+                    drop(length);
+                    wait.on(held)?;
+                }
+            }
+        }
     }
 
     /// [`File::pin_mut`] of a page that is cached and that nobody else holds; `None` where it
@@ -138,7 +157,7 @@ impl File {
         }
         let counted = self.count_view()?;
         let key = self.key_to_write(page)?;
-        let Ok(_resize) = backing.resize.try_read() else {
+        let Some(_length) = backing.length.try_share() else {
             return Ok(None);
         };
         // Once more: with the lock it stays so.
@@ -191,7 +210,7 @@ impl File {
         let (Some(frame), Some(key)) = (frame, key) else {
             return Err(refused(page, busy()));
         };
-        let Ok(_resize) = backing.resize.try_read() else {
+        let Some(_length) = backing.length.try_share() else {
             return Err(refused(page, busy()));
         };
         let shared = &self.open.shared;
@@ -206,10 +225,11 @@ impl File {
         Ok(page.into_mut(Arc::clone(&self.open), key.page()))
     }
 
-    /// A view of a page for a caller that has the file for itself, and counts in no pin budget.
-    pub(super) fn view_alone(&self, page: u64) -> Result<PageMut, Error> {
+    /// A view of a page for a caller that has the file for itself, and counts in no pin budget;
+    /// where somebody holds the page, there is none yet.
+    pub(super) fn view_alone(&self, page: u64) -> Result<Result<PageMut, Held>, Error> {
         let latched = self.latched(&self.group, page, Content::Stored)?;
-        Ok(self.view(page, latched, self.len_of(page), None))
+        Ok(latched.map(|latched| self.view(page, latched, self.len_of(page), None)))
     }
 
     /// Counts a view against the pin budget, where one is.
@@ -234,17 +254,22 @@ impl File {
         PageMut::new(Arc::clone(&self.open), (page, frame), len, account)
     }
 
-    /// Takes the latch of a page, which comes in if it has to.
-    fn latched(&self, group: &Group, page: u64, content: Content) -> Result<Latched<'_>, Error> {
+    /// Takes the latch of a page, which comes in if it has to, unless somebody holds it.
+    fn latched(
+        &self,
+        group: &Group,
+        page: u64,
+        content: Content,
+    ) -> Result<Result<Latched<'_>, Held>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
         let room = backing.expect_dirty(shared, page)?;
-        let mut deadline = None;
         loop {
             match shared.latch(key) {
-                Latch::Held(frame) => return Ok((frame, room)),
+                Latch::Held(frame) => return Ok(Ok((frame, room))),
                 Latch::Busy { frame, version } => {
-                    self.await_pins((frame, version), page, &mut deadline)?;
+                    let at = (frame, version);
+                    return Ok(Err(Held { page, at }));
                 }
                 Latch::Miss if content == Content::New && backing.stored_of(page) > 0 => {
                     self.bring_in_changed(group, Part::zeros(page))?;
@@ -252,7 +277,7 @@ impl File {
                 Latch::Miss => {
                     let pin = self.pinned_until(group, page..page, Access::Pin, None)?;
                     if let Some(frame) = pin.into_latch() {
-                        return Ok((frame, room));
+                        return Ok(Ok((frame, room)));
                     }
                 }
             }

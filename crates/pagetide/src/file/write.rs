@@ -1,5 +1,6 @@
 //! Writes to cached pages, and their way to the store.
 
+use super::latch_wait::{Held, LatchWait};
 use super::{File, Fill};
 use crate::backing::Backing;
 use crate::dirty_list::Room;
@@ -8,17 +9,14 @@ use crate::hooks::Hooked;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
 use crate::{Error, Group};
-use pagetide_core::memory::{Effects, Io, PageIn};
+use pagetide_core::memory::{Io, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
-use pagetide_core::units::{Frame, PageKey};
+use pagetide_core::units::PageKey;
 use std::fmt;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, RwLockReadGuard};
-use std::time::{Duration, Instant};
 
-/// How long a writer waits for the pins on a page to drop.
-const PIN_PATIENCE: Duration = Duration::from_secs(1);
 /// Pages that a writer writes back at a time.
 const BATCH: u64 = 64;
 
@@ -112,9 +110,10 @@ impl File {
     /// [`Error::PastEnd`] beyond the last page that can be numbered; as [`File::read_at`]. Pages
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
-        let _shared = self.begin_change()?;
         let page_bytes = self.open.order.bytes() as u64;
+        let mut length = self.begin_change(offset / page_bytes)?;
         let mut done = 0;
+        let mut wait = LatchWait::new(self);
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
@@ -125,18 +124,34 @@ impl File {
                 bytes: &buf[done..][..room.min(buf.len() - done)],
                 is_all: false,
             };
-            self.write_part(part)?;
+            if let Err(held) = self.write_part(part)? {
+                drop(length);
+                wait.on(held)?;
+                length = self.begin_change(part.page)?;
+                continue;
+            }
+            wait = LatchWait::new(self);
             done += part.bytes.len();
         }
+        drop(length);
         Ok(done)
     }
 
-    /// Keeps the file from getting shorter under somebody who is about to change its bytes.
-    pub(super) fn begin_change(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
-        let resize = self.open.backing.resize.read();
-        let resize = resize.unwrap_or_else(PoisonError::into_inner);
+    /// Keeps the file from getting shorter under somebody who is about to change bytes of a page.
+    pub(super) fn begin_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        // In a child the lock is nobody's.
+        self.check_process()?;
+        let length = self.open.backing.length.share();
+        let length = length.ok_or_else(|| self.busy(page))?;
         self.check_writable()?;
-        Ok(resize)
+        Ok(length)
+    }
+
+    /// A page is in somebody's hands.
+    #[cold]
+    pub(super) fn busy(&self, page: u64) -> Error {
+        let file = self.open.backing.name.to_string();
+        Error::PageBusy { file, page }
     }
 
     /// Whether the handle may write and the file takes writes, as far as that is known.
@@ -160,7 +175,7 @@ impl File {
         let backing = &*self.open.backing;
         self.check_may_write()?;
         // Behind a shorter end and in a hole would be old bytes.
-        backing.catch_up()?;
+        backing.catch_up(&self.open.shared)?;
         if backing.is_failing.load(Ordering::Relaxed) {
             // Whoever writes on gives the store another chance; the others' files are not asked.
             let some = Which {
@@ -219,11 +234,11 @@ impl File {
         key.ok_or_else(|| self.past_end(page))
     }
 
-    fn write_part(&self, part: Part<'_>) -> Result<(), Error> {
+    /// Writes a part, unless somebody holds its page.
+    fn write_part(&self, part: Part<'_>) -> Result<Result<(), Held>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
         let room = backing.expect_dirty(shared, part.page)?;
-        let mut deadline = None;
         let was_dirty = loop {
             match shared.latch(key) {
                 Latched::Held(frame) => {
@@ -240,7 +255,8 @@ impl File {
                     break was_dirty;
                 }
                 Latched::Busy { frame, version } => {
-                    self.await_pins((frame, version), part.page, &mut deadline)?;
+                    let (page, at) = (part.page, (frame, version));
+                    return Ok(Err(Held { page, at }));
                 }
                 Latched::Miss => {
                     if self.bring_in_changed(&self.group, part)? {
@@ -252,7 +268,7 @@ impl File {
         if !was_dirty {
             self.balance();
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Brings a page in and changes it on the way; false where others brought it in meanwhile.
@@ -288,34 +304,6 @@ impl File {
         shared.core.set_dirty_early(io);
         backing.note_dirty(part.page, shared.second(), room);
         Ok(())
-    }
-
-    /// Waits until nobody else holds a page, or as long as a writer may.
-    #[cold]
-    pub(super) fn await_pins(
-        &self,
-        (frame, version): (Frame, u32),
-        page: u64,
-        deadline: &mut Option<Instant>,
-    ) -> Result<(), Error> {
-        let shared = &self.open.shared;
-        let core = &shared.core;
-        if core.is_in_writeback(frame) {
-            // It ends by itself.
-            let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
-            shared.waiters.wait_while(frame, is_held);
-            return Ok(());
-        }
-        let deadline = *deadline.get_or_insert_with(|| Instant::now() + PIN_PATIENCE);
-        let is_held = || core.is_held(frame, version);
-        if shared.waiters.wait_until(frame, deadline, is_held) {
-            return Ok(());
-        }
-        let mut effects = Effects::new();
-        core.withdraw(frame, &mut effects);
-        shared.wake_all(&mut effects);
-        let file = self.open.backing.name.to_string();
-        Err(Error::PageBusy { file, page })
     }
 
     /// Writes some of this file back where much of the group is dirty, so that its writers are as
@@ -354,7 +342,7 @@ impl File {
         self.check_process()?;
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         backing.check_poison()?;
-        backing.catch_up()?;
+        backing.catch_up(shared)?;
         if let Some(pages) = self.pages_of(range) {
             shared.write_dirty(backing, pages, Which::ALL)?;
         }
@@ -389,7 +377,7 @@ impl File {
         let seen = self.seen_errors.swap(errors.nr_errors, Ordering::Relaxed);
         flushed?;
         if self.open.backing.source.is_writable() {
-            self.open.backing.make_durable()?;
+            self.open.backing.make_durable(&self.open.shared)?;
         }
         if seen != errors.nr_errors {
             return Err(self.open.backing.failed(errors.code));

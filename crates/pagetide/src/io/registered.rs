@@ -7,7 +7,7 @@
 
 use super::uring::{Entry, update};
 use crate::arena::{Alive, PAGEBLOCK_BYTES};
-use crate::shared::locked;
+use crate::shared::{locked, unpoisoned};
 use io_uring::IoUring;
 use pagetide_core::memory::Idle;
 use pagetide_core::units::{PAGE_BYTES, index};
@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 /// Files that have numbers at a time: fewer than a process may have open, which is what the kernel
 /// checks.
@@ -288,10 +288,8 @@ impl RingTables {
     #[cold]
     fn add(&self, blocks: &Blocks, block: usize) -> bool {
         let registry = &self.registry;
-        let _rings = match registry.rings.try_read() {
-            Ok(rings) => rings,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+        let Some(_rings) = unpoisoned(registry.rings.try_read()) else {
+            return false;
         };
         let is_known = self.table.blocks.at(block).is_some() && block < blocks.len();
         if !is_known || blocks.broken.has(block) || registry.blocks_refused.get().is_some() {

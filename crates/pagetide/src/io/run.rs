@@ -73,8 +73,7 @@ impl Reader {
 /// code, which may close the file. So whoever has several runs in hand ends them together: [`end`].
 pub(crate) struct Run {
     reader: Arc<Reader>,
-    /// Its pages, and how it went for each: failed until it is over.
-    pages: Few<Ended>,
+    pages: Few<Asked>,
     /// Bytes that came so far.
     nr_bytes: usize,
     /// Bytes that pages were filled with.
@@ -86,6 +85,38 @@ pub(crate) struct Run {
     flight: Option<Flight>,
     /// Its memory is not to be asked for by a number.
     is_fixed_refused: bool,
+}
+
+/// A page of a run.
+struct Asked {
+    /// Failed until the run is over.
+    ended: Ended,
+    /// Bytes of it that the store, if it is a file, had when it was asked for: where a hole or a
+    /// shorter end comes and goes meanwhile, what was read may be older.
+    stored: usize,
+}
+
+impl Asked {
+    /// Whose page can be found from now on, as being read.
+    fn new(io: Io, backing: &Backing) -> Asked {
+        let is_file = backing.source.file().is_some();
+        let stored = if is_file {
+            backing.stored_of(io.key().page())
+        } else {
+            0
+        };
+        let ended = (io, Err(NO_NUMBER));
+        Asked { ended, stored }
+    }
+
+    fn page(&self) -> u64 {
+        self.ended.0.key().page()
+    }
+
+    /// Bytes of it that the store has, and had.
+    fn stored(&self, backing: &Backing) -> usize {
+        self.stored.min(backing.stored_of(self.page()))
+    }
 }
 
 /// What is left to read of a run: into `bufs`, from `offset` on.
@@ -108,9 +139,10 @@ impl Run {
     /// A run of one page, in the background where nobody's stack waits for it.
     pub(crate) fn new(reader: Arc<Reader>, io: Io, is_background: bool) -> Run {
         let flight = is_background.then(|| Flight::new(&reader.shared, &reader.backing));
+        let first = Asked::new(io, &reader.backing);
         Run {
             reader,
-            pages: Few::from_buf([(io, Err(NO_NUMBER))]),
+            pages: Few::from_buf([first]),
             nr_bytes: 0,
             nr_filled: 0,
             is_refused: false,
@@ -135,7 +167,7 @@ impl Run {
 
     /// Whether a page is the one after its last one, and there is room for it.
     pub(crate) fn is_continued_by(&self, io: &Io) -> bool {
-        let is_next = |(last, _): &Ended| last.key().page() + 1 == io.key().page();
+        let is_next = |last: &Asked| last.page() + 1 == io.key().page();
         let nr_pages = self.pages.len() + 1;
         // Reads of other stores are apart, so that several are under way.
         self.pages.last().is_some_and(is_next)
@@ -146,7 +178,7 @@ impl Run {
 
     /// Adds a page by which it [is continued](Run::is_continued_by).
     pub(crate) fn push(&mut self, io: Io) {
-        self.pages.push((io, Err(NO_NUMBER)));
+        self.pages.push(Asked::new(io, &self.reader.backing));
     }
 
     /// The file behind it, where it is one of the system.
@@ -164,7 +196,7 @@ impl Run {
         let backing = &self.reader.backing;
         // Behind the last page of which it has some are none that count.
         let mut pages = self.pages.iter().enumerate().rev();
-        let last = pages.find_map(|(at, (io, _))| match backing.stored_of(io.key().page()) {
+        let last = pages.find_map(|(at, page)| match page.stored(backing) {
             0 => None,
             stored => Some(at * backing.order.bytes() + stored),
         });
@@ -179,7 +211,7 @@ impl Run {
     /// Where in the file the next byte is.
     fn offset(&self) -> u64 {
         let base = self.file().map_or(0, DirectFile::base);
-        let first = self.pages.first().map_or(0, |(io, _)| io.key().page());
+        let first = self.pages.first().map_or(0, Asked::page);
         base + first * self.reader.backing.order.bytes() as u64 + self.nr_bytes as u64
     }
 
@@ -203,8 +235,8 @@ impl Run {
         let Reader { shared, backing } = &*self.reader;
         let file = backing.source.file()?;
         let mut all = offset;
-        for (io, _) in &mut self.pages {
-            let bytes = page::target(&shared.arena, io);
+        for page in &mut self.pages {
+            let bytes = page::target(&shared.arena, &mut page.ended.0);
             let skipped = skip.min(bytes.len());
             skip -= skipped;
             if skipped < bytes.len() {
@@ -282,9 +314,9 @@ impl Run {
     pub(crate) fn fill_up(&mut self) {
         let Reader { shared, backing } = &*self.reader;
         let mut left = self.nr_bytes;
-        for (io, result) in &mut self.pages {
-            let page = io.key().page();
-            let stored = backing.stored_of(page);
+        for asked in &mut self.pages {
+            let (page, stored) = (asked.page(), asked.stored(backing));
+            let (io, result) = &mut asked.ended;
             let bytes = page::target(&shared.arena, io);
             let filled = left.min(stored);
             // To set no byte is not free: it waits for memory behind the page.
@@ -300,7 +332,7 @@ impl Run {
     /// A read of one page failed: it fails. Of several, each is asked for by itself.
     fn fail(&mut self, code: u32) -> Next {
         match &mut self.pages[..] {
-            [(_, result)] => *result = Err(code),
+            [page] => page.ended.1 = Err(code),
             _ => self.read_each(),
         }
         Next::Over
@@ -309,7 +341,11 @@ impl Run {
     /// Reads each page by itself, on this thread.
     fn read_each(&mut self) {
         let Reader { shared, backing } = &*self.reader;
-        for (io, result) in &mut self.pages {
+        for Asked {
+            ended: (io, result),
+            ..
+        } in &mut self.pages
+        {
             let filled = backing.fill(shared, io);
             *result = filled.map(|nr_bytes| self.nr_filled += nr_bytes as u64);
         }
@@ -355,7 +391,7 @@ pub(crate) fn end(runs: &mut [Run]) {
         loop {
             match runs.get_mut(at)?.pages.pop() {
                 None => at += 1,
-                ended => return ended,
+                Some(page) => return Some(page.ended),
             }
         }
     });

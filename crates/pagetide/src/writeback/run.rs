@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
             return Ended::default();
         }
         let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
-        let in_write = InWrite::begin();
+        let in_write = InWrite::begin(self.shared);
         let handed_over = self.handed_over.take();
         self.nr_failed = match (handed_over, self.backing.source.region()) {
             (Some(handed_over), _) => self.wait(handed_over, &mut outcomes),

@@ -86,3 +86,28 @@ fn what_is_counted_does_not_fall_while_others_count() {
         assert!(before.pgsteal_proactive > 0);
     });
 }
+
+#[test]
+fn what_is_counted_does_not_fall_where_a_group_goes() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (root, data) = (memory.root(), numbered_file(16));
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let group = root.child("passing").unwrap();
+                let file = memory.open(data.path(), &group).unwrap();
+                drop(file.pin(3).unwrap());
+            }
+        });
+        let mut before = 0;
+        for _ in 0..200_000 {
+            let now = root.stat().pgmajfault;
+            let falls = now < before;
+            is_over.store(falls, Ordering::Relaxed);
+            assert!(!falls, "{now} after {before}");
+            before = now;
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}

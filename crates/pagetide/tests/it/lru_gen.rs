@@ -1,7 +1,7 @@
 //! Generations of a group's pages, as users see them.
 
 use crate::data;
-use pagetide::{BadGeneration, ByteSize, Memory, Policy};
+use pagetide::{BadGeneration, ByteSize, Error, Memory, Policy};
 
 #[test]
 fn generations_are_shown_opened_and_evicted() {
@@ -115,4 +115,28 @@ fn tiers_stand_below_their_generations() {
     file.read_at(&mut [0; 8], 0).unwrap();
     let view = log.lru_gen();
     assert!(view.tiers.is_empty() && view.full().to_string() == view.to_string());
+}
+
+#[test]
+fn what_is_evicted_goes_back_to_the_os_where_the_budget_was_lowered() {
+    let builder = Memory::builder().budget(ByteSize::mib(32));
+    let builder = builder.policy(Policy::Mglru).without_thread();
+    let memory = builder.build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let source = data::numbered_file(16 << 8);
+    let file = memory.open(source.path(), &web).unwrap();
+    let pinned: Vec<_> = (0..16 << 8).map(|page| file.pin(page).unwrap()).collect();
+    let lowered = memory.set_budget(ByteSize::mib(8));
+    assert!(
+        matches!(lowered, Err(Error::StillOver { .. })),
+        "{lowered:?}"
+    );
+    drop(pinned);
+    let max_seq = web.lru_gen().generations.last().unwrap().seq;
+    web.age(0, max_seq, true).unwrap();
+    let before = memory.stats().released_bytes;
+    let went = web.evict_generations(0, max_seq - 1, None, ByteSize::mib(16));
+    assert_eq!(went, Ok(ByteSize::mib(16)));
+    let released = memory.stats().released_bytes - before;
+    assert!(released >= 4 << 20, "{released} bytes of 16 MiB went");
 }

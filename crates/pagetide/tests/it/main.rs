@@ -27,6 +27,7 @@ mod hit_cost;
 mod holes;
 mod hooks;
 mod huge_pages;
+mod in_hand;
 mod longterm;
 mod lru_gen;
 mod machine;

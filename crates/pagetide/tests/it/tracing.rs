@@ -1,5 +1,6 @@
 //! Events of the feature `tracing`: what is told, and that a subscriber can break nothing.
 
+use crate::child;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, File, Memory, Order};
 use std::fmt::Write as _;
@@ -177,4 +178,45 @@ fn a_subscriber_that_panics_changes_nothing() {
     };
     tracing::subscriber::with_default(kept.clone(), fail_at_the_store);
     assert!(kept.lines.lock().unwrap().len() > 3);
+}
+
+/// Asks for the memory of the process where it is told of one.
+struct Asks;
+
+impl Subscriber for Asks {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("pagetide")
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, _event: &Event<'_>) {
+        Memory::global().unwrap();
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}
+
+#[test]
+fn a_subscriber_asks_for_the_global_memory_as_it_is_built() {
+    if child::role().is_none() {
+        return child::run(
+            "tracing::a_subscriber_asks_for_the_global_memory_as_it_is_built",
+            "alone",
+        );
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let build = || Memory::global().unwrap().budget();
+    let build = move || tracing::subscriber::with_default(Asks, build);
+    std::thread::spawn(move || tell.send(build()));
+    let built = told.recv_timeout(std::time::Duration::from_secs(20));
+    assert!(built.expect("it hangs") > ByteSize(0));
 }

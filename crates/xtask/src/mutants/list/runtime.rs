@@ -90,8 +90,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a write under way brings back what was cut",
         file: "file/resize.rs",
-        find: "backing.cut(len);\n        backing.catch_up_in(&turn)",
-        replace: "backing.catch_up_in(&turn)",
+        find: "backing.cut(len);\n        backing.catch_up_in(shared, &turn)",
+        replace: "backing.catch_up_in(shared, &turn)",
         tests: Tests::Runtime("cuts::a_write_under_way"),
     },
     Mutant {
@@ -289,8 +289,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "pages of a read that never ended are live",
         file: "io/run.rs",
-        find: "Few::from_buf([(io, Err(NO_NUMBER))])",
-        replace: "Few::from_buf([(io, Ok(()))])",
+        find: "let ended = (io, Err(NO_NUMBER));",
+        replace: "let ended = (io, Ok(()));",
         tests: Tests::RuntimeUnit("a_run_that_is_dropped"),
     },
     Mutant {

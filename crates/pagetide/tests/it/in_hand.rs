@@ -1,0 +1,252 @@
+//! Who changes a file while somebody else, or the caller itself, has it or a page of it in hand.
+
+use crate::disk::Disk;
+use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const P: u64 = PAGE as u64;
+
+fn memory() -> Memory {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    builder.without_thread().build().unwrap()
+}
+
+fn open(memory: &Memory, store: impl Store + 'static) -> File {
+    let root = memory.root();
+    let file = memory.open_store(Box::new(store), "disk", Order::new(0), &root);
+    file.unwrap()
+}
+
+/// What somebody did on a thread of his own; a panic where he did not come back.
+fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(act()));
+    told.recv_timeout(Duration::from_secs(20))
+        .expect("it hangs")
+}
+
+/// Asks for changes where reclaim asks it to give something up.
+struct Changes<F> {
+    change: F,
+    nr_busy: Arc<AtomicU64>,
+}
+
+impl<F: Fn() -> Result<(), Error> + Send + Sync> Shrinker for Changes<F> {
+    fn count(&self) -> u64 {
+        1 << 20
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        let changed = (self.change)();
+        let is_busy = matches!(changed, Err(Error::PageBusy { .. }));
+        self.nr_busy.fetch_add(is_busy.into(), Ordering::Relaxed);
+        None
+    }
+}
+
+/// A group that is full soon, and a shrinker of it that makes this change; how often it was told
+/// that the file is in use.
+fn full_group(
+    memory: &Memory,
+    change: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
+) -> (Group, pagetide::Registration, Arc<AtomicU64>) {
+    let group = memory.root().child("work").unwrap();
+    let group = group.max(ByteSize::kib(256)).unwrap();
+    let nr_busy = Arc::new(AtomicU64::new(0));
+    let registered = group.add_shrinker(Changes {
+        change,
+        nr_busy: Arc::clone(&nr_busy),
+    });
+    (group, registered, nr_busy)
+}
+
+#[test]
+fn a_shrinker_changes_the_region_for_whose_page_it_is_asked() {
+    let region: Arc<Mutex<Option<Anon>>> = Arc::default();
+    let memory = memory();
+    let own = Arc::clone(&region);
+    let discard = move || {
+        own.lock()
+            .unwrap()
+            .as_ref()
+            .map_or(Ok(()), |anon| anon.discard(..8))
+    };
+    let (group, _registered, nr_busy) = full_group(&memory, discard);
+    *region.lock().unwrap() = Some(group.anon(1024).unwrap());
+    let anon = region.lock().unwrap().as_ref().unwrap().for_group(&group);
+    in_time(move || (8..512).for_each(|page| drop(anon.pin_new(page).unwrap())));
+    assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+}
+
+#[test]
+fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
+    let memory = memory();
+    let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
+    let (write, cut) = (file.clone(), file.clone());
+    let (group, registered, nr_busy) = full_group(&memory, move || cut.set_len(500 * P));
+    let writer = file.for_group(&group);
+    in_time(move || {
+        for page in 0..400 {
+            writer.write_at(&[1], page * P).unwrap();
+        }
+    });
+    assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody cut it");
+    drop((registered, group));
+    // The other way round: who has it for himself.
+    let change = move || write.write_at(&[2], 300 * P).map(drop);
+    let (group, _registered, nr_busy) = full_group(&memory, change);
+    let (reader, puncher) = (file.for_group(&group), file.for_group(&group));
+    memory.reclaim(ByteSize::mib(16)).ok();
+    (0..64).for_each(|page| drop(reader.pin(page).unwrap()));
+    in_time(move || {
+        for page in 100..200 {
+            puncher.punch(page * P + 10..page * P + 20).unwrap();
+        }
+    });
+    assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody wrote it");
+}
+
+/// Somebody who has page 0 pinned writes page 1, while one waits for the pin and another one for
+/// the file.
+fn write_beside_waits(act: impl FnOnce(&File) -> Result<(), Error> + Send) {
+    let memory = memory();
+    let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
+    let pinned = file.pin(0).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| act(&file));
+        thread::sleep(Duration::from_millis(50));
+        let alone = scope.spawn(|| file.set_len(8 * P));
+        thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        file.write_at(&pinned, P).unwrap();
+        assert!(began.elapsed() < Duration::from_millis(500));
+        drop(pinned);
+        waits.join().unwrap().unwrap();
+        alone.join().unwrap().unwrap();
+    });
+    assert_eq!(file.len(), 8 * P);
+}
+
+#[test]
+fn who_waits_for_a_page_keeps_its_holder_from_nothing() {
+    write_beside_waits(|file| file.write_at(&[1; 10], 0).map(drop));
+    write_beside_waits(|file| file.pin_mut(0).map(drop));
+    write_beside_waits(|file| file.pin_new(0).map(drop));
+    write_beside_waits(|file| file.punch(10..20));
+}
+
+#[test]
+fn a_page_that_was_waited_for_in_vain_is_pinned_again() {
+    let memory = memory();
+    let file = open(&memory, Disk::of(vec![7; 4 * PAGE]));
+    let pinned = file.pin(0).unwrap();
+    for busy in [
+        file.write_at(&[1], 0).map(drop),
+        file.pin_mut(0).map(drop),
+        file.punch(1..2),
+    ] {
+        assert!(
+            matches!(busy, Err(Error::PageBusy { page: 0, .. })),
+            "{busy:?}"
+        );
+        // Nobody wants it any more.
+        assert_eq!(file.pin(0).unwrap()[0], 7);
+    }
+    drop(pinned);
+    file.write_at(&[1], 0).unwrap();
+    assert_eq!(file.pin(0).unwrap()[..2], [1, 7]);
+}
+
+/// A store that unwinds once where it is cut.
+#[derive(Clone, Default)]
+struct Unwinds {
+    disk: Disk,
+    has_unwound: Arc<AtomicBool>,
+}
+
+impl Store for Unwinds {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.disk.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if !self.has_unwound.swap(true, Ordering::Relaxed) {
+            std::panic::resume_unwind(Box::new("cut"));
+        }
+        self.disk.set_len(len)
+    }
+}
+
+#[test]
+fn a_file_whose_store_unwound_is_changed_as_before() {
+    let memory = memory();
+    let file = open(&memory, Unwinds::default());
+    file.write_at(&[1; 2 * PAGE], 0).unwrap();
+    file.sync().unwrap();
+    let cut = std::panic::AssertUnwindSafe(|| file.set_len(P));
+    assert!(std::panic::catch_unwind(cut).is_err());
+    file.sync().unwrap();
+    drop(file.pin(0).unwrap());
+    assert!(file.try_pin_mut(0).unwrap().is_some());
+    assert!(file.upgrade(file.pin(0).unwrap()).is_ok());
+}
+
+/// A store in a file of another memory.
+struct Stacked(File);
+
+impl Store for Stacked {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset).map_err(io::Error::other)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.len())
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset).map_err(io::Error::other)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync().map_err(io::Error::other)
+    }
+}
+
+#[test]
+fn a_memory_reclaims_while_another_one_writes_to_it() {
+    let below = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let below = below.build().unwrap();
+    let clean = open(&below, Disk::of(vec![7; 16 << 20]));
+    clean.read_at(&mut vec![0; 16 << 20], 0).unwrap();
+    let of_below = open(&below, Disk::default());
+    let memory = memory();
+    let file = open(&memory, Stacked(of_below));
+    file.write_at(&vec![1; 512 * PAGE], 0).unwrap();
+    file.sync().unwrap();
+    assert_eq!(file.len(), 512 * P);
+}
