@@ -31,6 +31,13 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0x56, 0xB4, 0xE9),
     RGBColor(0x33, 0x33, 0x33),
 ];
+/// How a curve is drawn: those that come after a round of colours are thicker.
+fn style(at: usize) -> ShapeStyle {
+    let round = u32::try_from(at / COLOURS.len()).unwrap_or(u32::MAX);
+    let width = round.saturating_add(1).saturating_mul(2 * FINE);
+    COLOURS[at % COLOURS.len()].stroke_width(width)
+}
+
 const INK: RGBColor = RGBColor(0x11, 0x11, 0x11);
 const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 
@@ -160,7 +167,7 @@ impl Chart {
             Rectangle::new(corners, COLOURS[0].mix(shade).filled())
         }))?;
         for (at, curve) in self.curves.iter().enumerate() {
-            let style = COLOURS[at % COLOURS.len()].stroke_width(2 * FINE);
+            let style = style(at);
             chart.draw_series(LineSeries::new(curve.points.iter().copied(), style))?;
         }
         for (x, text) in &self.marks {
@@ -208,7 +215,7 @@ impl Chart {
         for (at, (left, row)) in self.legend_places().into_iter().enumerate() {
             let middle = pixels(row * ROW + ROW / 2);
             let line = [(pixels(left), middle), (pixels(left + 26), middle)];
-            let style = COLOURS[at % COLOURS.len()].stroke_width(2 * FINE);
+            let style = style(at);
             area.draw(&PathElement::new(line, style))?;
             let text = ("sans-serif", TEXT * FINE, &INK).into_text_style(area);
             let anchor = Pos::new(HPos::Left, VPos::Center);
@@ -306,6 +313,17 @@ mod tests {
         for RGBColor(red, green, blue) in COLOURS {
             let rule = format!("[stroke=\"#{red:02X}{green:02X}{blue:02X}\"]");
             assert!(STYLE.contains(&rule), "{rule}");
+        }
+    }
+
+    #[test]
+    fn curves_are_told_apart_beyond_the_colours() {
+        let styles: Vec<_> = (0..16).map(style).collect();
+        for (at, one) in styles.iter().enumerate() {
+            let is_alike = |other: &&ShapeStyle| {
+                one.color == other.color && one.stroke_width == other.stroke_width
+            };
+            assert!(!styles[..at].iter().any(|other| is_alike(&other)), "{at}");
         }
     }
 

@@ -34,8 +34,11 @@ struct Row {
 /// What a seed came to.
 enum Message {
     Passed(Row),
-    Failed(Box<(Scenario, whole::Failure)>),
+    Failed(Failed),
 }
+
+/// A seed that failed.
+type Failed = Box<(Scenario, whole::Failure)>;
 
 /// Which seeds are left, and who runs which since when.
 struct Plan {
@@ -113,27 +116,18 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let bar = load::progress("simulating", nr_seeds);
     let (send, receive) = mpsc::channel();
     let mut rows = Vec::new();
-    let failed = thread::scope(|scope| {
+    let mut failed = None;
+    thread::scope(|scope| {
         let nr_threads = thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..nr_threads {
             let (plan, send, load) = (&plan, send.clone(), &load);
             scope.spawn(move || work(plan, &send, load));
         }
         drop(send);
-        loop {
-            match receive.recv_timeout(LOOK_EVERY) {
-                Ok(Message::Passed(row)) => {
-                    bar.inc(1);
-                    rows.push(row);
-                }
-                Ok(Message::Failed(failed)) => {
-                    lock(&plan).end = 0;
-                    return Some(failed);
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => look_for_hangs(&plan),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-            }
-        }
+        failed = collect(args, &plan, &receive, |row| {
+            bar.inc(1);
+            rows.push(row);
+        });
     });
     bar.finish_and_clear();
     rows.sort_by_key(|row| row.seed);
@@ -144,6 +138,36 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
         Some(failed) => Err(told(args, &failed.0, &failed.1)),
         None if args.json => Ok(()),
         None => output::text(&table(&rows, began.elapsed())),
+    }
+}
+
+/// Takes what the seeds came to until all have ended; the first one that failed. Where one hangs,
+/// the process ends: nothing else can end a loop in core.
+fn collect(
+    args: &SimArgs,
+    plan: &Mutex<Plan>,
+    receive: &mpsc::Receiver<Message>,
+    mut passed: impl FnMut(Row),
+) -> Option<Failed> {
+    let mut failed: Option<Failed> = None;
+    loop {
+        match receive.recv_timeout(LOOK_EVERY) {
+            Ok(Message::Passed(row)) => passed(row),
+            Ok(Message::Failed(one)) => {
+                lock(plan).end = 0;
+                failed.get_or_insert(one);
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                if let Some(seed) = hanging(plan, HANGS_AFTER) {
+                    if let Some(failed) = &failed {
+                        failure::tell(&again(args, &failed.1));
+                    }
+                    failure::tell(&format!("error: seed {seed} does not end"));
+                    std::process::exit(1);
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return failed,
+        }
     }
 }
 
@@ -168,16 +192,12 @@ fn work(plan: &Mutex<Plan>, send: &mpsc::Sender<Message>, load: &Load) {
     }
 }
 
-/// Nothing can end a loop in core but the end of the process.
-fn look_for_hangs(plan: &Mutex<Plan>) {
-    let running = lock(plan).running.clone();
-    let hangs = running
-        .iter()
-        .find(|(_, since)| since.elapsed() >= HANGS_AFTER);
-    if let Some((seed, _)) = hangs {
-        failure::tell(&format!("error: seed {seed} does not end"));
-        std::process::exit(1);
-    }
+/// A seed that has run for so long.
+fn hanging(plan: &Mutex<Plan>, hangs_after: Duration) -> Option<u64> {
+    let plan = lock(plan);
+    let mut running = plan.running.iter();
+    let hangs = running.find(|(_, since)| since.elapsed() >= hangs_after);
+    hangs.map(|&(seed, _)| seed)
 }
 
 fn row(scenario: &Scenario, outcome: &Outcome) -> Row {
@@ -197,9 +217,8 @@ fn row(scenario: &Scenario, outcome: &Outcome) -> Row {
     }
 }
 
-/// The failure, the command that shows it again, and the smallest run found that fails.
-fn told(args: &SimArgs, scenario: &Scenario, failure: &whole::Failure) -> Failure {
-    let (small, again) = whole::shrink(scenario, failure);
+/// The failure, and the command that shows it again.
+fn again(args: &SimArgs, failure: &whole::Failure) -> String {
     let mut text = format!("{failure}\nagain: pagetide sim --seed {}", failure.seed);
     let sizes = [
         ("cpus", args.cpus),
@@ -217,6 +236,15 @@ fn told(args: &SimArgs, scenario: &Scenario, failure: &whole::Failure) -> Failur
     if let Some(column) = &args.column {
         _ = write!(text, " --column {column}");
     }
+    text
+}
+
+/// [`again`], and the smallest run found that fails.
+fn told(args: &SimArgs, scenario: &Scenario, failure: &whole::Failure) -> Failure {
+    let mut text = again(args, failure);
+    // One that is tried may hang.
+    failure::tell(&format!("makes it small: {text}"));
+    let (small, again) = whole::shrink(scenario, failure);
     let (nr_left, nr_all) = (small.actions.len(), scenario.actions.len());
     _ = write!(text, "\n{nr_left} of {nr_all} actions are enough: {again}");
     for action in &small.actions {

@@ -78,9 +78,14 @@ impl View {
         groups.find(|before| before.path == group.path)
     }
 
-    /// How much a number of a group grows, a second.
+    /// How much a number of a group grows, a second; of one that may have been left out before
+    /// nobody knows: 0.
     fn group_rate(&self, group: &GroupSnapshot, read: impl Fn(&GroupSnapshot) -> u64) -> f64 {
-        let before = self.group_before(group).map_or(0, &read);
+        let before = match self.group_before(group) {
+            Some(before) => read(before),
+            None if self.before.nr_groups_left_out > 0 => return 0.0,
+            None => 0,
+        };
         read(group).saturating_sub(before) as f64 / self.seconds()
     }
 
@@ -237,6 +242,27 @@ mod tests {
         assert!(line("deep").find("deep") > web.find("web"), "{text}");
         assert!(line("read").contains("2.0 MiB/s"), "{text}");
         assert!(line("CPU 0: ").contains(" of "), "{text}");
+    }
+
+    #[test]
+    fn of_a_group_that_was_left_out_before_no_rate_is_told() {
+        let View {
+            mut before,
+            mut now,
+            ..
+        } = view();
+        before.groups.truncate(1);
+        now.groups[1].misses = 1_000_000;
+        now.groups[1]
+            .stat
+            .insert("pgmajfault".to_owned(), 1_000_000);
+        let rate = |view: &View| view.group_rate(&view.now.groups[1], |group| group.misses);
+        assert!(
+            rate(&View::new(before.clone(), now.clone())) > 0.0,
+            "it is new"
+        );
+        before.nr_groups_left_out = 1;
+        assert!(rate(&View::new(before, now)) == 0.0);
     }
 
     #[test]

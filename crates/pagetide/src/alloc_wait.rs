@@ -73,7 +73,9 @@ impl Group {
     /// A zeroed block, without a sleep for what is above `high`.
     fn take_zeroed(&self, order: units::Order) -> Result<Buf, AllocError> {
         let shared = self.shared();
-        let (frame, _) = shared.core.alloc_buf(shared.here(), self.id(), order)?;
+        let taken = shared.core.alloc_buf(shared.here(), self.id(), order);
+        shared.settle();
+        let (frame, _) = taken?;
         let mut buf = Buf::new(shared, frame, order);
         buf.fill(0);
         Ok(buf)

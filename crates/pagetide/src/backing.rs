@@ -502,7 +502,10 @@ impl Backing {
         self.check_poison()?;
         let mut new_in = locked(&self.new_in);
         if let Some(folder) = new_in.as_ref() {
-            rustix::fs::fsync(folder).map_err(|error| self.failed(code_of(&error.into())))?;
+            // The kernel tells of it once, as of the file's own writes.
+            let synced = rustix::fs::fsync(folder);
+            synced.unwrap_or_else(|error| self.poison(code_of(&error.into())));
+            self.check_poison()?;
             *new_in = None;
         }
         Ok(())

@@ -485,6 +485,9 @@ impl Memory {
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`].
+    ///
+    /// # Panics
+    /// As all that open: where the group is of another memory.
     pub fn open(&self, path: impl AsRef<Path>, group: &Group) -> Result<File, Error> {
         self.open_with(path, Order::new(0), group)
     }

@@ -50,6 +50,7 @@ impl Drop for Node {
         }
         if self.id != self.shared.core.groups().root() {
             self.shared.core.drop_group(cpu::current(), self.id);
+            self.shared.settle();
             self.shared.names().remove(self.id);
             self.shared.pins.forget(self.id);
             if let Some(parent) = &self.parent {

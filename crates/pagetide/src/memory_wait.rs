@@ -370,7 +370,7 @@ impl MemoryWait {
         let is_over = Instant::now() >= self.wanted.deadline;
         let mut level = self.group.id();
         for _ in 0..MAX_TRIES {
-            let refused = match self.turn(waker) {
+            let refused = match self.turn(waker).filter(|_| self.may_wait()) {
                 Some(ahead) => ahead,
                 None => match attempt() {
                     Err(AllocError::OverLimit { group } | AllocError::Thrashing { group })

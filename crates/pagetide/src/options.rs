@@ -122,6 +122,9 @@ impl OpenOptions {
     ///
     /// # Errors
     /// As [`Memory::open_store`]; with hooks, [`Error::OverLimit`] and [`Error::NoBlock`], too.
+    ///
+    /// # Panics
+    /// Where the group is of another memory.
     pub fn open_store(
         &self,
         memory: &Memory,
@@ -158,6 +161,9 @@ impl OpenOptions {
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates; with hooks,
     /// [`Error::OverLimit`] and [`Error::NoBlock`], too.
+    ///
+    /// # Panics
+    /// Where the group is of another memory.
     pub fn open(
         &self,
         memory: &Memory,

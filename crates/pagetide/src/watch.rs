@@ -165,7 +165,7 @@ impl State {
                 let mut question = String::new();
                 let timed = Timed::new(stream).take(MAX_QUESTION);
                 BufReader::new(timed).read_line(&mut question)?;
-                self.view(question.trim_end())
+                self.view(question.trim_end_matches(['\r', '\n']))
             }
             false => Answer::Error("this socket answers its own user and root only".to_owned()),
         };

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const MAX_OFFERED: usize = 64;
 /// Writes that may fail before the rest is left dirty.
 const MAX_FAILURES: u32 = 16;
+/// Pages in a row that a store may refuse before those behind them are given up with their file.
+const MAX_REFUSED: usize = 64;
 /// How long reclaim waits for a write of somebody else's before it looks again.
 const LANDING: Duration = Duration::from_secs(1);
 /// How long somebody who reads or writes pages waits for whoever is changing one.
@@ -238,6 +240,32 @@ impl Shared {
                 trace::write_failed(backing, code);
                 Err(backing.failed(code))
             }
+        }
+    }
+
+    /// Writes what the store takes of a file that is closed: also behind pages that it refuses, as
+    /// long as those are not too many in a row.
+    pub(crate) fn write_all_it_takes(&self, backing: &Backing) {
+        if self.write_dirty(backing, 0..=u64::MAX, Which::ALL).is_ok() {
+            return;
+        }
+        let few = MAX_FAILURES as usize;
+        let (mut next, mut nr_refused) = (0, 0);
+        while nr_refused < MAX_REFUSED {
+            let pages: Vec<u64> = backing
+                .dirty_pages(next..=u64::MAX, u32::MAX)
+                .take(few)
+                .collect();
+            let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
+                return;
+            };
+            let before = backing.nr_dirty();
+            let _refused = self.write_dirty(backing, first..=last, Which::ALL);
+            nr_refused = match backing.nr_dirty() < before {
+                true => 0,
+                false => nr_refused + pages.len(),
+            };
+            next = last + 1;
         }
     }
 

@@ -23,12 +23,28 @@ pub const MIN_RATE: f64 = 1e-6;
 /// matters more than what is sampled.
 pub const MIN_FRAMES: u32 = 16;
 
-/// A rate that is none.
+/// Samples that cannot be taken.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("a sample of {rate} of the pages: from {MIN_RATE} to {MAX_RATE} can be taken")]
-pub struct BadRate {
-    /// The number.
-    pub rate: f64,
+pub enum BadRate {
+    /// The number is no rate.
+    #[error("a sample of {rate} of the pages: from {MIN_RATE} to {MAX_RATE} can be taken")]
+    OutOfRange {
+        /// The number.
+        rate: f64,
+    },
+    /// Of so few pages a sample says nothing, nor its spread how far off it is.
+    #[error(
+        "a sample of {rate} of {nr_pages} pages: it has to have {MIN_FRAMES} pages to say \
+         anything, a rate of {least}"
+    )]
+    TooFew {
+        /// The number.
+        rate: f64,
+        /// Pages of the trace.
+        nr_pages: u32,
+        /// The least rate; above [`MAX_RATE`] where the trace is too small for any.
+        least: f64,
+    },
 }
 
 /// A miss ratio that was estimated.
@@ -57,7 +73,16 @@ impl Samples {
     /// [`BadRate`].
     pub fn new(trace: &Trace, rate: f64) -> Result<Samples, BadRate> {
         if !(MIN_RATE..=MAX_RATE).contains(&rate) {
-            return Err(BadRate { rate });
+            return Err(BadRate::OutOfRange { rate });
+        }
+        let nr_pages = trace.nr_unique;
+        let least = f64::from(MIN_FRAMES) / f64::from(nr_pages.max(1));
+        if rate < least {
+            return Err(BadRate::TooFew {
+                rate,
+                nr_pages,
+                least,
+            });
         }
         let sample_of = |page: u32| {
             let unit = f64::from(hash(page)) / f64::from(u32::MAX);
@@ -170,7 +195,7 @@ mod tests {
 
     #[test]
     fn sizes_are_scaled_and_too_small_ones_refused() {
-        let samples = Samples::new(&counting(1000), 0.01).expect("a rate");
+        let samples = Samples::new(&counting(1600), 0.01).expect("a rate");
         assert_eq!(samples.least_frames(), 1600);
         assert_eq!(samples.scaled(1600), Some(16));
         assert_eq!(samples.scaled(1500), None);
@@ -192,7 +217,18 @@ mod tests {
     #[test]
     fn what_is_no_rate_is_refused() {
         for rate in [0.0, -1.0, 0.3, f64::NAN] {
-            assert!(Samples::new(&counting(10), rate).is_err(), "{rate}");
+            let refused = Samples::new(&counting(1000), rate);
+            assert!(matches!(refused, Err(BadRate::OutOfRange { .. })), "{rate}");
         }
+    }
+
+    #[test]
+    fn samples_that_would_have_hardly_a_page_are_refused() {
+        let refused = Samples::new(&counting(159), 0.1).expect_err("15.9 pages");
+        assert!(
+            matches!(refused, BadRate::TooFew { nr_pages: 159, .. }),
+            "{refused}"
+        );
+        assert!(Samples::new(&counting(160), 0.1).is_ok());
     }
 }

@@ -175,14 +175,17 @@ impl Bed {
                 .map(|thread| {
                     scope.spawn(move || {
                         barrier.wait();
+                        barrier.wait();
                         let done = self.read_many(variant, thread, share(reads, thread, threads));
                         barrier.wait();
                         done
                     })
                 })
                 .collect();
+            // All are there; before the first one reads; the last one has read.
             barrier.wait();
             let (start, cpu) = (Instant::now(), load::cpu_time());
+            barrier.wait();
             barrier.wait();
             let cpu = load::cpu_time() - cpu;
             let elapsed = start.elapsed();
@@ -250,6 +253,20 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_is_told_than_the_cpus_can_do() {
+        let nr_cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let bed = Bed::new(1, false).unwrap();
+        for _ in 0..20 {
+            let run = bed.time(Variant::Pin, 8, 40_000).unwrap();
+            let nr_busy = run.reads_per_s * run.cpu_ns / 1e9;
+            assert!(
+                nr_busy < 1.1 * nr_cpus as f64,
+                "{nr_busy} CPUs of {nr_cpus}"
+            );
+        }
+    }
 
     #[test]
     fn threads_read_all_of_it_together() {

@@ -143,3 +143,13 @@ fn what_cannot_be_computed_is_refused_by_name() {
     assert_eq!(code, 1, "{message}");
     assert!(message.contains("/nonexistent/a.svg"), "{message}");
 }
+
+#[test]
+fn a_sample_with_hardly_a_page_is_refused() {
+    let pages: Vec<String> = (0..2).flat_map(|_| 1..=50).map(|n| n.to_string()).collect();
+    let trace = written(pages.join("\n").as_bytes());
+    let args = ["--sample", "0.1%", "--frames", "16000"];
+    let (code, message) = failure(&[&["mrc", path(&trace)], &args[..]].concat());
+    assert_eq!(code, 2, "{message}");
+    assert!(message.contains("of 50 pages"), "{message}");
+}

@@ -12,7 +12,6 @@ use crate::policy::Order;
 use crate::shared::FileKey;
 use crate::store::{DirectFile, Store};
 use crate::trace;
-use crate::writeback::Which;
 use pagetide_core::memory::Here;
 use std::fmt;
 use std::io;
@@ -46,7 +45,7 @@ impl Drop for Open {
                 .and_then(|()| backing.catch_up(shared));
         });
         panics.catch(|| {
-            let _failed = shared.write_dirty(backing, 0..=u64::MAX, Which::ALL);
+            shared.write_all_it_takes(backing);
         });
         let nr_lost = backing.nr_dirty();
         if nr_lost > 0 {
@@ -79,6 +78,19 @@ impl Drop for Open {
     }
 }
 
+/// A group that a file is to be read for.
+///
+/// # Panics
+/// Where it is of another memory: its number may be that of some group of this one, too.
+#[track_caller]
+pub(super) fn expect_together(shared: &Home, group: &Group) {
+    let is_ours = group.shared().is(shared);
+    assert!(
+        is_ours,
+        "a file and the group that reads it are of one memory"
+    );
+}
+
 impl fmt::Debug for Open {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.backing.fmt(f)
@@ -86,6 +98,15 @@ impl fmt::Debug for Open {
 }
 
 impl Open {
+    /// Writes by this file, where nothing was written by another one before.
+    fn have_writer(&self, file: DirectFile) {
+        if let Source::File { reader, writer } = &self.backing.source
+            && !reader.is_writable()
+        {
+            let _another = writer.set(file);
+        }
+    }
+
     pub(crate) fn home(&self) -> &Home {
         &self.shared
     }
@@ -223,8 +244,12 @@ impl File {
 
     /// The same file for another group: what this handle brings in is charged to it. It is read
     /// ahead as this one.
+    ///
+    /// # Panics
+    /// Where the group is of another [`Memory`](crate::Memory).
     #[must_use]
     pub fn for_group(&self, group: &Group) -> File {
+        expect_together(&self.open.shared, group);
         File {
             wish: self.wish.clone(),
             ..File::of(Arc::clone(&self.open), group, self.may_write)
@@ -240,6 +265,7 @@ impl File {
         (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
+        expect_together(shared, group);
         shared.check_process()?;
         let (device, inode) = file.identity();
         let may_write = file.is_writable();
@@ -276,8 +302,8 @@ impl File {
                         drop(files);
                         return Err(error);
                     }
-                    if let (Source::File { writer, .. }, true) = (&open.backing.source, may_write) {
-                        let _another = writer.set(file);
+                    if may_write {
+                        open.have_writer(file);
                     }
                     return Ok(File::of(open, group, may_write));
                 }
@@ -322,6 +348,7 @@ impl File {
         (order, hooks): (Order, Option<Given>),
         group: &Group,
     ) -> Result<File, Error> {
+        expect_together(shared, group);
         let may_write = store.is_writable();
         let hooked = Hooked::of(hooks, group, order)?;
         shared.check_process()?;
@@ -435,5 +462,32 @@ mod tests {
             .recv_timeout(minute)
             .expect("who opens waits for himself");
         assert!(is_asked, "there was room");
+    }
+
+    #[test]
+    fn who_opens_a_file_that_is_written_writes_by_the_same_descriptor() {
+        let data = tempfile::NamedTempFile::new().unwrap();
+        fs::write(data.path(), [7; 4096]).unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let open = || memory.open_rw(data.path(), &memory.root()).unwrap();
+        let (first, _second) = (open(), open());
+        let source = &first.open.backing.source;
+        let [read, written] = [source.file(), source.written_file()].map(Option::unwrap);
+        assert!(std::ptr::eq(read, written));
+    }
+
+    #[test]
+    fn a_name_that_was_not_made_durable_is_not_taken_for_durable_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let options = crate::OpenOptions::new().write(true).create(true);
+        let path = folder.path().join("data");
+        let file = options.open(&memory, path, &memory.root()).unwrap();
+        // It cannot be synced.
+        file.is_new_in(fs::File::open("/dev/null").unwrap());
+        assert!(file.sync().is_err());
+        // The next time the kernel says that all is well.
+        file.is_new_in(fs::File::open(folder.path()).unwrap());
+        assert!(file.sync().is_err());
     }
 }

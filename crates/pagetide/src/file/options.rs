@@ -1,6 +1,7 @@
 //! Reads with options of their own.
 
 use super::File;
+use super::open::expect_together;
 use crate::page::Page;
 use crate::{Error, Group};
 use pagetide_core::page_cache::Access;
@@ -97,10 +98,7 @@ impl File {
 
     fn group_of<'a>(&'a self, options: &ReadOptions<'a>) -> &'a Group {
         let group = options.group.unwrap_or(&self.group);
-        assert!(
-            group.shared().is(&self.open.shared),
-            "a file and the group of its reads are of one memory"
-        );
+        expect_together(&self.open.shared, group);
         group
     }
 }

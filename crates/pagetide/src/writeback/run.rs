@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
                     let spare = spares.next().expect("a run is no longer than it");
                     let instead = &mut spare[..bytes.len()];
                     slices.push(IoSlice::new(bytes));
-                    if *outcome != UNTRIED {
+                    if *outcome != UNTRIED || bytes.is_empty() {
                         continue;
                     }
                     match hooked.before_write(page, bytes, instead) {
@@ -236,6 +236,10 @@ impl<'a> Run<'a> {
     fn ask_for_log(&self, hooked: &Hooked, pages: &[(u64, &[u8])], outcomes: &mut Outcomes) {
         let mut positions: Many<u64> = Many::from_elem(0, pages.len());
         for (at, (page, bytes)) in pages.iter().enumerate() {
+            if bytes.is_empty() {
+                // It left the file meanwhile.
+                continue;
+            }
             match hooked.log_position(*page, bytes) {
                 Ok(position) => positions[at] = position,
                 Err(code) => outcomes[at] = Err(code),

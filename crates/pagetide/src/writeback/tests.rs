@@ -177,3 +177,103 @@ fn a_file_whose_store_unwinds_while_it_is_closed_is_closed() {
     assert_eq!((stats.pages_lost, memory.root().stat().file), (20, 0));
     assert_eq!(memory.audit(), Ok(()));
 }
+
+#[test]
+fn of_a_file_that_is_closed_what_the_store_takes_is_written_whatever_it_refuses() {
+    let memory = memory();
+    // Writes behind the sixteenth page, and the fortieth, are taken.
+    for nr_bad in [16, 40] {
+        let disk = Arc::new(Disk::default());
+        disk.fails.store(NONE, Ordering::Relaxed);
+        let own = Arc::clone(&disk);
+        let take = move |bytes: &[u8], offset| match offset < nr_bad * P {
+            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            false => own.write(bytes, offset),
+        };
+        let store = Box::new(Takes(take));
+        let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+        let file = file.unwrap();
+        file.write_at(&[1; 100 * PAGE], 0).unwrap();
+        let before = memory.stats().pages_lost;
+        drop(file);
+        assert_eq!(memory.stats().pages_lost - before, nr_bad);
+        let bytes = disk.bytes.lock().unwrap();
+        let start = usize::try_from(nr_bad * P).unwrap();
+        assert!(bytes.len() == 100 * PAGE && bytes[start..].iter().all(|&byte| byte == 1));
+    }
+}
+
+/// A store that takes everything and keeps nothing.
+struct TakesAll;
+
+impl crate::Store for TakesAll {
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Hooks that look at each page, all of which are whole.
+struct Looks;
+
+impl crate::Hooks for Looks {
+    fn log_position(&self, _page: u64, bytes: &[u8]) -> u64 {
+        u64::from_le_bytes(bytes[..8].try_into().unwrap())
+    }
+
+    fn before_write(&self, _: u64, bytes: &[u8], _: &mut [u8]) -> io::Result<crate::Content> {
+        assert_eq!(bytes.len(), PAGE);
+        Ok(crate::Content::AsIs)
+    }
+}
+
+#[test]
+fn hooks_are_asked_about_no_page_that_has_left_its_file() {
+    let memory = memory();
+    let barrier = Arc::new(std::sync::Barrier::new(2));
+    let gate = Arc::clone(&barrier);
+    let slow = move |bytes: &[u8], _: u64| {
+        gate.wait();
+        gate.wait();
+        Ok(bytes.len())
+    };
+    let slow = memory.open_store(Box::new(Takes(slow)), "slow", Order::new(0), &memory.root());
+    let slow = slow.unwrap();
+    let options = crate::OpenOptions::new().hooks(Arc::new(Looks));
+    let hooked = options.open_store(&memory, Box::new(TakesAll), "hooked", &memory.root());
+    let hooked = hooked.unwrap();
+    // The pages of the first are run first.
+    slow.write_at(&[7; PAGE], 0).unwrap();
+    hooked.write_at(&[0; 4 * PAGE], 0).unwrap();
+    thread::scope(|scope| {
+        let reclaims = scope.spawn(|| memory.reclaim(ByteSize(5 * P)));
+        barrier.wait();
+        let cuts = scope.spawn(|| hooked.set_len(0));
+        while !hooked.is_empty() {
+            thread::yield_now();
+        }
+        barrier.wait();
+        let _reclaimed = reclaims.join().unwrap();
+        cuts.join().unwrap().unwrap();
+    });
+    hooked.sync().unwrap();
+}

@@ -250,3 +250,23 @@ fn a_memory_reclaims_while_another_one_writes_to_it() {
     file.sync().unwrap();
     assert_eq!(file.len(), 512 * P);
 }
+
+#[test]
+fn a_group_of_another_memory_is_refused() {
+    let (ours, other) = (memory(), memory());
+    // Most likely of the same number.
+    let victim = ours.root().child("victim").unwrap();
+    let theirs = other.root().child("theirs").unwrap();
+    let data = crate::data::numbered_file(4);
+    let file = ours.open(data.path(), &victim).unwrap();
+    let is_refused = |open: &dyn Fn()| {
+        let open = std::panic::AssertUnwindSafe(open);
+        assert!(std::panic::catch_unwind(open).is_err());
+    };
+    is_refused(&|| drop(ours.open(data.path(), &theirs)));
+    is_refused(&|| drop(ours.open_rw(data.path(), &theirs)));
+    let store = || Box::new(Disk::default());
+    is_refused(&|| drop(ours.open_store(store(), "disk", Order::new(0), &theirs)));
+    is_refused(&|| drop(file.for_group(&theirs)));
+    assert_eq!(victim.misses(), 0);
+}

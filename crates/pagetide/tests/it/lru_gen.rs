@@ -1,7 +1,8 @@
 //! Generations of a group's pages, as users see them.
 
 use crate::data;
-use pagetide::{BadGeneration, ByteSize, Error, Memory, Policy};
+use pagetide::{BadGeneration, ByteSize, Error, File, Group, Memory, Order, Policy};
+use std::time::{Duration, Instant};
 
 #[test]
 fn generations_are_shown_opened_and_evicted() {
@@ -117,8 +118,9 @@ fn tiers_stand_below_their_generations() {
     assert!(view.tiers.is_empty() && view.full().to_string() == view.to_string());
 }
 
-#[test]
-fn what_is_evicted_goes_back_to_the_os_where_the_budget_was_lowered() {
+/// A memory whose budget was lowered below what was pinned then, and a file of a group with 16 MiB
+/// that is pinned no more.
+fn over_a_lowered_budget() -> (Memory, Group, File) {
     let builder = Memory::builder().budget(ByteSize::mib(32));
     let builder = builder.policy(Policy::Mglru).without_thread();
     let memory = builder.build().unwrap();
@@ -132,11 +134,35 @@ fn what_is_evicted_goes_back_to_the_os_where_the_budget_was_lowered() {
         "{lowered:?}"
     );
     drop(pinned);
+    (memory, web, file)
+}
+
+#[test]
+fn what_is_freed_goes_back_to_the_os_where_the_budget_was_lowered() {
+    let expect_released = |memory: &Memory, free: &dyn Fn()| {
+        let before = memory.stats().released_bytes;
+        free();
+        let released = memory.stats().released_bytes - before;
+        assert!(released >= 4 << 20, "{released} bytes of 16 MiB went");
+    };
+    // Evicted by generations.
+    let (memory, web, _file) = over_a_lowered_budget();
     let max_seq = web.lru_gen().generations.last().unwrap().seq;
     web.age(0, max_seq, true).unwrap();
-    let before = memory.stats().released_bytes;
-    let went = web.evict_generations(0, max_seq - 1, None, ByteSize::mib(16));
-    assert_eq!(went, Ok(ByteSize::mib(16)));
-    let released = memory.stats().released_bytes - before;
-    assert!(released >= 4 << 20, "{released} bytes of 16 MiB went");
+    expect_released(&memory, &|| {
+        let went = web.evict_generations(0, max_seq - 1, None, ByteSize::mib(16));
+        assert_eq!(went, Ok(ByteSize::mib(16)));
+    });
+    // Evicted for somebody who may wait.
+    let (memory, _web, _file) = over_a_lowered_budget();
+    expect_released(&memory, &|| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        drop(memory.root().alloc_by(Order::new(0), deadline).unwrap());
+    });
+    // With their group.
+    let (memory, web, file) = over_a_lowered_budget();
+    let kept = file.for_group(&memory.root());
+    let group = std::cell::RefCell::new(Some((web, file)));
+    expect_released(&memory, &|| drop(group.take()));
+    drop(kept);
 }

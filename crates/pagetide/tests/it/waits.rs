@@ -384,3 +384,25 @@ fn a_future_that_is_woken_and_not_polled_stands_in_nobodys_way() {
     assert!(begun.elapsed() >= Duration::from_millis(900), "out of turn");
     assert_eq!(kept.done().len(), 4096);
 }
+
+#[test]
+fn who_could_never_have_it_is_refused_at_once_also_behind_others() {
+    let memory = memory();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let small = web.child("small").unwrap().max(ByteSize::kib(4)).unwrap();
+    let _held = web.alloc(Order::new(2)).unwrap();
+    let _first = Task::waiting(&web, PAGE);
+    let begun = Instant::now();
+    let deadline = begun + Duration::from_secs(2);
+    let refused = small.alloc_by(Order::new(1), deadline).unwrap_err();
+    assert!(
+        matches!(&refused, Error::OverLimit { group, .. } if group == "small"),
+        "{refused}"
+    );
+    let refused = web.alloc_by(Order::new(3), later()).unwrap_err();
+    assert!(
+        matches!(&refused, Error::OverLimit { group, .. } if group == "web"),
+        "{refused}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(1));
+}

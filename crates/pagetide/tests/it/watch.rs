@@ -222,3 +222,14 @@ fn the_socket_goes_wherever_the_process_is_by_then() {
     drop(watch);
     assert!(!dir.path().join("socket").exists());
 }
+
+#[test]
+fn a_name_that_ends_in_a_space_is_a_name_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, _watch, path) = watched(&dir);
+    let _web = memory.root().child("web").unwrap();
+    let spaced = memory.root().child("web ").unwrap();
+    let _held = spaced.reserve(ByteSize::mib(1)).unwrap();
+    let has_it = |question: &str| text(&path, question).contains("slab_unreclaimable 1048576\n");
+    assert!(has_it("memory.stat /web ") && !has_it("memory.stat /web"));
+}

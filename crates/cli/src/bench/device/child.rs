@@ -102,6 +102,8 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
         .iter()
         .map(|reads| reads[MEASURED].len())
         .sum::<usize>() as f64;
+    // Of few requests none may have been a miss.
+    let each = requests.max(1.0);
     let elapsed = after.at - before.at;
     let misses = (after.misses - before.misses) as f64;
     let mean = |of: fn(&Hits) -> f64| {
@@ -109,11 +111,11 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
         (!hits.is_empty()).then(|| sum / hits.len() as f64)
     };
     Ok(Outcome {
-        hit_ratio: output::rounded((1.0 - misses / requests).max(0.0)),
+        hit_ratio: output::rounded((1.0 - misses / each).max(0.0)),
         iops: requests / elapsed.as_secs_f64(),
         ns_p50: latencies.value_at_quantile(0.5),
         ns_p99: latencies.value_at_quantile(0.99),
-        cpu_ns: (after.cpu - before.cpu).as_nanos() as f64 / requests,
+        cpu_ns: (after.cpu - before.cpu).as_nanos() as f64 / each,
         resident_bytes: 0,
         hit_ns: mean(|hits| hits.ns),
         hit_cpu_ns: mean(|hits| hits.cpu_ns),

@@ -147,6 +147,7 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
             _ => Engine::MissedRing,
         };
         let raw = runs_of(raw, spec, spec.depth);
+        let raw = raw.filter(|runs| runs.iter().all(|run| run.iops > 0.0));
         let ceiling = raw.and_then(|raw| Ceiling::of(spec.threads, runs, raw));
         let ceiling = ceiling.as_ref();
         let hit_ns = runs[0].hit_ns;

@@ -173,4 +173,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "WRITES_OF.with(Cell::get) != 0 && stall::key(shared) != 0",
         tests: Tests::Runtime("in_hand::a_memory_reclaims"),
     },
+    Mutant {
+        name: "who could never have it waits behind others",
+        file: "memory_wait.rs",
+        find: ".filter(|_| self.may_wait())",
+        replace: "",
+        tests: Tests::Runtime("waits::who_could_never"),
+    },
+    Mutant {
+        name: "hooks are asked about a page that has left its file",
+        file: "writeback/run.rs",
+        find: "*outcome != UNTRIED || bytes.is_empty()",
+        replace: "*outcome != UNTRIED",
+        tests: Tests::RuntimeUnit("hooks_are_asked_about_no_page"),
+    },
+    Mutant {
+        name: "pages behind those that the store refuses are lost",
+        file: "writeback.rs",
+        find: "while nr_refused < MAX_REFUSED {",
+        replace: "while false && nr_refused < MAX_REFUSED {",
+        tests: Tests::RuntimeUnit("of_a_file_that_is_closed_what"),
+    },
 ];
