@@ -125,10 +125,8 @@ pub(crate) fn inside(args: &KernelCacheArgs) -> Result<(), Failure> {
     io::stdin().read_to_end(&mut waits).map_err(failed)?;
     let open = || File::open(&args.file);
     let (web, batch) = (open().map_err(failed)?, open().map_err(failed)?);
-    // As the demo's own reads, of which none is read ahead.
-    for file in [&web, &batch] {
-        fadvise(file, 0, None, Advice::Random).map_err(|error| failed(error.into()))?;
-    }
+    // As the demo's own: `batch` is read ahead.
+    fadvise(&web, 0, None, Advice::Random).map_err(|error| failed(error.into()))?;
     let phase = Duration::from_millis(args.phase_ms);
     // Pages that others cached are charged to those.
     fadvise(&web, 0, None, Advice::DontNeed).map_err(|error| failed(error.into()))?;

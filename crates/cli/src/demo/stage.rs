@@ -4,7 +4,7 @@ use super::recorder::record;
 use super::tenants::{Counts, Tenant, Window, batch_pages, web_pages};
 use crate::failure::Failure;
 use crate::output;
-use pagetide::{Buf, ByteSize, File, Group, Memory, Order, Policy, Snapshot, Watch};
+use pagetide::{Buf, ByteSize, File, Group, Hint, Memory, Order, Policy, Snapshot, Watch};
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -67,11 +67,7 @@ impl Stage {
         batch_max: Option<ByteSize>,
         socket: Option<&Path>,
     ) -> Result<Stage, Failure> {
-        let memory = Memory::builder()
-            .budget(BUDGET)
-            .policy(policy)
-            .readahead(ByteSize::b(0))
-            .build()?;
+        let memory = Memory::builder().budget(BUDGET).policy(policy).build()?;
         let root = memory.root();
         let groups = [
             root.child("web")?,
@@ -82,7 +78,9 @@ impl Stage {
             groups[1].set_max(max)?;
         }
         let web = memory.open_file(data, &groups[0])?;
+        // A reader from front to back, which is read ahead; the other one jumps.
         let batch = web.for_group(&groups[1]);
+        web.advise(Hint::Random);
         let watch = socket.map(|path| memory.watch(path)).transpose()?;
         Ok(Stage {
             memory,
