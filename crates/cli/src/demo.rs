@@ -168,8 +168,8 @@ impl Demo {
              {budget}.\n\n\
              {table}\n\
              warm   web reads its hot 24 MiB, and now and then something else\n\
-             scan   batch reads the whole file again and again, and is read ahead of: it is held\n       \
-             to {max}, and web keeps its pages ({warm} of its reads were hits, now {scan})\n\
+             scan   batch reads the whole file again and again, and is read ahead of: it is held\n\
+             {indent}to {max}, and web keeps its pages ({warm} of its reads were hits, now {scan})\n\
              query  asked for {query} of working memory and had it after {waited}: the cache gave \
              way\n\
              after  query is gone, the cache comes back\n\n\
@@ -177,6 +177,7 @@ impl Demo {
              page\nhad its own bytes.\n\n\
              The same reads with nothing to hold batch, under other policies:\n\n\
              {beside}",
+            indent = "       ",
             budget = output::mib(claims.budget_bytes),
             max = output::mib(BATCH_MAX.as_u64()),
             warm = output::percent(claims.web_hit_ratio_warm),
