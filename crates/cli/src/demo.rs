@@ -168,8 +168,9 @@ impl Demo {
              {budget}.\n\n\
              {table}\n\
              warm   web reads its hot 24 MiB, and now and then something else\n\
-             scan   batch reads the whole file again and again, and is read ahead of: it is held\n\
-             {indent}to {max}, and web keeps its pages ({warm} of its reads were hits, now {scan})\n\
+             scan   batch reads the whole file again and again, and is read ahead of: it is \
+             held\n{indent}to {max}, and web keeps its pages ({warm} of its reads were hits, \
+             now {scan})\n\
              query  asked for {query} of working memory and had it after {waited}: the cache gave \
              way\n\
              after  query is gone, the cache comes back\n\n\
