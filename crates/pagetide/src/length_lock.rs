@@ -28,8 +28,13 @@ impl LengthLock {
     /// Alone.
     pub(crate) fn take(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         match is_shrinking() {
-            true => unpoisoned(self.0.try_write()),
+            true => self.try_take(),
             false => Some(self.0.write().unwrap_or_else(PoisonError::into_inner)),
         }
+    }
+
+    /// Alone, where nobody has it.
+    pub(crate) fn try_take(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        unpoisoned(self.0.try_write())
     }
 }

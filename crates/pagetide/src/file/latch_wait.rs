@@ -68,7 +68,7 @@ impl<'a> LatchWait<'a> {
 
     /// Lets pins in again, if it is this wait that keeps them out. Where the page was latched since
     /// nothing keeps them out; others who want it ask anew.
-    fn withdraw(&mut self) {
+    pub(super) fn withdraw(&mut self) {
         let Some(frame) = self.asked.take() else {
             return;
         };

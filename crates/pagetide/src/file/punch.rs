@@ -34,7 +34,7 @@ impl File {
             return Ok(());
         };
         let mut wait = LatchWait::new(self);
-        while let Err(held) = self.punch_alone(start, last)? {
+        while let Err(held) = self.punch_alone((start, last), &mut wait)? {
             wait.on(held)?;
         }
         Ok(())
@@ -42,10 +42,14 @@ impl File {
 
     /// [`File::punch`] of the bytes from one to another, unless somebody holds a page of which a
     /// part is to be zeroed.
-    fn punch_alone(&self, start: u64, last: u64) -> Result<Result<(), Held>, Error> {
+    fn punch_alone(
+        &self,
+        (start, last): (u64, u64),
+        wait: &mut LatchWait<'_>,
+    ) -> Result<Result<(), Held>, Error> {
         let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
-        let _alone = self.alone(start / page_bytes..=last / page_bytes)?;
+        let _alone = self.alone_after(wait, start / page_bytes..=last / page_bytes)?;
         self.check_writable()?;
         let len = backing.len();
         let end = last.saturating_add(1).min(len);
@@ -176,6 +180,25 @@ impl File {
             drop(alone);
             if !shared.wait_until(frame, version, deadline) {
                 return Err(self.busy(page));
+            }
+        }
+    }
+
+    /// [`File::alone`] after a wait, if there was one. Where that is not at once, others pin the
+    /// page meanwhile.
+    fn alone_after(
+        &self,
+        wait: &mut LatchWait<'_>,
+        pages: RangeInclusive<u64>,
+    ) -> Result<RwLockWriteGuard<'_, ()>, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let at_once = backing.length.try_take();
+        let at_once = at_once.filter(|_| !backing.is_obstructed());
+        match at_once.filter(|_| latched_in(shared, backing, pages.clone()).is_none()) {
+            Some(alone) => Ok(alone),
+            None => {
+                wait.withdraw();
+                self.alone(pages)
             }
         }
     }

@@ -85,8 +85,8 @@ impl File {
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
         let mut wait = LatchWait::new(self);
+        let mut length = self.begin_change(page)?;
         loop {
-            let length = self.begin_change(page)?;
             self.balance();
             let len = self.len_of(page);
             if len == 0 {
@@ -97,6 +97,7 @@ impl File {
                 Err(held) => {
                     drop(length);
                     wait.on(held)?;
+                    length = self.go_on(&mut wait, page)?;
                 }
             }
         }
@@ -125,8 +126,8 @@ impl File {
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
         let mut wait = LatchWait::new(self);
+        let mut length = self.begin_change(page)?;
         loop {
-            let length = self.begin_change(page)?;
             self.balance();
             match self.latched(group, page, Content::New)? {
                 Ok(latched) => {
@@ -137,6 +138,7 @@ impl File {
                 Err(held) => {
                     drop(length);
                     wait.on(held)?;
+                    length = self.go_on(&mut wait, page)?;
                 }
             }
         }

@@ -127,7 +127,7 @@ impl File {
             if let Err(held) = self.write_part(part)? {
                 drop(length);
                 wait.on(held)?;
-                length = self.begin_change(part.page)?;
+                length = self.go_on(&mut wait, part.page)?;
                 continue;
             }
             wait = LatchWait::new(self);
@@ -145,6 +145,23 @@ impl File {
         let length = length.ok_or_else(|| self.busy(page))?;
         self.check_writable()?;
         Ok(length)
+    }
+
+    /// [`File::begin_change`] after a wait. Where it does not begin at once, others pin the page
+    /// meanwhile.
+    pub(super) fn go_on(
+        &self,
+        wait: &mut LatchWait<'_>,
+        page: u64,
+    ) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        let backing = &*self.open.backing;
+        let at_once = backing.length.try_share();
+        if let Some(length) = at_once.filter(|_| !backing.is_obstructed()) {
+            self.check_may_write()?;
+            return Ok(length);
+        }
+        wait.withdraw();
+        self.begin_change(page)
     }
 
     /// A page is in somebody's hands.

@@ -162,6 +162,63 @@ fn a_page_that_was_waited_for_in_vain_is_pinned_again() {
     assert_eq!(file.pin(0).unwrap()[..2], [1, 7]);
 }
 
+/// A store that is slow to be cut.
+struct Slow(Disk);
+
+impl Store for Slow {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        thread::sleep(Duration::from_millis(1500));
+        self.0.set_len(len)
+    }
+}
+
+#[test]
+fn who_waits_for_the_file_keeps_nobody_from_its_pages() {
+    let memory = memory();
+    for way in 0..3 {
+        let file = open(&memory, Slow(Disk::of(vec![7; 16 * PAGE])));
+        let pinned = file.pin(0).unwrap();
+        thread::scope(|scope| {
+            let writes = scope.spawn(|| match way {
+                0 => file.write_at(&[1; 10], 0).map(drop),
+                1 => file.pin_mut(0).map(drop),
+                _ => file.punch(10..20),
+            });
+            thread::sleep(Duration::from_millis(50));
+            let cuts = scope.spawn(|| file.set_len(8 * P));
+            thread::sleep(Duration::from_millis(50));
+            drop(pinned);
+            thread::sleep(Duration::from_millis(50));
+            // The writer wants the page, but has to wait for the cut.
+            let began = Instant::now();
+            drop(file.pin(0).unwrap());
+            assert!(began.elapsed() < Duration::from_millis(500));
+            writes.join().unwrap().unwrap();
+            cuts.join().unwrap().unwrap();
+        });
+    }
+}
+
 /// A store that unwinds once where it is cut.
 #[derive(Clone, Default)]
 struct Unwinds {

@@ -141,7 +141,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a shrinker waits to have a file alone",
         file: "length_lock.rs",
-        find: "true => unpoisoned(self.0.try_write()),",
+        find: "true => self.try_take(),",
         replace: "true => Some(self.0.write().unwrap_or_else(PoisonError::into_inner)),",
         tests: Tests::Runtime("in_hand::a_shrinker"),
     },
@@ -151,6 +151,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "drop(length);\n                wait.on(held)?;\n                length = self",
         replace: "wait.on(held)?;\n                length = self",
         tests: Tests::Runtime("in_hand::who_waits"),
+    },
+    Mutant {
+        name: "who waits for the file keeps others from the page that it wants",
+        file: "file/write.rs",
+        find: "wait.withdraw();",
+        replace: "",
+        tests: Tests::Runtime("in_hand::who_waits_for_the_file"),
+    },
+    Mutant {
+        name: "who waits to have the file alone keeps others from the page that it wants",
+        file: "file/punch.rs",
+        find: "wait.withdraw();",
+        replace: "",
+        tests: Tests::Runtime("in_hand::who_waits_for_the_file"),
     },
     Mutant {
         name: "a page that was waited for in vain stays wanted",
