@@ -37,8 +37,8 @@ use stock::{Counts, Shares, Stocks};
 pub const BATCH: u32 = 64;
 /// Levels below the root that a tree may have.
 pub const MAX_DEPTH: u32 = 16;
-/// Looks at all groups of one who would see them at one moment.
-const MAX_LOOKS: u32 = 8;
+/// Looks at all groups, without a lock, of one who would see them at one moment.
+const MAX_LOOKS: u32 = 4;
 /// Whether the next group in this one's slot of the table begins its numbers anew.
 #[must_use]
 pub fn is_last_of_its_slot(id: u32) -> bool {
@@ -295,7 +295,8 @@ impl Tree {
     }
 
     /// Looks at all groups when no group's counts pass to its parent: else one would be missed, or
-    /// be met twice. Looks again where one's did, a few times; then it makes do.
+    /// be met twice. Looks again where one's did, and after a few times with the lock of the tree's
+    /// shape, under which none does.
     pub fn at_one_moment(&self, mut look: impl FnMut()) {
         for _ in 0..MAX_LOOKS {
             let before = self.burials.load(Ordering::Relaxed);
@@ -306,6 +307,8 @@ impl Tree {
                 return;
             }
         }
+        let _shape = self.shape.lock();
+        look();
     }
 }
 
