@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 const P: u64 = PAGE as u64;
@@ -122,9 +122,8 @@ fn write_beside_waits(act: impl FnOnce(&File) -> Result<(), Error> + Send) {
         thread::sleep(Duration::from_millis(50));
         let alone = scope.spawn(|| file.set_len(8 * P));
         thread::sleep(Duration::from_millis(50));
-        let began = Instant::now();
+        // Before the one who waits gives up.
         file.write_at(&pinned, P).unwrap();
-        assert!(began.elapsed() < Duration::from_millis(500));
         drop(pinned);
         waits.join().unwrap().unwrap();
         alone.join().unwrap().unwrap();
@@ -209,10 +208,8 @@ fn who_waits_for_the_file_keeps_nobody_from_its_pages() {
             thread::sleep(Duration::from_millis(50));
             drop(pinned);
             thread::sleep(Duration::from_millis(50));
-            // The writer wants the page, but has to wait for the cut.
-            let began = Instant::now();
+            // The writer wants the page, but has to wait for the cut, longer than readers wait.
             drop(file.pin(0).unwrap());
-            assert!(began.elapsed() < Duration::from_millis(500));
             writes.join().unwrap().unwrap();
             cuts.join().unwrap().unwrap();
         });
