@@ -31,15 +31,15 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0x56, 0xB4, 0xE9),
     RGBColor(0x33, 0x33, 0x33),
 ];
+const INK: RGBColor = RGBColor(0x11, 0x11, 0x11);
+const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
+
 /// How a curve is drawn: those that come after a round of colours are thicker.
 fn style(at: usize) -> ShapeStyle {
     let round = u32::try_from(at / COLOURS.len()).unwrap_or(u32::MAX);
     let width = round.saturating_add(1).saturating_mul(2 * FINE);
     COLOURS[at % COLOURS.len()].stroke_width(width)
 }
-
-const INK: RGBColor = RGBColor(0x11, 0x11, 0x11);
-const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 
 /// Turns the colours that `plotters` wrote into those of a light or dark page, and gives curves
 /// dashes of their own: they differ without colour, too.
@@ -167,8 +167,7 @@ impl Chart {
             Rectangle::new(corners, COLOURS[0].mix(shade).filled())
         }))?;
         for (at, curve) in self.curves.iter().enumerate() {
-            let style = style(at);
-            chart.draw_series(LineSeries::new(curve.points.iter().copied(), style))?;
+            chart.draw_series(LineSeries::new(curve.points.iter().copied(), style(at)))?;
         }
         for (x, text) in &self.marks {
             let ends = [(*x, self.y.range.start), (*x, self.y.range.end)];
@@ -215,8 +214,7 @@ impl Chart {
         for (at, (left, row)) in self.legend_places().into_iter().enumerate() {
             let middle = pixels(row * ROW + ROW / 2);
             let line = [(pixels(left), middle), (pixels(left + 26), middle)];
-            let style = style(at);
-            area.draw(&PathElement::new(line, style))?;
+            area.draw(&PathElement::new(line, style(at)))?;
             let text = ("sans-serif", TEXT * FINE, &INK).into_text_style(area);
             let anchor = Pos::new(HPos::Left, VPos::Center);
             let name = self.curves[at].name.as_str();

@@ -116,18 +116,17 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let bar = load::progress("simulating", nr_seeds);
     let (send, receive) = mpsc::channel();
     let mut rows = Vec::new();
-    let mut failed = None;
-    thread::scope(|scope| {
+    let failed = thread::scope(|scope| {
         let nr_threads = thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..nr_threads {
             let (plan, send, load) = (&plan, send.clone(), &load);
             scope.spawn(move || work(plan, &send, load));
         }
         drop(send);
-        failed = collect(args, &plan, &receive, |row| {
+        collect(args, &plan, &receive, |row| {
             bar.inc(1);
             rows.push(row);
-        });
+        })
     });
     bar.finish_and_clear();
     rows.sort_by_key(|row| row.seed);
@@ -158,7 +157,7 @@ fn collect(
                 failed.get_or_insert(one);
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                if let Some(seed) = hanging(plan, HANGS_AFTER) {
+                if let Some(seed) = hanging(plan) {
                     if let Some(failed) = &failed {
                         failure::tell(&again(args, &failed.1));
                     }
@@ -192,11 +191,11 @@ fn work(plan: &Mutex<Plan>, send: &mpsc::Sender<Message>, load: &Load) {
     }
 }
 
-/// A seed that has run for so long.
-fn hanging(plan: &Mutex<Plan>, hangs_after: Duration) -> Option<u64> {
+/// A seed that hangs.
+fn hanging(plan: &Mutex<Plan>) -> Option<u64> {
     let plan = lock(plan);
     let mut running = plan.running.iter();
-    let hangs = running.find(|(_, since)| since.elapsed() >= hangs_after);
+    let hangs = running.find(|(_, since)| since.elapsed() >= HANGS_AFTER);
     hangs.map(|&(seed, _)| seed)
 }
 

@@ -18,7 +18,7 @@ mod write;
 pub(crate) use ahead::Counts as AheadCounts;
 pub use ahead::Hint;
 pub use anon::Anon;
-pub(crate) use open::Open;
+pub(crate) use open::{Open, expect_together};
 pub use options::ReadOptions;
 pub use range::PinnedRange;
 pub use view::UpgradeError;

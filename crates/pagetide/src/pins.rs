@@ -1,6 +1,7 @@
 //! Pin budgets: how many pages of a group may be pinned, and permits to pin some for sure.
 
 use crate::builder::bytes_of;
+use crate::file::expect_together;
 use crate::home::Home;
 use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::{Shared, locked};
@@ -360,10 +361,7 @@ impl PinPermit {
     /// Takes the pages of some of the file's from the permit.
     fn count(&self, file: &File, nr_pins: usize) -> Result<Counted<'_>, Error> {
         self.group.shared().check_process()?;
-        assert!(
-            file.home().is(self.group.shared()),
-            "a permit and the files under it are of one memory"
-        );
+        expect_together(file.home(), &self.group);
         let nr_pages = (nr_pins * (file.page_bytes() / PAGE_BYTES)) as u64;
         self.account
             .take(nr_pages)

@@ -574,5 +574,9 @@ pub(crate) mod tests {
         fn sync(&self) -> io::Result<()> {
             Ok(())
         }
+
+        fn set_len(&self, _len: u64) -> io::Result<()> {
+            Ok(())
+        }
     }
 }

@@ -93,11 +93,6 @@ pub(super) const fn class_of(order: Order, mark: Mark, mobility: Mobility) -> Op
     Some((order_class * 2 + mark) * 2 + zonelist::class_of(mobility))
 }
 
-/// Whether requests of a class ask for single pages.
-pub(super) const fn is_of_single_pages(class: usize) -> bool {
-    class / 4 == 0
-}
-
 /// The largest request of a class: a zone that has this has what the class asks for.
 pub(super) fn largest_of(class: usize) -> (Order, Mark, Mobility) {
     let order = match class / 4 {

@@ -169,11 +169,13 @@ impl Zones {
     /// A zone was marked as short for a class. Where it lacks single pages, it is not asked for one
     /// first without a look at the hints; whoever wants more asks it all the same.
     pub(super) fn pass_head(&self, zone: usize, class: usize) {
-        if !zonelist_cache::is_of_single_pages(class) {
+        let (order, ..) = zonelist_cache::largest_of(class);
+        if order != Order::ZERO {
             return;
         }
         self.set_heads(zone, false);
-        // With the one in `after_free`: who forgets the hint meanwhile is seen, or sets them last.
+        // With those behind `clear` and `expire`: who forgets the hint meanwhile is seen, or sets
+        // them last.
         full_fence();
         if self.classed.full(class) >> zone & 1 == 0 {
             self.set_heads(zone, true);

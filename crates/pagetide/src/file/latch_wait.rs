@@ -56,9 +56,8 @@ impl<'a> LatchWait<'a> {
             shared.waiters.wait_while(frame, is_held);
             return Ok(());
         }
-        let deadline = self.deadline;
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
-        self.deadline = Some(deadline);
+        let patience = || Instant::now() + PATIENCE;
+        let deadline = *self.deadline.get_or_insert_with(patience);
         let is_held = || core.is_held(frame, version);
         match shared.waiters.wait_until(frame, deadline, is_held) {
             true => Ok(()),

@@ -83,7 +83,7 @@ impl Drop for Open {
 /// # Panics
 /// Where it is of another memory: its number may be that of some group of this one, too.
 #[track_caller]
-pub(super) fn expect_together(shared: &Home, group: &Group) {
+pub(crate) fn expect_together(shared: &Home, group: &Group) {
     let is_ours = group.shared().is(shared);
     assert!(
         is_ours,

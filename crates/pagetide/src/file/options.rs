@@ -1,7 +1,6 @@
 //! Reads with options of their own.
 
-use super::File;
-use super::open::expect_together;
+use super::{File, expect_together};
 use crate::page::Page;
 use crate::{Error, Group};
 use pagetide_core::page_cache::Access;

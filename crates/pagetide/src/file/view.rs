@@ -84,23 +84,7 @@ impl File {
         page: u64,
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
-        let mut wait = LatchWait::new(self);
-        let mut length = self.begin_change(page)?;
-        loop {
-            self.balance();
-            let len = self.len_of(page);
-            if len == 0 {
-                return Err(self.past_end(page));
-            }
-            match self.latched(group, page, Content::Stored)? {
-                Ok(latched) => return Ok(self.view(page, latched, len, counted)),
-                Err(held) => {
-                    drop(length);
-                    wait.on(held)?;
-                    length = self.go_on(&mut wait, page)?;
-                }
-            }
-        }
+        self.pin_changed(group, page, counted, Content::Stored)
     }
 
     /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
@@ -125,21 +109,35 @@ impl File {
         page: u64,
         counted: Option<Counted<'_>>,
     ) -> Result<PageMut, Error> {
+        self.pin_changed(group, page, counted, Content::New)
+    }
+
+    /// A view of a page that is to have this content. Waits for whoever holds it.
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn pin_changed(
+        &self,
+        group: &Group,
+        page: u64,
+        counted: Option<Counted<'_>>,
+        content: Content,
+    ) -> Result<PageMut, Error> {
         let mut wait = LatchWait::new(self);
         let mut length = self.begin_change(page)?;
         loop {
             self.balance();
-            match self.latched(group, page, Content::New)? {
+            let len = self.len_of(page);
+            if len == 0 && content == Content::Stored {
+                return Err(self.past_end(page));
+            }
+            match self.latched(group, page, content)? {
                 Ok(latched) => {
-                    let mut view = self.view(page, latched, 0, counted);
-                    view.make_new();
+                    let mut view = self.view(page, latched, len, counted);
+                    if content == Content::New {
+                        view.make_new();
+                    }
                     return Ok(view);
                 }
-                Err(held) => {
-                    drop(length);
-                    wait.on(held)?;
-                    length = self.go_on(&mut wait, page)?;
-                }
+                Err(held) => length = self.go_on(length, &mut wait, held)?,
             }
         }
     }

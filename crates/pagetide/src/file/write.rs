@@ -125,9 +125,7 @@ impl File {
                 is_all: false,
             };
             if let Err(held) = self.write_part(part)? {
-                drop(length);
-                wait.on(held)?;
-                length = self.go_on(&mut wait, part.page)?;
+                length = self.go_on(length, &mut wait, held)?;
                 continue;
             }
             wait = LatchWait::new(self);
@@ -147,13 +145,16 @@ impl File {
         Ok(length)
     }
 
-    /// [`File::begin_change`] after a wait. Where it does not begin at once, others pin the page
-    /// meanwhile.
+    /// Waits for a page that somebody holds, with the file let go, and does what
+    /// [`File::begin_change`] does. Where that is not at once, others pin the page meanwhile.
     pub(super) fn go_on(
         &self,
+        length: RwLockReadGuard<'_, ()>,
         wait: &mut LatchWait<'_>,
-        page: u64,
+        held: Held,
     ) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        drop(length);
+        wait.on(held)?;
         let backing = &*self.open.backing;
         let at_once = backing.length.try_share();
         if let Some(length) = at_once.filter(|_| !backing.is_obstructed()) {
@@ -161,7 +162,7 @@ impl File {
             return Ok(length);
         }
         wait.withdraw();
-        self.begin_change(page)
+        self.begin_change(held.page)
     }
 
     /// A page is in somebody's hands.

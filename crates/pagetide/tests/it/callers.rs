@@ -27,7 +27,7 @@ fn file_of(nr_pages: usize) -> (Memory, Disk, File) {
 }
 
 /// What another thread returns, if it does within ten seconds.
-fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(crate) fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(act()));
     told.recv_timeout(Duration::from_secs(10)).ok()

@@ -1,10 +1,11 @@
 //! Who changes a file while somebody else, or the caller itself, has it or a page of it in hand.
 
+use crate::callers::in_time;
 use crate::disk::Disk;
 use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -20,14 +21,6 @@ fn open(memory: &Memory, store: impl Store + 'static) -> File {
     let root = memory.root();
     let file = memory.open_store(Box::new(store), "disk", Order::new(0), &root);
     file.unwrap()
-}
-
-/// What somebody did on a thread of his own; a panic where he did not come back.
-fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || tell.send(act()));
-    told.recv_timeout(Duration::from_secs(20))
-        .expect("it hangs")
 }
 
 /// Asks for changes where reclaim asks it to give something up.
@@ -79,7 +72,8 @@ fn a_shrinker_changes_the_region_for_whose_page_it_is_asked() {
     let (group, _registered, nr_busy) = full_group(&memory, discard);
     *region.lock().unwrap() = Some(group.anon(1024).unwrap());
     let anon = region.lock().unwrap().as_ref().unwrap().for_group(&group);
-    in_time(move || (8..512).for_each(|page| drop(anon.pin_new(page).unwrap())));
+    let pin = move || (8..512).for_each(|page| drop(anon.pin_new(page).unwrap()));
+    in_time(pin).expect("it hangs");
     assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
 }
 
@@ -90,11 +84,12 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     let (write, cut) = (file.clone(), file.clone());
     let (group, registered, nr_busy) = full_group(&memory, move || cut.set_len(500 * P));
     let writer = file.for_group(&group);
-    in_time(move || {
+    let write_each = move || {
         for page in 0..400 {
             writer.write_at(&[1], page * P).unwrap();
         }
-    });
+    };
+    in_time(write_each).expect("it hangs");
     assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody cut it");
     drop((registered, group));
     // The other way round: who has it for himself.
@@ -103,11 +98,12 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     let (reader, puncher) = (file.for_group(&group), file.for_group(&group));
     memory.reclaim(ByteSize::mib(16)).ok();
     (0..64).for_each(|page| drop(reader.pin(page).unwrap()));
-    in_time(move || {
+    let punch_each = move || {
         for page in 100..200 {
             puncher.punch(page * P + 10..page * P + 20).unwrap();
         }
-    });
+    };
+    in_time(punch_each).expect("it hangs");
     assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody wrote it");
 }
 
@@ -161,69 +157,13 @@ fn a_page_that_was_waited_for_in_vain_is_pinned_again() {
     assert_eq!(file.pin(0).unwrap()[..2], [1, 7]);
 }
 
-/// A store that is slow to be cut.
-struct Slow(Disk);
-
-impl Store for Slow {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        thread::sleep(Duration::from_millis(1500));
-        self.0.set_len(len)
-    }
-}
-
-#[test]
-fn who_waits_for_the_file_keeps_nobody_from_its_pages() {
-    let memory = memory();
-    for way in 0..3 {
-        let file = open(&memory, Slow(Disk::of(vec![7; 16 * PAGE])));
-        let pinned = file.pin(0).unwrap();
-        thread::scope(|scope| {
-            let writes = scope.spawn(|| match way {
-                0 => file.write_at(&[1; 10], 0).map(drop),
-                1 => file.pin_mut(0).map(drop),
-                _ => file.punch(10..20),
-            });
-            thread::sleep(Duration::from_millis(50));
-            let cuts = scope.spawn(|| file.set_len(8 * P));
-            thread::sleep(Duration::from_millis(50));
-            drop(pinned);
-            thread::sleep(Duration::from_millis(50));
-            // The writer wants the page, but has to wait for the cut, longer than readers wait.
-            drop(file.pin(0).unwrap());
-            writes.join().unwrap().unwrap();
-            cuts.join().unwrap().unwrap();
-        });
-    }
-}
-
-/// A store that unwinds once where it is cut.
-#[derive(Clone, Default)]
-struct Unwinds {
+/// A store that does something before it is cut.
+struct Cut<F> {
     disk: Disk,
-    has_unwound: Arc<AtomicBool>,
+    before: F,
 }
 
-impl Store for Unwinds {
+impl<F: Fn() + Send + Sync> Store for Cut<F> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.disk.read_at(buf, offset)
     }
@@ -245,17 +185,54 @@ impl Store for Unwinds {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if !self.has_unwound.swap(true, Ordering::Relaxed) {
-            std::panic::resume_unwind(Box::new("cut"));
-        }
+        (self.before)();
         self.disk.set_len(len)
+    }
+}
+
+#[test]
+fn who_waits_for_the_file_keeps_nobody_from_its_pages() {
+    let memory = memory();
+    for way in 0..3 {
+        let slow = Cut {
+            disk: Disk::of(vec![7; 16 * PAGE]),
+            before: || thread::sleep(Duration::from_millis(1500)),
+        };
+        let file = open(&memory, slow);
+        let pinned = file.pin(0).unwrap();
+        thread::scope(|scope| {
+            let writes = scope.spawn(|| match way {
+                0 => file.write_at(&[1; 10], 0).map(drop),
+                1 => file.pin_mut(0).map(drop),
+                _ => file.punch(10..20),
+            });
+            thread::sleep(Duration::from_millis(50));
+            let cuts = scope.spawn(|| file.set_len(8 * P));
+            thread::sleep(Duration::from_millis(50));
+            drop(pinned);
+            thread::sleep(Duration::from_millis(50));
+            // The writer wants the page, but has to wait for the cut, longer than readers wait.
+            drop(file.pin(0).unwrap());
+            writes.join().unwrap().unwrap();
+            cuts.join().unwrap().unwrap();
+        });
     }
 }
 
 #[test]
 fn a_file_whose_store_unwound_is_changed_as_before() {
     let memory = memory();
-    let file = open(&memory, Unwinds::default());
+    let has_unwound = AtomicBool::new(false);
+    let unwind_once = move || {
+        if !has_unwound.swap(true, Ordering::Relaxed) {
+            std::panic::resume_unwind(Box::new("cut"));
+        }
+    };
+    let unwinds = Cut {
+        disk: Disk::default(),
+        before: unwind_once,
+    };
+    let file = open(&memory, unwinds);
     file.write_at(&[1; 2 * PAGE], 0).unwrap();
     file.sync().unwrap();
     let cut = std::panic::AssertUnwindSafe(|| file.set_len(P));

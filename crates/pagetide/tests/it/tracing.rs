@@ -1,5 +1,6 @@
 //! Events of the feature `tracing`: what is told, and that a subscriber can break nothing.
 
+use crate::callers::in_time;
 use crate::child;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, File, Memory, Order};
@@ -9,10 +10,12 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps events as lines: level, then each field by name; panics at each, where it is to.
+/// Keeps events as lines: level, then each field by name; at each asks for the global memory, or
+/// panics, where it is to.
 #[derive(Clone, Default)]
 struct Kept {
     lines: Arc<Mutex<Vec<String>>>,
+    asks: bool,
     panics: bool,
 }
 
@@ -41,6 +44,9 @@ impl Subscriber for Kept {
         let mut line = Line(event.metadata().level().to_string());
         event.record(&mut line);
         self.lines.lock().unwrap().push(line.0);
+        if self.asks {
+            Memory::global().unwrap();
+        }
         assert!(!self.panics, "a subscriber that panics");
     }
 
@@ -180,31 +186,6 @@ fn a_subscriber_that_panics_changes_nothing() {
     assert!(kept.lines.lock().unwrap().len() > 3);
 }
 
-/// Asks for the memory of the process where it is told of one.
-struct Asks;
-
-impl Subscriber for Asks {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("pagetide")
-    }
-
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn event(&self, _event: &Event<'_>) {
-        Memory::global().unwrap();
-    }
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
 #[test]
 fn a_subscriber_asks_for_the_global_memory_as_it_is_built() {
     if child::role().is_none() {
@@ -213,10 +194,11 @@ fn a_subscriber_asks_for_the_global_memory_as_it_is_built() {
             "alone",
         );
     }
-    let (tell, told) = std::sync::mpsc::channel();
+    let asks = Kept {
+        asks: true,
+        ..Kept::default()
+    };
     let build = || Memory::global().unwrap().budget();
-    let build = move || tracing::subscriber::with_default(Asks, build);
-    std::thread::spawn(move || tell.send(build()));
-    let built = told.recv_timeout(std::time::Duration::from_secs(20));
+    let built = in_time(move || tracing::subscriber::with_default(asks, build));
     assert!(built.expect("it hangs") > ByteSize(0));
 }

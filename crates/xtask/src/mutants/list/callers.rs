@@ -148,8 +148,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a writer waits for a page with the file in hand",
         file: "file/write.rs",
-        find: "drop(length);\n                wait.on(held)?;\n                length = self",
-        replace: "wait.on(held)?;\n                length = self",
+        find: "drop(length);\n        wait.on(held)?;",
+        replace: "wait.on(held)?;\n        drop(length);",
         tests: Tests::Runtime("in_hand::who_waits"),
     },
     Mutant {
