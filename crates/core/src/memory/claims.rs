@@ -90,7 +90,7 @@ impl Memory {
     fn count_left(&self, is_more: bool) {
         match is_more {
             true => self.left_pins.add(1),
-            false => self.left_pins.take_back(1),
+            false => self.left_pins.take_back(),
         }
     }
 }

@@ -177,11 +177,8 @@ impl Memory {
         let detached = seen.with_own_pin().with_state(State::Detached);
         let detached = detached.next_version();
         let detached = detached.without(flag::DIRTY | flag::CONTENDED);
+        self.frames.replace(frame, seen, detached).ok()?;
         self.left_pins.add(seen.pins());
-        if self.frames.replace(frame, seen, detached).is_err() {
-            self.left_pins.take_back(seen.pins());
-            return None;
-        }
         self.forget(key, frame);
         self.mapping_of(key)
             .unlist(&self.frames, [frame].into_iter());

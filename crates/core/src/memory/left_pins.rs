@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// Nobody has a handle any more.
 const ABANDONED: u64 = 1 << 63;
 
-/// Added as long as somebody has a handle: without what CPUs count, the number of blocks may be
-/// below zero. More than there can be.
+/// Added as long as somebody has a handle: without what CPUs count, and before the pins of a page
+/// that just left its file are counted, the number may be below zero. More than there can be.
 const BIAS: u64 = 1 << 40;
 
 /// How many pins there are on detached pages, and [`ABANDONED`]: whoever makes of it the latter
@@ -27,7 +27,8 @@ impl Default for LeftPins {
 }
 
 impl LeftPins {
-    /// A page with so many pins is about to leave its file: before their holders can see that.
+    /// Pins on a page that has just left its file, some of which may be dropped already; or one
+    /// more on such a page.
     pub(super) fn add(&self, nr_pins: u32) {
         if nr_pins > 0 {
             // Relaxed: the caller has a handle, and whoever drops the last one comes after it.
@@ -35,11 +36,9 @@ impl LeftPins {
         }
     }
 
-    /// The page stays in its file after all.
-    pub(super) fn take_back(&self, nr_pins: u32) {
-        if nr_pins > 0 {
-            self.0.fetch_sub(nr_pins.into(), Ordering::Relaxed);
-        }
+    /// One that was counted is none after all, and not the last.
+    pub(super) fn take_back(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// One of them was dropped; whether it was the last one and nobody has a handle.
