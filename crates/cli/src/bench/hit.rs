@@ -14,7 +14,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Medians of one variant at one number of threads: a stable interface.
 #[derive(Debug, Serialize)]
@@ -170,35 +170,35 @@ impl Bed {
 
     fn time(&self, variant: Variant, threads: u32, reads: u64) -> Result<Run, Failure> {
         let barrier = &Barrier::new(threads as usize + 1);
-        let (elapsed, cpu, done) = std::thread::scope(|scope| {
+        let (elapsed, cpu) = std::thread::scope(|scope| {
             let readers: Vec<_> = (0..threads)
                 .map(|thread| {
                     scope.spawn(move || {
                         barrier.wait();
                         barrier.wait();
+                        let cpu = load::thread_time();
                         let done = self.read_many(variant, thread, share(reads, thread, threads));
+                        let cpu = load::thread_time() - cpu;
                         barrier.wait();
-                        done
+                        done.map(|()| cpu)
                     })
                 })
                 .collect();
             // All are there; before the first one reads; the last one has read.
             barrier.wait();
-            let (start, cpu) = (Instant::now(), load::cpu_time());
+            let start = Instant::now();
             barrier.wait();
             barrier.wait();
-            let cpu = load::cpu_time() - cpu;
             let elapsed = start.elapsed();
-            let done: Result<Vec<()>, Failure> = readers
+            let cpu: Result<Duration, Failure> = readers
                 .into_iter()
                 .map(|reader| reader.join().expect("a reader does not panic"))
-                .collect();
-            (elapsed, cpu, done)
+                .sum();
+            (elapsed, cpu)
         });
-        done?;
         Ok(Run {
             reads_per_s: reads as f64 / elapsed.as_secs_f64(),
-            cpu_ns: cpu.as_nanos() as f64 / reads as f64,
+            cpu_ns: cpu?.as_nanos() as f64 / reads as f64,
         })
     }
 
