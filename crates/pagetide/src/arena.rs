@@ -15,6 +15,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Bytes of a pageblock, which are those of a huge page.
 pub(crate) const PAGEBLOCK_BYTES: usize = PAGE_BYTES << PAGEBLOCK_ORDER;
 
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+/// Lines that are asked for before a copy begins: with one a copy of 4 KiB out of memory took 8 %
+/// longer on Zen 5, with twelve or all of them no less, and of hot pages longer.
+const LINES_BEFORE_COPY: usize = 4;
+
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
 ///
 /// Not inherited by a forked child. No huge pages but where they are asked for, so that resident
@@ -131,6 +137,20 @@ impl Arena {
     #[inline]
     pub(crate) fn touch(&self, frame: Frame) {
         prefetch(self.block(frame, Order::ZERO).as_ptr());
+    }
+
+    /// As [`Arena::touch`], the lines from byte `from` on of a block that a copy comes to first: so
+    /// many that the CPU goes on by itself where the page is in no cache. The bytes may lie behind
+    /// the block's end.
+    ///
+    /// # Panics
+    /// As [`Arena::block`].
+    #[inline]
+    pub(crate) fn touch_for_copy(&self, frame: Frame, from: usize) {
+        let first = self.block(frame, Order::ZERO).as_ptr().wrapping_add(from);
+        for line in 0..LINES_BEFORE_COPY {
+            prefetch(first.wrapping_add(line * LINE_BYTES));
+        }
     }
 
     /// Has the pageblock of a frame made of small pages from now on: else the kernel would make a

@@ -329,7 +329,7 @@ impl File {
         let Some(key) = Mappings::key(open.mapping, pages.start) else {
             return Err(self.past_end(pages.start));
         };
-        let (found, claim) = open.shared.hold(key, access);
+        let (found, claim) = open.shared.hold(key, access, 0);
         match found {
             Found::Pinned(frame) => {
                 let pin = Pin::held(&open.shared, frame, open.order, claim);

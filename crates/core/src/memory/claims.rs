@@ -10,18 +10,19 @@ impl Memory {
     /// one, it is what holds the page that was found, and goes back by [`Memory::give_up`]. Then
     /// the page's state word is changed to mark it as used, if it is not marked, and not else.
     ///
+    /// `likely` is told of the frame that most often holds the page, for it to fetch the bytes.
     /// `unpin` drops the pin of a frame that turned out to hold another page, which is rare.
     #[must_use]
     #[inline]
     pub fn hold(
         &self,
         cpu: Cpu,
-        key: PageKey,
-        access: Access,
+        wish: (PageKey, Access),
+        likely: impl FnOnce(Frame),
         unpin: impl FnMut(Frame),
     ) -> (Found, Option<Claim>) {
         let claims = Some((&self.claims, cpu));
-        page_cache::hold(&self.index, &self.frames, claims, (key, access), unpin)
+        page_cache::hold(&self.index, &self.frames, claims, wish, likely, unpin)
     }
 
     /// Gives back what held a page by a claim. One read-modify-write, but in a section none; one

@@ -121,15 +121,17 @@ impl Index {
     }
 
     /// [`Index::find`], with the frame's record, but of the home bucket's entry perhaps one that is
-    /// on its way out.
+    /// on its way out. `likely` is told of that one before its record is looked at.
     #[inline(always)] // Small: what is rare is in `find_from`.
     pub(super) fn find_record<'a>(
         &self,
         frames: &'a FrameTable,
         key: PageKey,
+        likely: impl FnOnce(Frame),
     ) -> Option<(Frame, Record<'a>)> {
         let home = self.home(key);
         if let Some(frame) = self.at_home(home, key) {
+            likely(frame);
             let record = frames.record(frame);
             if record.holds(key) {
                 return Some((frame, record));

@@ -327,7 +327,7 @@ pub fn pin(
     access: Access,
     unpin: impl FnMut(Frame),
 ) -> Found {
-    hold(index, frames, None, (key, access), unpin).0
+    hold(index, frames, None, (key, access), |_| (), unpin).0
 }
 
 /// [`pin`] of a page that is in `likely`, perhaps, which [`Index::likely`] told: without a look-up
@@ -353,6 +353,9 @@ pub fn pin_in(
 /// [`pin`] on a CPU, but a contended page is claimed, if it can be: where there is a claim, that is
 /// what holds the page that was found, and no pin. Where the page's word goes from CPU to CPU, it
 /// is contended from then on.
+///
+/// `likely` is told of the frame that most often holds the page, before its record is looked at:
+/// what it fetches comes from memory side by side with that.
 #[must_use]
 #[inline(always)] // Large, and a hit is little else.
 pub fn hold(
@@ -360,9 +363,14 @@ pub fn hold(
     frames: &FrameTable,
     claims: Option<(&Claims, Cpu)>,
     wish: (PageKey, Access),
+    likely: impl FnOnce(Frame),
     mut unpin: impl FnMut(Frame),
 ) -> (Found, Option<Claim>) {
-    match try_hold(index, frames, claims, wish, &mut unpin) {
+    let held = match index.find_record(frames, wish.0, likely) {
+        Some(there) => hold_record(frames, claims, there, wish, &mut unpin),
+        None => return (Found::Miss, None),
+    };
+    match held {
         Some(found) => found,
         None => {
             let (claim, found) = hold_again(index, frames, claims, wish, unpin);
@@ -391,23 +399,8 @@ fn hold_again(
     (None, Found::Miss)
 }
 
-/// [`hold`], or `None` where the frame that the index had holds another page by now, or is on its
-/// way out.
-#[inline(always)]
-fn try_hold(
-    index: &Index,
-    frames: &FrameTable,
-    claims: Option<(&Claims, Cpu)>,
-    wish: (PageKey, Access),
-    unpin: &mut impl FnMut(Frame),
-) -> Option<(Found, Option<Claim>)> {
-    match index.find_record(frames, wish.0) {
-        Some(there) => hold_record(frames, claims, there, wish, unpin),
-        None => Some((Found::Miss, None)),
-    }
-}
-
-/// [`try_hold`] of the frame that the index had.
+/// [`hold`] of the frame that the index had; `None` where it holds another page by now, or is on
+/// its way out.
 #[inline(always)]
 fn hold_record(
     frames: &FrameTable,

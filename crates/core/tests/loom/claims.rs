@@ -55,7 +55,14 @@ impl World {
     fn hold(&self, cpu: Cpu) -> (Found, Option<Claim>) {
         let (index, frames) = &*self.page;
         let (claims, wish) = (Some((&self.claims, cpu)), (key(1), Access::Copy));
-        page_cache::hold(index, frames, claims, wish, |frame| self.unpin(frame))
+        page_cache::hold(
+            index,
+            frames,
+            claims,
+            wish,
+            |_| (),
+            |frame| self.unpin(frame),
+        )
     }
 
     /// As the memory's.

@@ -124,9 +124,12 @@ fn drop_all(is_claimed: bool, has_sections: bool) {
         if is_claimed {
             memory.contend(page);
         }
-        let (found, claim) = memory.hold(Cpu::new(0), page, Access::Copy, |_| {
-            panic!("one page, one frame")
-        });
+        let (found, claim) = memory.hold(
+            Cpu::new(0),
+            (page, Access::Copy),
+            |_| (),
+            |_| panic!("one page, one frame"),
+        );
         assert_eq!((found, claim.is_some()), (Found::Pinned(frame), is_claimed));
         let kept = Arc::new(Kept::new(&shared, frame));
         let pages = [None, claim].map(|claim| {

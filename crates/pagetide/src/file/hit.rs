@@ -23,7 +23,7 @@ impl File {
         let (page, skip) = self.place(offset);
         if buf.len() <= self.page_bytes() - skip
             && self.is_whole(page)
-            && let Some(pin) = self.at_hand(page, Access::Copy)
+            && let Some(pin) = self.at_hand(page, Access::Copy, skip)
             && self.is_whole(page)
         {
             buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
@@ -65,18 +65,19 @@ impl File {
         if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
             return None;
         }
-        self.at_hand(page, Access::Pin)
+        self.at_hand(page, Access::Pin, 0)
     }
 
-    /// The pin of a page that is there, where nothing else is to be done.
+    /// The pin of a page that is there, where nothing else is to be done. `first` is the byte of it
+    /// that is looked at first.
     #[inline(always)]
-    fn at_hand(&self, page: u64, access: Access) -> Option<Pin<'_>> {
+    fn at_hand(&self, page: u64, access: Access, first: usize) -> Option<Pin<'_>> {
         let shared = &self.open.shared;
         if shared.is_forked() {
             return None;
         }
         let key = Mappings::key(self.open.mapping, page)?;
-        let (found, claim) = shared.hold(key, access);
+        let (found, claim) = shared.hold(key, access, first);
         match found {
             Found::Pinned(frame) => {
                 let pin = Pin::held(shared, frame, self.open.order, claim);

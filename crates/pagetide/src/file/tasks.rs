@@ -77,7 +77,7 @@ impl<'a> BringIn<'a> {
     /// The page, if it is resident.
     fn look(&self) -> Option<page::Pin<'a>> {
         let open = &self.file.open;
-        let (found, claim) = open.shared.hold(self.key, self.access);
+        let (found, claim) = open.shared.hold(self.key, self.access, 0);
         match found {
             Found::Pinned(frame) => {
                 let pin = page::Pin::held(&open.shared, frame, open.order, claim);

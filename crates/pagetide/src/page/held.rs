@@ -36,14 +36,24 @@ impl Shared {
         self.core.latch(cpu::current(), key, run)
     }
 
-    /// Pins a page that is resident, or claims it where it is used often.
+    /// Pins a page that is resident, or claims it where it is used often. Its bytes from `first`
+    /// on, to which the caller comes first, are fetched from memory while its record is.
     #[inline(always)]
-    pub(crate) fn hold(&self, key: PageKey, access: Access) -> (Found, Option<Claim>) {
+    pub(crate) fn hold(
+        &self,
+        key: PageKey,
+        access: Access,
+        first: usize,
+    ) -> (Found, Option<Claim>) {
         if cfg!(contended) {
             self.core.contend(key);
         }
+        let likely = |frame| match access {
+            Access::Copy => self.arena.touch_for_copy(frame, first),
+            Access::Pin | Access::Prefetch => self.arena.touch(frame),
+        };
         let unpin = |frame| self.unpin_other(frame);
-        self.core.hold(cpu::current(), key, access, unpin)
+        self.core.hold(cpu::current(), (key, access), likely, unpin)
     }
 
     #[cold]

@@ -133,7 +133,7 @@ impl World<'_> {
             self.memory.contend(key);
         }
         let unpin = |frame| self.unpin(cpu, frame);
-        let (found, claim) = self.memory.hold(cpu, key, access, unpin);
+        let (found, claim) = self.memory.hold(cpu, (key, access), |_| (), unpin);
         match found {
             Found::Pinned(frame) => {
                 self.check_bytes(frame, file, key);

@@ -13,7 +13,8 @@ fn contended(memory: &Memory, group: u32, page: PageKey) -> Frame {
 }
 
 fn hold(memory: &Memory, cpu: Cpu, page: PageKey, access: Access) -> (Found, Option<Claim>) {
-    memory.hold(cpu, page, access, |_| panic!("no page comes or goes"))
+    let unpin = |_| panic!("no page comes or goes");
+    memory.hold(cpu, (page, access), |_| (), unpin)
 }
 
 /// Claims a page of `frame`.
@@ -28,6 +29,26 @@ fn give_up(memory: &Memory, frame: Frame, claim: Claim) -> bool {
     let mut effects = Effects::new();
     memory.give_up(CPU, (frame, claim), &mut effects);
     matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame)
+}
+
+#[test]
+fn the_frame_of_a_page_is_told_before_it_is_held() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let frame = contended(&memory, group, key(file, 0));
+    for (page, is_there) in [(0, true), (1, false)] {
+        let mut told = None;
+        let likely = |frame| {
+            assert_eq!(memory.claims().nr_on(frame), 0, "before it is held");
+            told = Some(frame);
+        };
+        let wish = (key(file, page), Access::Copy);
+        let (_, claim) = memory.hold(CPU, wish, likely, |_| panic!("no page comes or goes"));
+        assert_eq!(told, is_there.then_some(frame));
+        assert_eq!(claim.is_some(), is_there);
+        if let Some(claim) = claim {
+            give_up(&memory, frame, claim);
+        }
+    }
 }
 
 #[test]
