@@ -481,7 +481,9 @@ impl Memory {
     ///
     /// A file that is open already shares its pages with the new handle. Its length is read now:
     /// what others than this memory's handles write later is not seen before it is opened anew or
-    /// [`File::invalidate_range`] is called.
+    /// [`File::invalidate_range`] is called. The time of its last access stays what it was where
+    /// the file is this process's own and is read past the kernel's page cache: hits leave it alone
+    /// anyway.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`].

@@ -386,6 +386,24 @@ impl FrameTable {
         (Frame::unpack(high(links)), Frame::unpack(low(links)))
     }
 
+    /// The neighbour towards the head on its main list, whose record is fetched for a caller that
+    /// comes to it soon. A hint, without a lock: it may be any frame.
+    #[inline]
+    pub(crate) fn fetch_before(&self, frame: Frame) -> Option<Frame> {
+        let (prev, _) = self.links(Chain::Main, frame);
+        let prev = prev.filter(|prev| prev.number() < self.nr_frames);
+        if let Some(prev) = prev {
+            self.touch(prev);
+        }
+        prev
+    }
+
+    /// Has the links of a frame on its file's list fetched.
+    #[inline]
+    pub(crate) fn touch_file_links(&self, frame: Frame) {
+        prefetch(self.chain(Chain::File, frame));
+    }
+
     /// Has the links fetched of a frame's neighbours on its file's list, for a caller that takes it
     /// off soon. No lock: a stale neighbour is a frame, too.
     #[inline]

@@ -275,6 +275,13 @@ impl Memory {
         keys.for_each(|key| self.index.touch(key));
     }
 
+    /// Has what is remembered of a page fetched from memory: for whoever has just not found it, and
+    /// brings it in next.
+    #[inline]
+    pub fn touch_shadow(&self, key: PageKey) {
+        self.shadows.touch(key);
+    }
+
     /// The frame that most often holds the page, whose record is fetched from memory meanwhile: for
     /// [`Memory::pin_in`], which comes to it soon.
     #[must_use]

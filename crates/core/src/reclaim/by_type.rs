@@ -80,6 +80,10 @@ impl<R: OneType> Rules for ByType<R> {
         nr_scanned + self.isolate_of(other, frames, (&control, batch))
     }
 
+    fn foresee(&mut self, frames: &FrameTable, page_type: PageType) -> Option<Frame> {
+        self.of(page_type).foresee(frames, page_type)
+    }
+
     fn coldest(&self) -> Option<Frame> {
         let of = |page_type| self.shared(page_type).coldest();
         of(PageType::File).or(of(PageType::Anon))

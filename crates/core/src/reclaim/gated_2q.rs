@@ -11,6 +11,7 @@
 //! page-ins, and the target follows what a frame more of probation would save.
 
 use super::by_type::OneType;
+use super::foresight::Foresight;
 use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
@@ -54,6 +55,7 @@ struct Queue {
     stamped: List,
     stale: List,
     nr_frames: u32,
+    foresight: Foresight,
 }
 
 impl Queue {
@@ -62,6 +64,7 @@ impl Queue {
             stamped: List::new(),
             stale: List::new(),
             nr_frames: 0,
+            foresight: Foresight::new(),
         }
     }
 
@@ -78,10 +81,18 @@ impl Queue {
         self.nr_frames += nr_frames(frames, frame);
     }
 
+    /// A page that is met at the tail soon.
+    fn foresee(&mut self, frames: &FrameTable) -> Option<Frame> {
+        self.foresight.step(frames, &self.stamped)
+    }
+
     fn remove(&mut self, frames: &FrameTable, frame: Frame, generation: u8) {
         match generation {
             STALE => self.stale.remove(frames, frame),
-            _ => self.stamped.remove(frames, frame),
+            _ => {
+                self.stamped.remove(frames, frame);
+                self.foresight.passed();
+            }
         }
         self.nr_frames -= nr_frames(frames, frame);
     }
@@ -455,6 +466,14 @@ impl Rules for Gated2q {
             }
         };
         nr_scanned
+    }
+
+    fn foresee(&mut self, frames: &FrameTable, _page_type: PageType) -> Option<Frame> {
+        let (next, other) = match self.next_class() {
+            Class::Probation => (&mut self.probation, &mut self.protected),
+            Class::Protected => (&mut self.protected, &mut self.probation),
+        };
+        next.foresee(frames).or_else(|| other.foresee(frames))
     }
 
     fn coldest(&self) -> Option<Frame> {

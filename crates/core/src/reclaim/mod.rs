@@ -5,6 +5,7 @@ mod by_type;
 mod choice;
 pub mod controller;
 mod fifo;
+mod foresight;
 mod gated_2q;
 mod generations;
 mod lru_gen;
@@ -105,6 +106,10 @@ trait Rules {
     /// Takes victims off their lists until the batch holds as many as are wanted, or enough pages
     /// were looked at for one lock hold; returns those.
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32;
+    /// A page of a type that it will look at soon, another one each time: a hint, where it has one.
+    fn foresee(&mut self, _frames: &FrameTable, _page_type: PageType) -> Option<Frame> {
+        None
+    }
     /// The page that it would look at first.
     fn coldest(&self) -> Option<Frame>;
     /// What the shadow entry of a page with this word will say if it goes now.
@@ -307,6 +312,13 @@ impl Lruvec {
     ) -> u32 {
         assert!(control.nr_pages <= MAX_BATCH, "more than a batch");
         self.rules().isolate(frames, control, batch)
+    }
+
+    /// A page of a type that is looked at soon for eviction, another one each time: a hint, for who
+    /// has fetched what that looks at. Its frame may hold anything by now.
+    #[must_use]
+    pub fn foresee(&mut self, frames: &FrameTable, page_type: PageType) -> Option<Frame> {
+        self.rules().foresee(frames, page_type)
     }
 
     /// The page that is looked at first for eviction.

@@ -88,7 +88,11 @@ impl File {
                 shared.unpin(frame);
                 None
             }
-            _ => None,
+            _ => {
+                // It is looked for once more first: for a read that has more to do.
+                shared.core.touch_shadow(key);
+                None
+            }
         }
     }
 

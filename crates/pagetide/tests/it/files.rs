@@ -247,3 +247,38 @@ fn what_cannot_be_opened_is_named() {
     assert_eq!(error.to_string(), "cannot open /nonexistent/file");
     assert!(matches!(memory.open("/", &root), Err(Error::Open { .. })));
 }
+
+/// The time of the last access, in seconds.
+fn accessed(data: &tempfile::NamedTempFile) -> i64 {
+    use std::os::unix::fs::MetadataExt;
+    data.path().metadata().unwrap().atime()
+}
+
+#[test]
+fn reads_past_the_page_cache_leave_the_access_time_alone() {
+    let data = data_file(64 << 10);
+    let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1);
+    let set = |file: &std::fs::File| {
+        let times = std::fs::FileTimes::new().set_accessed(long_ago);
+        file.set_times(times).unwrap();
+    };
+    // Where the file system keeps no such time, a plain read leaves it alone, too.
+    set(data.as_file());
+    std::fs::read(data.path()).unwrap();
+    if accessed(&data) == 1 {
+        return println!("skipped: access times: the file system keeps none");
+    }
+    let memory = memory(8);
+    for by_descriptor in [false, true] {
+        set(data.as_file());
+        let file = match by_descriptor {
+            false => memory.open(data.path(), &memory.root()),
+            true => memory.open_file(data.reopen().unwrap(), &memory.root()),
+        };
+        let file = file.unwrap();
+        check(&file, 0, 64 << 10);
+        if memory.stats().buffered_reads == 0 {
+            assert_eq!(accessed(&data), 1);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Named cases of files of the system, and a store for the tests of others.
+
+use super::*;
+
+/// An empty store that can be written: what becomes of bytes and where they are to be, its
+/// function decides.
+pub(crate) struct Takes<F>(pub(crate) F);
+
+impl<F> Store for Takes<F>
+where
+    F: Fn(&[u8], u64) -> io::Result<usize> + Send + Sync,
+{
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        (self.0)(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn who_may_not_keep_the_access_time_reads_past_the_page_cache_all_the_same() {
+    let file = tempfile::tempfile().unwrap();
+    let mut asked = std::cell::RefCell::new(Vec::new());
+    let opened = direct(|flags| {
+        asked.borrow_mut().push(flags);
+        match flags & libc::O_NOATIME {
+            0 => file.try_clone(),
+            _ => Err(io::Error::from_raw_os_error(libc::EPERM)),
+        }
+    });
+    assert!(opened.is_ok());
+    let direct_only = libc::O_DIRECT;
+    assert_eq!(
+        *asked.get_mut(),
+        [direct_only | libc::O_NOATIME, direct_only]
+    );
+    // What else is refused is refused once.
+    let refused = direct(|_| Err(io::Error::from_raw_os_error(libc::EINVAL)));
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+}
