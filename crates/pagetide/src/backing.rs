@@ -329,7 +329,9 @@ impl Backing {
             }
         }
         let filled = filled.min(wanted);
-        buf[filled..].fill(0);
+        if filled < buf.len() {
+            buf[filled..].fill(0);
+        }
         self.after_read(page, &mut buf[..filled])?;
         Ok(filled)
     }

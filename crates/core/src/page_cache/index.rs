@@ -130,12 +130,16 @@ impl Index {
         likely: impl FnOnce(Frame),
     ) -> Option<(Frame, Record<'a>)> {
         let home = self.home(key);
-        if let Some(frame) = self.at_home(home, key) {
-            likely(frame);
-            let record = frames.record(frame);
-            if record.holds(key) {
-                return Some((frame, record));
+        match self.at_home(home, key) {
+            Some(frame) => {
+                likely(frame);
+                let record = frames.record(frame);
+                if record.holds(key) {
+                    return Some((frame, record));
+                }
             }
+            None if self.has_all(home) => return None,
+            None => {}
         }
         let frame = self.find_from(home, frames, key)?;
         Some((frame, frames.record(frame)))
@@ -153,6 +157,14 @@ impl Index {
             .map(|entry| entry.load(Ordering::Acquire));
         let choose = |found, entry| if entry >> 32 == wanted { entry } else { found };
         frame_of(entries.fold(0, choose))
+    }
+
+    /// Whether all pages of a home bucket are in it: then who has found none there, and looks after
+    /// that, has found that there is none. Most misses end so.
+    #[inline(always)]
+    fn has_all(&self, home: usize) -> bool {
+        // Acquire as in `find_there`.
+        self.passed(home).load(Ordering::Acquire) == 0
     }
 
     /// The frame that most often holds the page: for a caller who has its record fetched and comes

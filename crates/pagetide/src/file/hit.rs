@@ -6,7 +6,17 @@ use crate::pin_accounts::Account;
 use crate::pins::Counted;
 use crate::{Error, Group};
 use pagetide_core::page_cache::{Access, Found, Mappings};
+use std::cell::Cell;
 use std::sync::Arc;
+
+/// Why a page is not at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotAtHand {
+    /// It was looked for, and is not there.
+    Missing,
+    /// Perhaps it is there, but there is more to do.
+    There,
+}
 
 impl File {
     /// Copies bytes from `offset` on into `buf`; returns how many, fewer only at the file's end.
@@ -21,22 +31,28 @@ impl File {
     /// part of the bytes.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let (page, skip) = self.place(offset);
-        if buf.len() <= self.page_bytes() - skip
-            && self.is_whole(page)
-            && let Some(pin) = self.at_hand(page, Access::Copy, skip)
-            && self.is_whole(page)
-        {
-            buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
-            return Ok(buf.len());
+        let mut is_missing = false;
+        if buf.len() <= self.page_bytes() - skip && self.is_whole(page) {
+            match self.at_hand(page, Access::Copy, skip) {
+                Ok(pin) if self.is_whole(page) => {
+                    buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
+                    return Ok(buf.len());
+                }
+                Ok(_) => {}
+                Err(not_at_hand) => is_missing = not_at_hand == NotAtHand::Missing,
+            }
         }
-        self.read_slowly(buf, offset)
+        self.read_slowly(buf, offset, is_missing)
     }
 
-    /// [`File::read_at`] of more than a part of one page that is at hand.
+    /// [`File::read_at`] of more than a part of one page that is at hand; of one, perhaps, that was
+    /// looked for in vain.
     #[inline(never)] // In place, it would take the registers of the hit path.
-    fn read_slowly(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
-        self.copy_out(buf, offset, |pages| {
-            self.pinned(&self.group, pages, Access::Copy, None)
+    fn read_slowly(&self, buf: &mut [u8], offset: u64, is_missing: bool) -> Result<usize, Error> {
+        let is_missing = Cell::new(is_missing);
+        self.copy_out(buf, offset, |pages| match is_missing.take() {
+            true => self.pinned_late(Found::Miss, &self.group, pages, Access::Copy, None),
+            false => self.pinned(&self.group, pages, Access::Copy, None),
         })
     }
 
@@ -65,34 +81,35 @@ impl File {
         if self.open.shared.pins.had_budgets() && self.group.has_pin_budget() {
             return None;
         }
-        self.at_hand(page, Access::Pin, 0)
+        self.at_hand(page, Access::Pin, 0).ok()
     }
 
     /// The pin of a page that is there, where nothing else is to be done. `first` is the byte of it
     /// that is looked at first.
     #[inline(always)]
-    fn at_hand(&self, page: u64, access: Access, first: usize) -> Option<Pin<'_>> {
+    fn at_hand(&self, page: u64, access: Access, first: usize) -> Result<Pin<'_>, NotAtHand> {
         let shared = &self.open.shared;
         if shared.is_forked() {
-            return None;
+            return Err(NotAtHand::There);
         }
-        let key = Mappings::key(self.open.mapping, page)?;
+        let key = Mappings::key(self.open.mapping, page).ok_or(NotAtHand::There)?;
         let (found, claim) = shared.hold(key, access, first);
         match found {
             Found::Pinned(frame) => {
                 let pin = Pin::held(shared, frame, self.open.order, claim);
                 self.look_ahead(&self.group, page);
-                Some(pin)
+                Ok(pin)
             }
             Found::Reading(frame) => {
                 shared.unpin(frame);
-                None
+                Err(NotAtHand::There)
             }
-            _ => {
-                // It is looked for once more first: for a read that has more to do.
+            Found::Miss => {
+                // It comes from memory while the read is begun.
                 shared.core.touch_shadow(key);
-                None
+                Err(NotAtHand::Missing)
             }
+            Found::Latched(_) | Found::TooManyPins => Err(NotAtHand::There),
         }
     }
 

@@ -36,8 +36,9 @@ impl Shared {
         self.core.latch(cpu::current(), key, run)
     }
 
-    /// Pins a page that is resident, or claims it where it is used often. Its bytes from `first`
-    /// on, to which the caller comes first, are fetched from memory while its record is.
+    /// Pins a page that is resident, or claims it where it is used often. For a copy its bytes from
+    /// `first` on, to which that comes first, are fetched from memory while its record is. Nobody
+    /// knows which bytes of a view are looked at, and when.
     #[inline(always)]
     pub(crate) fn hold(
         &self,
@@ -50,7 +51,7 @@ impl Shared {
         }
         let likely = |frame| match access {
             Access::Copy => self.arena.touch_for_copy(frame, first),
-            Access::Pin | Access::Prefetch => self.arena.touch(frame),
+            Access::Pin | Access::Prefetch => {}
         };
         let unpin = |frame| self.unpin_other(frame);
         self.core.hold(cpu::current(), (key, access), likely, unpin)
