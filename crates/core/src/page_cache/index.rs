@@ -359,8 +359,11 @@ mod tests {
         }
         for number in 0..5000 {
             let page = u64::from(number) << 9;
-            assert_eq!(index.find(&frames, key(page)), Some(Frame::new(number)));
-            assert_eq!(index.find(&frames, key(page + 1)), None);
+            for (page, there) in [(page, Some(Frame::new(number))), (page + 1, None)] {
+                assert_eq!(index.find(&frames, key(page)), there);
+                let found = index.find_record(&frames, key(page), |_| ());
+                assert_eq!(found.map(|(frame, _)| frame), there);
+            }
         }
         let removed: Vec<bool> = (0..5000)
             .map(|number| index.remove(key(u64::from(number) << 9), Frame::new(number)))

@@ -18,6 +18,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("likely"),
     },
     Mutant {
+        name: "no page is looked for behind its home bucket",
+        file: "page_cache/index.rs",
+        find: "        self.passed(home).load(Ordering::Acquire) == 0\n",
+        replace: "        self.passed(home).load(Ordering::Acquire) < u64::MAX\n",
+        tests: Tests::Unit("index"),
+    },
+    Mutant {
+        name: "nobody is told of the frame that most often holds a page",
+        file: "page_cache/index.rs",
+        find: "                likely(frame);\n",
+        replace: "",
+        tests: Tests::Unit("claims"),
+    },
+    Mutant {
+        name: "the way ahead of reclaim has no end",
+        file: "reclaim/foresight.rs",
+        find: "        if self.nr_ahead >= MAX_AHEAD {\n",
+        replace: "        if self.nr_ahead == u32::MAX {\n",
+        tests: Tests::Unit("foresight"),
+    },
+    Mutant {
         name: "nothing is likely to be where it is",
         file: "page_cache/index.rs",
         find: "        self.at_home(self.home(key), key)\n",

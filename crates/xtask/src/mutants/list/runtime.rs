@@ -34,8 +34,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that is being read is given as if it were there",
         file: "file/hit.rs",
-        find: "                shared.unpin(frame);\n                None\n",
-        replace: "                Some(Pin::held(shared, frame, self.open.order, None))\n",
+        find: "                shared.unpin(frame);\n                Err(NotAtHand::There)\n",
+        replace: "                Ok(Pin::held(shared, frame, self.open.order, None))\n",
+        tests: Tests::Runtime("files::"),
+    },
+    Mutant {
+        name: "reads past the page cache change the access time",
+        file: "store.rs",
+        find: "match open(libc::O_DIRECT | libc::O_NOATIME) {",
+        replace: "match open(libc::O_DIRECT) {",
         tests: Tests::Runtime("files::"),
     },
     Mutant {
