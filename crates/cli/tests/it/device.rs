@@ -30,6 +30,29 @@ fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap()
 }
 
+/// Checks what a row says that it reached of what the same misses take without a cache, at the same
+/// depth and one by one.
+fn check_ceilings(rows: &[&Value], row: &Value) {
+    for (engine, reached) in [
+        ("direct io_uring, misses", "of_ceiling"),
+        ("direct pread, misses", "of_pread_ceiling"),
+    ] {
+        let same = |raw: &&&Value| {
+            let fields = ["pages", "threads", "depth"];
+            raw["engine"] == engine && fields.iter().all(|&field| raw[field] == row[field])
+        };
+        let Some(raw) = rows.iter().find(same) else {
+            assert!(reached == "of_ceiling" || row[reached].is_null(), "{row}");
+            continue;
+        };
+        let (threads, hit_ratio) = (number(row, "threads"), number(row, "hit_ratio"));
+        let raw_ns = threads * 1e9 / number(raw, "iops");
+        let ns = hit_ratio * number(row, "hit_ns") + (1.0 - hit_ratio) * raw_ns;
+        let ratio = number(row, "iops") * ns / (threads * 1e9);
+        assert!((number(row, reached) / ratio - 1.0).abs() < 0.05, "{row}");
+    }
+}
+
 /// Checks the rows; the engines that were skipped.
 fn check(rows: &[Value], nr_threads: usize) -> Vec<&str> {
     let (rows, skipped): (Vec<&Value>, Vec<&Value>) =
@@ -61,7 +84,13 @@ fn check(rows: &[Value], nr_threads: usize) -> Vec<&str> {
             let ratio = number(row, "iops") / number(row, "ceiling_iops");
             assert!((of_ceiling / ratio - 1.0).abs() < 0.01, "{row}");
         }
+        check_ceilings(&rows, row);
     }
+    let depths: BTreeSet<_> = of("direct io_uring, misses")
+        .iter()
+        .map(|row| row["depth"].as_u64().unwrap())
+        .collect();
+    assert!(depths.is_empty() || depths == [1, 8].into(), "{depths:?}");
     for (engine, depth) in [
         ("direct pread", 1.0),
         ("direct io_uring", 8.0),

@@ -157,7 +157,7 @@ fn specs(args: &RandomReadArgs, data: &Data, engines: &[Engine], holder: &Holder
         for &threads in &args.threads {
             for &engine in engines {
                 let depths = args.depths.iter().copied();
-                for depth in depths.filter(|&depth| (depth > 1) == engine.is_deep()) {
+                for depth in depths.filter(|&depth| engine.has_depth(depth)) {
                     let cgroup = holder.loan.cgroup.as_ref().ok();
                     specs.push(Spec {
                         engine,

@@ -76,12 +76,13 @@ impl Engine {
         matches!(self, Engine::Pread | Engine::Mmap)
     }
 
-    /// Whether it reads more than one page at a time.
-    pub(super) fn is_deep(self) -> bool {
-        !matches!(
+    /// Whether it reads so many pages at a time. What a miss costs at least is told at each depth.
+    pub(super) fn has_depth(self, depth: u32) -> bool {
+        let is_one_by_one = matches!(
             self,
             Engine::ReadAt | Engine::Pread | Engine::Mmap | Engine::Direct | Engine::MissedDirect
-        )
+        );
+        self == Engine::MissedRing || is_one_by_one == (depth == 1)
     }
 
     /// Whether it reads what a cache would have read, and to where.
@@ -270,6 +271,17 @@ mod tests {
         assert_eq!(spec.nr_buffers(), 32);
         spec.engine = Engine::DirectRing;
         assert_eq!((spec.nr_buffers(), spec.reads().expect("all")), (8, all));
+    }
+
+    #[test]
+    fn what_a_miss_costs_is_told_at_each_depth_and_others_have_theirs() {
+        let at = |depth| move |engine: &Engine| engine.has_depth(depth);
+        let all = [Engine::ReadAt, Engine::MissedDirect, Engine::MissedRing];
+        let all = [&all[..], &[Engine::PinMany, Engine::DirectRing]].concat();
+        let of = |depth| all.iter().copied().filter(at(depth)).collect::<Vec<_>>();
+        assert_eq!(of(1), all[..3]);
+        assert_eq!(of(2), all[2..]);
+        assert_eq!(of(128), of(2));
     }
 
     #[test]
