@@ -329,6 +329,7 @@ impl Backing {
             }
         }
         let filled = filled.min(wanted);
+        // Most pages are whole: no call for them, of which the kernel has left nothing in the CPU.
         if filled < buf.len() {
             buf[filled..].fill(0);
         }

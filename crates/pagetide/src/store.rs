@@ -462,9 +462,10 @@ fn align_of(statx: &Statx) -> Option<usize> {
     usize::try_from(align).ok().filter(|&align| align > 0)
 }
 
-/// Opens past the kernel's page cache. Reads there leave the time of the last access alone, where
-/// the process may say so because the file is its own: hits do, too, and what the device is asked
-/// for says when a page was missing, not when the file was used. It would cost each read a look.
+/// Opens past the kernel's page cache, to reads that leave the time of the last access alone, where
+/// the process may ask for that because the file is its own. Hits leave it alone anyway, so that it
+/// would say when a page was missing and not when the file was used; and the kernel would look at
+/// each read whether to change it.
 fn direct(open: impl Fn(i32) -> io::Result<fs::File>) -> io::Result<fs::File> {
     match open(libc::O_DIRECT | libc::O_NOATIME) {
         Err(refused) if refused.kind() == io::ErrorKind::PermissionDenied => open(libc::O_DIRECT),

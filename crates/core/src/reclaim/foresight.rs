@@ -13,8 +13,9 @@ use crate::units::Frame;
 /// caches again by then.
 const MAX_AHEAD: u32 = super::MAX_BATCH;
 
-/// A place in a queue ahead of its tail.
-#[derive(Debug, Default)]
+/// A place in a queue ahead of its tail. Pages that move or leave meanwhile cost it its way, and
+/// nothing else: it then names other frames for a while, or none.
+#[derive(Debug)]
 pub(super) struct Foresight {
     /// Where the next step looks: a page that has left the queue ends the way.
     at: Option<Frame>,
