@@ -158,7 +158,8 @@ impl Memory {
             }
             let page_type = self.frames.page_type(io.frame);
             if let Some(next) = lists.foresee(&self.frames, page_type) {
-                self.touch_victim(next);
+                self.frames.touch_file_links(next);
+                self.touch_entries_of(next);
             }
         }
         let is_walked = group.is_walked();
@@ -170,15 +171,6 @@ impl Memory {
             came[page_type.index()].tell(group, page_type);
         }
         nr_ended
-    }
-
-    /// Has fetched what the eviction of a frame's page looks at, whatever that is.
-    fn touch_victim(&self, frame: Frame) {
-        self.frames.touch_file_links(frame);
-        if let Some(key) = self.frames.key(frame) {
-            self.index.touch(key);
-            self.shadows.touch(key);
-        }
     }
 
     /// Whether a frame that is being filled has the place of the page that moves there, and is

@@ -21,9 +21,8 @@ impl Memory {
         mut in_hand: Option<&mut Pieces>,
     ) -> u32 {
         // Their lines come from memory side by side: each exchange below would wait for its own.
-        for key in batch.iter().filter_map(|one| self.frames.key(one.frame)) {
-            self.index.touch(key);
-            self.shadows.touch(key);
+        for one in batch.iter() {
+            self.touch_entries_of(one.frame);
         }
         for one in batch.iter() {
             self.frames.touch_neighbours(one.frame);
@@ -74,6 +73,14 @@ impl Memory {
         }
         self.put_blocks(cpu, lruvec.group(), &to_free[..nr_to_free]);
         freed
+    }
+
+    /// Has fetched the entries that the eviction of a frame's page looks at, whatever page that is.
+    pub(super) fn touch_entries_of(&self, frame: Frame) {
+        if let Some(key) = self.frames.key(frame) {
+            self.index.touch(key);
+            self.shadows.touch(key);
+        }
     }
 
     /// Counts a group's pages that went, by type; returns all. Before they are uncharged: the group

@@ -105,7 +105,7 @@ impl File {
                 Err(NotAtHand::There)
             }
             Found::Miss => {
-                // It comes from memory while the read is begun.
+                // What is remembered of it comes from memory while the read is begun.
                 shared.core.touch_shadow(key);
                 Err(NotAtHand::Missing)
             }
