@@ -30,6 +30,10 @@ const COUNTS: &[(&str, &str)] = &[
         "Those that went into memory registered with io_uring",
     ),
     (
+        "bounced_reads",
+        "Those that came by way of buffers that a ring has registered, and were copied",
+    ),
+    (
         "readahead_pages",
         "Pages that were read ahead of sequential readers",
     ),

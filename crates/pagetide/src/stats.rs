@@ -29,6 +29,9 @@ pub struct Stats {
     /// Those of `batched_reads` that went into memory registered with io_uring
     /// ([`Builder::registered_buffers`](crate::Builder::registered_buffers)).
     pub fixed_reads: u64,
+    /// Those of `batched_reads` that came by way of memory that a ring has registered for that, and
+    /// were copied ([`IoChoice::bounce_buffers`](crate::IoChoice::bounce_buffers)).
+    pub bounced_reads: u64,
     /// Bytes of memory that rings have registered now, counted for each ring.
     pub registered_bytes: u64,
     /// Pages of 4 KiB that came back from the spill file.
@@ -115,7 +118,7 @@ impl Stats {
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
     #[expect(clippy::too_many_lines, reason = "a list of all fields")]
-    pub(crate) fn lines(&self) -> [(&'static str, u64); 43] {
+    pub(crate) fn lines(&self) -> [(&'static str, u64); 44] {
         let Stats {
             bytes_read,
             bytes_written,
@@ -125,6 +128,7 @@ impl Stats {
             batched_reads,
             batched_pages,
             fixed_reads,
+            bounced_reads,
             registered_bytes,
             readahead_pages,
             readahead_passed,
@@ -198,6 +202,7 @@ impl Stats {
             ("batched_reads", batched_reads),
             ("batched_pages", batched_pages),
             ("fixed_reads", fixed_reads),
+            ("bounced_reads", bounced_reads),
             ("registered_bytes", registered_bytes),
             ("readahead_pages", readahead_pages),
             ("readahead_passed", readahead_passed),
@@ -309,7 +314,13 @@ impl Memory {
     pub fn stats(&self) -> Stats {
         let core = self.home().core.stats();
         let io = &self.home().io;
-        let [ring_enters, batched_reads, batched_pages, fixed_reads] = io.counts.get();
+        let [
+            ring_enters,
+            batched_reads,
+            batched_pages,
+            fixed_reads,
+            bounced_reads,
+        ] = io.counts.get();
         let [readahead_pages, readahead_passed, readahead_lost] = self.home().readahead.get();
         Stats {
             bytes_read: self.home().bytes_read(),
@@ -320,6 +331,7 @@ impl Memory {
             batched_reads,
             batched_pages,
             fixed_reads,
+            bounced_reads,
             registered_bytes: io.registry.nr_bytes(),
             pswpin: self.home().swap.pswpin.load(Ordering::Relaxed),
             pswpout: self.home().swap.pswpout.load(Ordering::Relaxed),

@@ -85,6 +85,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "a container may not have rings, or no memory that is locked",
     ),
     (
+        "bounced reads",
+        "a container may not have rings, or no memory that is locked, or no direct reads",
+    ),
+    (
         "full disk",
         "mounting a small tmpfs takes root; a store that is full is tested everywhere",
     ),

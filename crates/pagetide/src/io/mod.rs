@@ -57,6 +57,9 @@ pub struct IoChoice {
     ///
     /// [`Builder::registered_buffers`]: crate::Builder::registered_buffers
     pub registered_buffers: Registered,
+    /// Whether each ring has a few pages registered that most of its reads of single pages go by,
+    /// which are copied then: where the memory of pages is not registered.
+    pub bounce_buffers: Registered,
 }
 
 impl fmt::Display for IoChoice {
@@ -69,6 +72,7 @@ impl fmt::Display for IoChoice {
         let registrations = [
             ("files", &self.registered_files),
             ("buffers", &self.registered_buffers),
+            ("bounce buffers", &self.bounce_buffers),
         ];
         for (what, registration) in registrations {
             match registration {
@@ -90,8 +94,10 @@ pub(crate) struct Counts {
     nr_reads: AtomicU64,
     /// Their pages.
     nr_pages: AtomicU64,
-    /// Reads into registered memory.
+    /// Reads into registered frames.
     nr_fixed: AtomicU64,
+    /// Reads by way of bounce buffers.
+    nr_bounced: AtomicU64,
 }
 
 impl Counts {
@@ -103,20 +109,27 @@ impl Counts {
     }
 
     fn add_enters(&self, ring: &mut Ring) {
-        let [nr_enters, nr_fixed] = ring.take_counts();
-        self.nr_enters.fetch_add(nr_enters, Ordering::Relaxed);
-        if nr_fixed > 0 {
-            self.nr_fixed.fetch_add(nr_fixed, Ordering::Relaxed);
+        let counts = ring.take_counts();
+        self.nr_enters
+            .fetch_add(counts.nr_enters, Ordering::Relaxed);
+        for (count, nr_more) in [
+            (&self.nr_fixed, counts.nr_fixed),
+            (&self.nr_bounced, counts.nr_bounced),
+        ] {
+            if nr_more > 0 {
+                count.fetch_add(nr_more, Ordering::Relaxed);
+            }
         }
     }
 
-    /// System calls, reads, pages, and reads into registered memory.
-    pub(crate) fn get(&self) -> [u64; 4] {
+    /// System calls, reads, pages, reads into registered frames, and reads that were bounced.
+    pub(crate) fn get(&self) -> [u64; 5] {
         let counts = [
             &self.nr_enters,
             &self.nr_reads,
             &self.nr_pages,
             &self.nr_fixed,
+            &self.nr_bounced,
         ];
         counts.map(|count| count.load(Ordering::Relaxed))
     }
@@ -222,12 +235,14 @@ impl Engine {
             Some(_) => IoEngine::Threads,
         };
         let has_rings = engine == IoEngine::IoUring;
-        let [registered_files, registered_buffers] = self.registry.shown(has_rings);
+        let shown = self.registry.shown(has_rings);
+        let [registered_files, registered_buffers, bounce_buffers] = shown;
         IoChoice {
             engine,
             reason,
             registered_files,
             registered_buffers,
+            bounce_buffers,
         }
     }
 
@@ -405,6 +420,7 @@ impl Lease<'_> {
         let mut panics = Panics::default();
         loop {
             while ring.has_room()
+                && !ring.has_set()
                 && let Some(run) = left.pop_front()
             {
                 push(ring, run);
@@ -412,18 +428,26 @@ impl Lease<'_> {
             if ring.nr_in_flight() == 0 {
                 break;
             }
+            let has_more = ring.has_set() && ring.has_room() && !left.is_empty();
             // Half of them: so that those who wait for the first do not wait for the last, and a
             // batch takes few calls.
-            ring.enter(ring.nr_in_flight().div_ceil(2));
+            let want = match has_more {
+                true => 0,
+                false => ring.nr_in_flight().div_ceil(2),
+            };
+            ring.enter(want);
             self.engine.counts.add_enters(ring);
             ring.reap(|mut run, result| match run.landed(result) {
                 Next::Again => left.push_back(run),
                 Next::Over => over.push(run),
             });
             left.extend(ring.take_back());
-            panics.catch(|| run::end(&mut over));
-            over.clear();
+            if !has_more {
+                panics.catch(|| run::end(&mut over));
+                over.clear();
+            }
         }
+        panics.catch(|| run::end(&mut over));
         // Of a broken ring.
         panics.catch(|| run::read_each(left));
         panics.go_on();

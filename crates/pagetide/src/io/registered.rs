@@ -112,6 +112,7 @@ pub(crate) struct Registry {
     free_numbers: Mutex<Vec<u32>>,
     files_refused: OnceLock<String>,
     blocks_refused: OnceLock<String>,
+    bounce_refused: OnceLock<String>,
 }
 
 impl fmt::Debug for Registry {
@@ -135,6 +136,7 @@ impl Registry {
             free_numbers: Mutex::new((0..FILES).rev().collect()),
             files_refused: OnceLock::new(),
             blocks_refused: OnceLock::new(),
+            bounce_refused: OnceLock::new(),
         }
     }
 
@@ -198,8 +200,18 @@ impl Registry {
         release()
     }
 
-    /// Whether files are registered, and whether memory is.
-    pub(super) fn shown(&self, has_rings: bool) -> [Registered; 2] {
+    /// Whether a new ring may have bounce buffers: not where it may have frames.
+    pub(super) fn may_bounce(&self) -> bool {
+        self.blocks.is_none() && self.bounce_refused.get().is_none()
+    }
+
+    /// The kernel has none for a ring.
+    pub(super) fn refuse_bounce(&self, error: &io::Error) {
+        refuse(&self.bounce_refused, error);
+    }
+
+    /// Whether files are registered, whether frames are, and whether bounce buffers are.
+    pub(super) fn shown(&self, has_rings: bool) -> [Registered; 3] {
         let of = |is_on: bool, refused: &OnceLock<String>| match refused.get() {
             _ if !is_on || !has_rings => Registered::Off,
             None => Registered::On,
@@ -208,6 +220,7 @@ impl Registry {
         [
             of(true, &self.files_refused),
             of(self.blocks.is_some(), &self.blocks_refused),
+            of(self.blocks.is_none(), &self.bounce_refused),
         ]
     }
 

@@ -1,13 +1,17 @@
 //! A ring of io_uring, and the reads that the kernel has in its hands.
 #![allow(unsafe_code)]
 
+mod bounce;
+mod slot;
 mod writes;
 
 pub(crate) use writes::{Piece, UnderWay};
 
 use super::registered::{Registry, RingTables};
-use super::run::{self, Few, Next, Run};
-use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
+use super::run::{self, Next, Run};
+use bounce::BounceBuffers;
+use io_uring::{EnterFlags, IoUring, Probe, opcode};
+use slot::{Slot, Way};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -18,15 +22,6 @@ pub(crate) const DEPTH: usize = 128;
 /// Calls in a row for which the kernel has no memory, while nothing is under way that could give it
 /// some back, before a ring is given up: the kernel has looked for memory itself each time.
 const MAX_REFUSALS: u32 = 16;
-
-/// A run that the kernel reads, and the list of its buffers.
-struct Slot {
-    run: Run,
-    /// Read by the kernel until the run has landed.
-    bufs: Few<libc::iovec>,
-    /// Into registered memory.
-    is_fixed: bool,
-}
 
 /// One ring. Whoever drops it waits until the kernel has let go of all pages.
 pub(crate) struct Ring {
@@ -46,19 +41,23 @@ pub(crate) struct Ring {
     /// What the next system calls come to, the last one first.
     #[cfg(test)]
     pub(super) faked: Vec<Faked>,
-    nr_enters: u64,
-    nr_fixed: u64,
+    counts: RingCounts,
     /// The kernel reads and writes one buffer without a list of buffers: from 5.6 on.
     pub(super) has_plain: bool,
     registered: RingTables,
+    bounce: BounceBuffers,
 }
 
-// SAFETY: what is not `Send` by itself are the pointers in buffer lists: they lie on the heap with
-// their slot, and point into the arena, which is `Sync`. (`Run` is checked below.)
-unsafe impl Send for Slot {}
-const _: () = is_send::<Run>();
-
-const fn is_send<T: Send>() {}
+/// What a ring did since it was asked last.
+#[derive(Debug, Default)]
+pub(crate) struct RingCounts {
+    /// System calls.
+    pub(crate) nr_enters: u64,
+    /// Reads into registered frames.
+    pub(crate) nr_fixed: u64,
+    /// Reads by way of bounce buffers.
+    pub(crate) nr_bounced: u64,
+}
 
 impl Drop for Ring {
     fn drop(&mut self) {
@@ -101,6 +100,7 @@ impl Ring {
         let ring = IoUring::builder().dontfork().build(depth)?;
         let registered = registry.list(&ring);
         let has_plain = has_plain(&ring);
+        let bounce = BounceBuffers::new(&ring, registry);
         Ok(Ring {
             ring: ManuallyDrop::new(ring),
             slots: (0..DEPTH).map(|_| None).collect(),
@@ -111,10 +111,10 @@ impl Ring {
             nr_refusals: 0,
             #[cfg(test)]
             faked: Vec::new(),
-            nr_enters: 0,
-            nr_fixed: 0,
+            counts: RingCounts::default(),
             has_plain,
             registered,
+            bounce,
         })
     }
 
@@ -139,6 +139,11 @@ impl Ring {
         !self.free.is_empty() && !self.is_broken
     }
 
+    /// Whether what is queued is to be handed over before more is: all bounce buffers are in it.
+    pub(crate) fn has_set(&self) -> bool {
+        self.bounce.are_queued()
+    }
+
     /// Whether it is not to be used any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
@@ -154,9 +159,9 @@ impl Ring {
         DEPTH - self.free.len()
     }
 
-    /// System calls, and reads into registered memory, since it was asked last.
-    pub(crate) fn take_counts(&mut self) -> [u64; 2] {
-        [&mut self.nr_enters, &mut self.nr_fixed].map(std::mem::take)
+    /// What it did since it was asked last.
+    pub(crate) fn take_counts(&mut self) -> RingCounts {
+        std::mem::take(&mut self.counts)
     }
 
     /// Queues a read of what is left of a run. The caller looked whether there is room.
@@ -165,27 +170,18 @@ impl Ring {
     /// A run of which nothing is left to read comes back.
     pub(crate) fn push(&mut self, run: Run) -> Result<(), Run> {
         let &at = self.free.last().expect("the caller looked for room");
-        let slot = self.slots[at].insert(Slot {
-            run,
-            bufs: Few::new(),
-            is_fixed: false,
-        });
-        let bufs = &mut slot.bufs;
-        let rest = slot.run.rest_into(|bytes| {
-            bufs.push(libc::iovec {
-                iov_base: bytes.as_mut_ptr().cast(),
-                iov_len: bytes.len(),
-            });
-        });
-        let Some((file, offset)) = rest else {
+        let slot = self.slots[at].insert(Slot::new(run));
+        let Some(read) = slot.read(&self.registered, &mut self.bounce, self.has_plain) else {
             let slot = self.slots[at].take().expect("filled above");
             return Err(slot.run);
         };
-        let fd = file.as_raw_fd();
         self.free.pop();
-        let has = (&self.registered, self.has_plain);
-        let read = read_of(slot, has, fd, offset).user_data(at as u64);
-        self.nr_fixed += u64::from(slot.is_fixed);
+        match slot.way {
+            Way::LookedUp => {}
+            Way::Fixed => self.counts.nr_fixed += 1,
+            Way::Bounced(_) => self.counts.nr_bounced += 1,
+        }
+        let read = read.user_data(at as u64);
         // SAFETY:
         // 1. The slot keeps the list of buffers, and the run, until the read has landed, and stays
         //    where it is: `slots` neither grows nor shrinks. `reap` alone empties a slot, by what
@@ -197,7 +193,9 @@ impl Ring {
         // 3. A number names what it did when it was asked for, or nothing: a file keeps its own
         //    while a run keeps the file, and of memory the kernel compares the addresses. A read
         //    into memory that was unregistered meanwhile fails.
-        // 4. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
+        // 4. A bounce buffer has no other read until this one has landed: `take` gives it back.
+        //    They are unregistered before they go.
+        // 5. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
         let pushed = unsafe { self.ring.submission().push(&read) };
         pushed.expect("as many entries as slots");
         self.queued.push(at);
@@ -213,6 +211,7 @@ impl Ring {
         if want == 0 && self.queued.is_empty() {
             return;
         }
+        self.bounce.hand_over();
         while !self.is_broken {
             let nr_taken = self.nr_in_flight() - self.queued.len();
             match self.call(want) {
@@ -243,7 +242,7 @@ impl Ring {
     /// The kernel has no memory for any, or too many have landed: once more of those have that it
     /// took before, it is to be asked again.
     fn call(&mut self, want: usize) -> Result<usize, NoMemory> {
-        self.nr_enters += 1;
+        self.counts.nr_enters += 1;
         match self.submit_and_wait(want) {
             Ok(nr_taken) => {
                 self.nr_refusals = 0;
@@ -280,7 +279,7 @@ impl Ring {
     /// system call, which a signal may end.
     fn await_landed(&mut self, nr_landed: usize) {
         let nr_landed = u32::try_from(nr_landed).expect("a ring is small");
-        self.nr_enters += 1;
+        self.counts.nr_enters += 1;
         let flags = EnterFlags::GETEVENTS.bits();
         let submitter = self.ring.submitter();
         // SAFETY: it hands nothing over, so that the kernel looks at no entry.
@@ -302,8 +301,11 @@ impl Ring {
 
     #[inline]
     fn take(&mut self, at: usize) -> Option<Run> {
-        let Slot { run, .. } = self.slots.get_mut(at)?.take()?;
+        let Slot { run, way, .. } = self.slots.get_mut(at)?.take()?;
         self.free.push(at);
+        if let Way::Bounced(bounce) = way {
+            self.bounce.give_back(bounce);
+        }
         Some(run)
     }
 
@@ -317,7 +319,8 @@ impl Ring {
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
             let slot = self.slots.get_mut(at).and_then(Option::as_mut);
-            let result = slot.map(|slot| slot.again_without(result));
+            // SAFETY: the kernel says it of the read of this slot, whose number it has back.
+            let result = slot.map(|slot| unsafe { slot.landed(result, &mut self.bounce) });
             let run = self.take(at).zip(result);
             let (run, result) = run.expect("each read lands once");
             landed(run, result);
@@ -349,18 +352,6 @@ impl Faked {
     }
 }
 
-impl Slot {
-    /// Memory that is no longer registered is no error: what is left is asked for without.
-    fn again_without(&mut self, result: io::Result<usize>) -> io::Result<usize> {
-        let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::EFAULT);
-        if self.is_fixed && result.as_ref().is_err_and(is_gone) {
-            self.run.refuse_fixed();
-            return Err(io::Error::from_raw_os_error(libc::EINTR));
-        }
-        result
-    }
-}
-
 /// Whether a ring's kernel knows the reads and writes that take no list of buffers.
 fn has_plain(ring: &IoUring) -> bool {
     let mut probe = Probe::new();
@@ -368,43 +359,6 @@ fn has_plain(ring: &IoUring) -> bool {
     let is_known = ring.submitter().register_probe(&mut probe).is_ok();
     let has = |code| probe.is_supported(code);
     is_known && has(opcode::Read::CODE) && has(opcode::Write::CODE)
-}
-
-/// The read of a slot from `fd`, by numbers where the ring has them.
-fn read_of(
-    slot: &mut Slot,
-    (registered, has_plain): (&RingTables, bool),
-    fd: RawFd,
-    offset: u64,
-) -> squeue::Entry {
-    let file = slot.run.file_slot();
-    let number = file.and_then(|file| registered.file(file, fd));
-    let number = number.and_then(|number| i32::try_from(number).ok());
-    let at = types::Fd(number.unwrap_or(fd));
-    let read = match &slot.bufs[..] {
-        [buf] if has_plain => {
-            let to = buf.iov_base.cast::<u8>();
-            let len = u32::try_from(buf.iov_len).expect("a page is short");
-            let is_allowed = !slot.run.is_fixed_refused();
-            match is_allowed.then(|| registered.block(buf)).flatten() {
-                Some(block) => {
-                    slot.is_fixed = true;
-                    let read = opcode::ReadFixed::new(at, to, len, block);
-                    read.offset(offset).build()
-                }
-                None => opcode::Read::new(at, to, len).offset(offset).build(),
-            }
-        }
-        bufs => {
-            let nr_bufs = u32::try_from(bufs.len()).expect("a run is short");
-            let read = opcode::Readv::new(at, bufs.as_ptr(), nr_bufs);
-            read.offset(offset).build()
-        }
-    };
-    match number {
-        Some(_) => read.flags(squeue::Flags::FIXED_FILE),
-        None => read,
-    }
 }
 
 /// What stands at a number of a ring's tables.

@@ -3,6 +3,7 @@
 mod alloc;
 mod callers;
 mod group;
+mod io;
 mod magazines;
 mod memory;
 mod page_cache;
@@ -21,6 +22,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
         magazines::MUTANTS,
         memory::MUTANTS,
         runtime::MUTANTS,
+        io::MUTANTS,
         callers::MUTANTS,
     ];
     rooms.into_iter().flatten()

@@ -1,0 +1,137 @@
+//! One read that the kernel has in its hands, and the way of its bytes.
+#![allow(unsafe_code)]
+
+use super::bounce::{BOUNCE_NUMBER, Bounce, BounceBuffers};
+use crate::io::registered::RingTables;
+use crate::io::run::{Few, Run};
+use io_uring::{opcode, squeue, types};
+use pagetide_core::units::PAGE_BYTES;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// A run that the kernel reads, and the list of its buffers.
+pub(super) struct Slot {
+    pub(super) run: Run,
+    /// Read by the kernel until the run has landed.
+    bufs: Few<libc::iovec>,
+    pub(super) way: Way,
+}
+
+/// How the bytes of a read come to the run's buffers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// The kernel looks up their memory.
+    LookedUp,
+    /// Their memory is registered.
+    Fixed,
+    /// They are copied from a bounce buffer.
+    Bounced(Bounce),
+}
+
+// SAFETY: what is not `Send` by itself are the pointers in buffer lists: they lie on the heap with
+// their slot, and point into the arena, which is `Sync`. (`Run` is checked below.)
+unsafe impl Send for Slot {}
+const _: () = is_send::<Run>();
+
+const fn is_send<T: Send>() {}
+
+impl Slot {
+    pub(super) fn new(run: Run) -> Slot {
+        Slot {
+            run,
+            bufs: Few::new(),
+            way: Way::LookedUp,
+        }
+    }
+
+    /// The read of what is left of the run, by numbers where the ring has them; `None` where
+    /// nothing is left. `has_plain`: the kernel reads one buffer without a list.
+    pub(super) fn read(
+        &mut self,
+        registered: &RingTables,
+        bounce: &mut BounceBuffers,
+        has_plain: bool,
+    ) -> Option<squeue::Entry> {
+        let bufs = &mut self.bufs;
+        let (file, offset) = self.run.rest_into(|bytes| {
+            bufs.push(libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            });
+        })?;
+        let fd = file.as_raw_fd();
+        let file = self.run.file_slot();
+        let number = file.and_then(|file| registered.file(file, fd));
+        let number = number.and_then(|number| i32::try_from(number).ok());
+        let at = types::Fd(number.unwrap_or(fd));
+        let read = match self.bufs[..] {
+            [buf] if has_plain => {
+                let is_fixed_allowed = !self.run.is_fixed_refused();
+                let block = is_fixed_allowed.then(|| registered.block(&buf)).flatten();
+                // Through the kernel's page cache no memory is looked up.
+                let may_bounce = block.is_none() && file.is_some() && buf.iov_len <= PAGE_BYTES;
+                let bounce = may_bounce.then(|| bounce.take()).flatten();
+                let to = buf.iov_base.cast::<u8>();
+                let len = u32::try_from(buf.iov_len).expect("a page is short");
+                let fixed = |to, number| opcode::ReadFixed::new(at, to, len, number);
+                match (block, bounce) {
+                    (Some(block), _) => {
+                        self.way = Way::Fixed;
+                        fixed(to, block).offset(offset).build()
+                    }
+                    (None, Some((bounce, to))) => {
+                        self.way = Way::Bounced(bounce);
+                        fixed(to, BOUNCE_NUMBER).offset(offset).build()
+                    }
+                    (None, None) => opcode::Read::new(at, to, len).offset(offset).build(),
+                }
+            }
+            _ => {
+                let nr_bufs = u32::try_from(self.bufs.len()).expect("a run is short");
+                let read = opcode::Readv::new(at, self.bufs.as_ptr(), nr_bufs);
+                read.offset(offset).build()
+            }
+        };
+        Some(match number {
+            Some(_) => read.flags(squeue::Flags::FIXED_FILE),
+            None => read,
+        })
+    }
+
+    /// Takes what the kernel said of its read. Memory that is no longer registered is no error:
+    /// what is left is asked for without.
+    ///
+    /// # Safety
+    /// The kernel has said it, of the read that [`Slot::read`] made.
+    pub(super) unsafe fn landed(
+        &mut self,
+        result: io::Result<usize>,
+        bounce: &mut BounceBuffers,
+    ) -> io::Result<usize> {
+        let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::EFAULT);
+        match self.way {
+            Way::Fixed if result.as_ref().is_err_and(is_gone) => {
+                self.run.refuse_fixed();
+                Err(io::Error::from_raw_os_error(libc::EINTR))
+            }
+            Way::Bounced(from) => {
+                let nr_bytes = result?;
+                // SAFETY: the read is over (the caller's word).
+                let from = &unsafe { bounce.bytes(from) }[..nr_bytes];
+                let [buf] = self.bufs[..] else {
+                    unreachable!("one page is bounced");
+                };
+                assert!(nr_bytes <= buf.iov_len, "as many as were asked for at most");
+                // SAFETY: the run lent these bytes of a frame when the read was made, keeps the
+                // arena, and was not touched since; core lets nobody else at them before the run
+                // completes them. A bounce buffer lies in no frame.
+                unsafe {
+                    let to = buf.iov_base.cast::<u8>();
+                    to.copy_from_nonoverlapping(from.as_ptr(), nr_bytes);
+                }
+                Ok(nr_bytes)
+            }
+            _ => result,
+        }
+    }
+}
