@@ -139,7 +139,10 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
     }
     let rings: [(&str, &[Engine]); 2] = [
         ("io_uring", &[Engine::DirectRing, Engine::MissedRing]),
-        ("registered reads", &[Engine::RegisteredRing]),
+        (
+            "registered reads",
+            &[Engine::RegisteredRing, Engine::RegisteredMissedRing],
+        ),
     ];
     for (what, by_ring) in rings {
         match readers::try_ring(path, by_ring[0]) {

@@ -92,7 +92,10 @@ impl Source {
                 Kind::Mapped(Mapping::of(&file, len).map_err(failed)?)
             }
             Engine::Direct | Engine::MissedDirect => Kind::Direct(direct(path).map_err(failed)?),
-            Engine::DirectRing | Engine::RegisteredRing | Engine::MissedRing => Kind::Ring {
+            Engine::DirectRing
+            | Engine::RegisteredRing
+            | Engine::MissedRing
+            | Engine::RegisteredMissedRing => Kind::Ring {
                 file: direct(path).map_err(failed)?,
                 is_registered: spec.engine.is_registered(),
             },

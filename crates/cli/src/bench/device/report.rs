@@ -37,6 +37,8 @@ pub(super) struct Row {
     of_ceiling: Option<f64>,
     /// The same at depth 1, where a miss costs what it takes by `pread`.
     of_pread_ceiling: Option<f64>,
+    /// The same beyond depth 1, where a miss costs what it takes into registered memory.
+    of_registered_ceiling: Option<f64>,
     /// The same of CPU time: what hits and direct reads take, to what these reads took.
     cpu_of_ceiling: Option<f64>,
 }
@@ -151,6 +153,7 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
         };
         let by_pread = ceiling_of(Engine::MissedDirect);
         let by_ring = ceiling_of(Engine::MissedRing);
+        let by_registered = ceiling_of(Engine::RegisteredMissedRing);
         let ceiling = by_ring.as_ref().or(by_pread.as_ref());
         let hit_ns = runs[0].hit_ns;
         Row {
@@ -174,6 +177,7 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
             ceiling_iops: ceiling.map(|ceiling| ceiling.iops),
             of_ceiling: ceiling.map(|ceiling| ceiling.reached),
             of_pread_ceiling: by_pread.as_ref().map(|ceiling| ceiling.reached),
+            of_registered_ceiling: by_registered.map(|ceiling| ceiling.reached),
             cpu_of_ceiling: ceiling.map(|ceiling| ceiling.reached_by_cpu),
         }
     };
@@ -211,6 +215,7 @@ fn table(rows: &[Row]) -> String {
         "hit",
         "of ceiling",
         "of pread's",
+        "of registered's",
         "CPU of ceiling",
     ];
     let dash = || "-".to_owned();
@@ -230,6 +235,7 @@ fn table(rows: &[Row]) -> String {
             row.hit_ns.map_or_else(dash, output::time),
             row.of_ceiling.map_or_else(dash, output::percent),
             row.of_pread_ceiling.map_or_else(dash, output::percent),
+            row.of_registered_ceiling.map_or_else(dash, output::percent),
             row.cpu_of_ceiling.map_or_else(dash, output::percent),
         ]
     };

@@ -26,6 +26,8 @@ pub(super) enum Engine {
     MissedDirect,
     /// As [`Engine::DirectRing`], the same.
     MissedRing,
+    /// As [`Engine::RegisteredRing`], the same.
+    RegisteredMissedRing,
     /// As [`Engine::PinMany`], with the memory of pages registered.
     RegisteredPinMany,
     /// As [`Engine::PinMany`], with huge pages behind that memory.
@@ -55,6 +57,7 @@ impl Engine {
             Engine::RegisteredRing => "direct io_uring, registered",
             Engine::MissedDirect => "direct pread, misses",
             Engine::MissedRing => "direct io_uring, misses",
+            Engine::RegisteredMissedRing => "direct io_uring, registered, misses",
         }
     }
 
@@ -62,7 +65,10 @@ impl Engine {
     pub(super) fn is_registered(self) -> bool {
         matches!(
             self,
-            Engine::RegisteredPinMany | Engine::HugeRegisteredPinMany | Engine::RegisteredRing
+            Engine::RegisteredPinMany
+                | Engine::HugeRegisteredPinMany
+                | Engine::RegisteredRing
+                | Engine::RegisteredMissedRing
         )
     }
 
@@ -87,7 +93,10 @@ impl Engine {
 
     /// Whether it reads what a cache would have read, and to where.
     pub(super) fn is_of_misses(self) -> bool {
-        matches!(self, Engine::MissedDirect | Engine::MissedRing)
+        matches!(
+            self,
+            Engine::MissedDirect | Engine::MissedRing | Engine::RegisteredMissedRing
+        )
     }
 }
 
