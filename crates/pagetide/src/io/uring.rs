@@ -100,7 +100,11 @@ impl Ring {
         let ring = IoUring::builder().dontfork().build(depth)?;
         let registered = registry.list(&ring);
         let has_plain = has_plain(&ring);
-        let bounce = BounceBuffers::new(&ring, registry);
+        // Reads with a list of buffers go to frames, and a ring has one table of memory.
+        let bounce = match has_plain && !registered.has_blocks() {
+            true => BounceBuffers::new(&ring, registry),
+            false => BounceBuffers::none(),
+        };
         Ok(Ring {
             ring: ManuallyDrop::new(ring),
             slots: (0..DEPTH).map(|_| None).collect(),
@@ -194,7 +198,6 @@ impl Ring {
         //    while a run keeps the file, and of memory the kernel compares the addresses. A read
         //    into memory that was unregistered meanwhile fails.
         // 4. A bounce buffer has no other read until this one has landed: `take` gives it back.
-        //    They are unregistered before they go.
         // 5. `Drop` waits for what is under way; a ring that is leaked leaks its slots, too.
         let pushed = unsafe { self.ring.submission().push(&read) };
         pushed.expect("as many entries as slots");

@@ -107,7 +107,7 @@ fn neighbours_are_one_read_and_a_batch_is_few_system_calls() {
         assert_eq!((many.batched_reads, many.batched_pages), (129, 192));
         let nr_calls = many.ring_enters;
         match is_ring(&memory) {
-            // Half of what is under way at each, unless a signal comes.
+            // A set of bounce buffers or half of what is under way at each, unless a signal comes.
             true => assert!((1..=16).contains(&nr_calls), "{nr_calls}"),
             false => assert_eq!(nr_calls, 0),
         }

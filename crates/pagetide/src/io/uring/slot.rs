@@ -66,10 +66,11 @@ impl Slot {
         let at = types::Fd(number.unwrap_or(fd));
         let read = match self.bufs[..] {
             [buf] if has_plain => {
-                let is_fixed_allowed = !self.run.is_fixed_refused();
-                let block = is_fixed_allowed.then(|| registered.block(&buf)).flatten();
+                let may_be_fixed = !self.run.is_fixed_refused();
+                let block = may_be_fixed.then(|| registered.block(&buf)).flatten();
                 // Through the kernel's page cache no memory is looked up.
-                let may_bounce = block.is_none() && file.is_some() && buf.iov_len <= PAGE_BYTES;
+                let is_direct_page = file.is_some() && buf.iov_len <= PAGE_BYTES;
+                let may_bounce = may_be_fixed && block.is_none() && is_direct_page;
                 let bounce = may_bounce.then(|| bounce.take()).flatten();
                 let to = buf.iov_base.cast::<u8>();
                 let len = u32::try_from(buf.iov_len).expect("a page is short");
@@ -98,8 +99,8 @@ impl Slot {
         })
     }
 
-    /// Takes what the kernel said of its read. Memory that is no longer registered is no error:
-    /// what is left is asked for without.
+    /// Takes what the kernel said of its read. Memory that is no longer registered is no error,
+    /// nor a file system that reads to no registered memory: what is left is asked for without.
     ///
     /// # Safety
     /// The kernel has said it, of the read that [`Slot::read`] made.
@@ -108,9 +109,12 @@ impl Slot {
         result: io::Result<usize>,
         bounce: &mut BounceBuffers,
     ) -> io::Result<usize> {
-        let is_gone = |error: &io::Error| error.raw_os_error() == Some(libc::EFAULT);
+        let is_refused = |error: &io::Error| {
+            let number = error.raw_os_error();
+            matches!(number, Some(libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP))
+        };
         match self.way {
-            Way::Fixed if result.as_ref().is_err_and(is_gone) => {
+            Way::Fixed | Way::Bounced(_) if result.as_ref().is_err_and(is_refused) => {
                 self.run.refuse_fixed();
                 Err(io::Error::from_raw_os_error(libc::EINTR))
             }

@@ -160,8 +160,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a read fails where its memory is no longer registered",
         file: "io/uring/slot.rs",
-        find: "Way::Fixed if result.as_ref().is_err_and(is_gone) => {",
-        replace: "Way::Fixed if false && result.as_ref().is_err_and(is_gone) => {",
+        find: "if result.as_ref().is_err_and(is_refused) => {",
+        replace: "if false && result.as_ref().is_err_and(is_refused) => {",
         tests: Tests::RuntimeUnit("io::registered::tests::a_read_whose_memory"),
     },
     Mutant {
