@@ -25,7 +25,8 @@ use crate::worker::Worker;
 use crate::writeback::Landings;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
-use pagetide_core::units::{Frame, Node, Order};
+use pagetide_core::sync::Padded;
+use pagetide_core::units::{Frame, Node, Order, index};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -35,6 +36,8 @@ use std::time::{Duration, Instant};
 /// How long somebody who waits without threads sleeps before he looks again whether somebody else
 /// has reaped what he waits for.
 const REAP: Duration = Duration::from_millis(1);
+/// Lines that CPUs count on, each by its number: on one of more CPUs some share a line.
+const NR_COUNTS: usize = 16;
 
 /// Device and inode of an open file, the order of its pages and where they begin.
 pub(crate) type FileKey = (u64, u64, (u8, u64));
@@ -61,7 +64,8 @@ pub(crate) struct Shared {
     pub(crate) pins: Pins,
     pub(crate) sites: Sites,
     pub(crate) memory_waits: MemoryWaits,
-    nr_bytes_read: AtomicU64,
+    /// By CPU: each miss counts.
+    nr_bytes_read: [Padded<AtomicU64>; NR_COUNTS],
     /// Pages that became dirty, for who looks at some of them.
     pub(crate) nr_dirtied: AtomicU32,
     nr_buffered_reads: AtomicU64,
@@ -134,7 +138,7 @@ impl Shared {
             pins: Pins::default(),
             sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
-            nr_bytes_read: AtomicU64::new(0),
+            nr_bytes_read: std::array::from_fn(|_| Padded::default()),
             nr_closed: AtomicU64::new(0),
             nr_dirtied: AtomicU32::new(0),
             nr_buffered_reads: AtomicU64::new(0),
@@ -417,7 +421,8 @@ impl Shared {
     }
 
     pub(crate) fn count_read(&self, bytes: u64) {
-        self.nr_bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        let cpu = index(cpu::current().number()) % NR_COUNTS;
+        self.nr_bytes_read[cpu].fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn count_buffered(&self, reads: u64) {
@@ -446,7 +451,8 @@ impl Shared {
     }
 
     pub(crate) fn bytes_read(&self) -> u64 {
-        self.nr_bytes_read.load(Ordering::Relaxed)
+        let counts = self.nr_bytes_read.iter();
+        counts.map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
     pub(crate) fn buffered_reads(&self) -> u64 {

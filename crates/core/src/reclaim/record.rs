@@ -1,7 +1,7 @@
 //! A lruvec in core's table: its lists, and beside them what the choice among lruvecs looks at.
 
 use super::{Coldness, Lruvec, Member, Policy};
-use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, SpinLock, rank};
+use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, Padded, SpinLock, rank};
 use crate::units::{Node, PageType};
 use core::ops::{Deref, DerefMut};
 
@@ -18,49 +18,58 @@ struct Published {
 #[derive(Debug, Default)]
 pub struct LruvecRecord {
     lists: SpinLock<Lruvec, { rank::LRUVEC }>,
+    published: [Published; 2],
+    /// Read without the lock by each page-in: on a line that no other CPU writes to meanwhile.
+    settings: Padded<Settings>,
+}
+
+/// What a record is set up with.
+#[derive(Debug, Default)]
+struct Settings {
     group: AtomicU32,
     node: AtomicU32,
     /// Id of the group's lruvec on another node, 0 for none.
     next: AtomicU32,
     has_classes: AtomicU32,
-    published: [Published; 2],
 }
 
 impl LruvecRecord {
     /// Sets up a record that nobody else knows yet.
     pub fn reset(&self, policy: Policy, (group, node): (u32, Node), next: u32) {
         *self.lists.lock() = Lruvec::new(policy);
-        self.group.store(group, Ordering::Relaxed);
-        self.node.store(node.number().into(), Ordering::Relaxed);
-        self.next.store(next, Ordering::Relaxed);
+        let settings = &self.settings;
+        settings.group.store(group, Ordering::Relaxed);
+        let number = node.number().into();
+        settings.node.store(number, Ordering::Relaxed);
+        settings.next.store(next, Ordering::Relaxed);
         let has_classes = u32::from(policy.has_classes());
-        self.has_classes.store(has_classes, Ordering::Relaxed);
+        settings.has_classes.store(has_classes, Ordering::Relaxed);
         drop(self.lock());
     }
 
     /// The group whose pages it lists.
     #[must_use]
     pub fn group(&self) -> u32 {
-        self.group.load(Ordering::Relaxed)
+        self.settings.group.load(Ordering::Relaxed)
     }
 
     /// The node whose frames it lists.
     #[must_use]
     pub fn node(&self) -> Node {
-        let node = self.node.load(Ordering::Relaxed);
+        let node = self.settings.node.load(Ordering::Relaxed);
         Node::new(node).expect("only nodes are stored")
     }
 
     /// Id of the group's lruvec on another node, 0 for none.
     #[must_use]
     pub fn next(&self) -> u32 {
-        self.next.load(Ordering::Relaxed)
+        self.settings.next.load(Ordering::Relaxed)
     }
 
     /// Whether its policy tells two classes apart, so that it can be compared with others.
     #[must_use]
     pub fn has_classes(&self) -> bool {
-        self.has_classes.load(Ordering::Relaxed) != 0
+        self.settings.has_classes.load(Ordering::Relaxed) != 0
     }
 
     /// How cold its pages of a type are, as last published. Takes no lock.
