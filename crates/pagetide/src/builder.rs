@@ -362,7 +362,7 @@ impl Builder {
         let options = (self.timing, self.spill);
         let io = (io, AheadCounts::new(self.readahead.as_u64()));
         let shared = Shared::new(core, arena, io, options, isolated, topology, unbound);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(shared?);
         if self.has_thread {
             shared
                 .start_worker()

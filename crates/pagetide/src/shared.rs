@@ -25,8 +25,8 @@ use crate::worker::Worker;
 use crate::writeback::Landings;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
-use pagetide_core::sync::Padded;
-use pagetide_core::units::{Frame, Node, Order, index};
+use pagetide_core::sync::PerCpu;
+use pagetide_core::units::{Frame, Node, Order};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,8 +36,6 @@ use std::time::{Duration, Instant};
 /// How long somebody who waits without threads sleeps before he looks again whether somebody else
 /// has reaped what he waits for.
 const REAP: Duration = Duration::from_millis(1);
-/// Lines that CPUs count on, each by its number: on one of more CPUs some share a line.
-const NR_COUNTS: usize = 16;
 
 /// Device and inode of an open file, the order of its pages and where they begin.
 pub(crate) type FileKey = (u64, u64, (u8, u64));
@@ -64,8 +62,8 @@ pub(crate) struct Shared {
     pub(crate) pins: Pins,
     pub(crate) sites: Sites,
     pub(crate) memory_waits: MemoryWaits,
-    /// By CPU: each miss counts.
-    nr_bytes_read: [Padded<AtomicU64>; NR_COUNTS],
+    /// Each miss counts.
+    nr_bytes_read: PerCpu<AtomicU64>,
     /// Pages that became dirty, for who looks at some of them.
     pub(crate) nr_dirtied: AtomicU32,
     nr_buffered_reads: AtomicU64,
@@ -114,6 +112,8 @@ pub(crate) fn unpoisoned<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
 }
 
 impl Shared {
+    /// # Errors
+    /// [`Error::NoMetadata`] where the allocator refuses.
     pub(crate) fn new(
         core: Core,
         arena: Arena,
@@ -122,8 +122,11 @@ impl Shared {
         isolated: Vec<u32>,
         topology: Topology,
         unbound: Option<std::io::Error>,
-    ) -> Shared {
-        Shared {
+    ) -> Result<Shared, Error> {
+        let counts = PerCpu::try_new(topology.nr_cpus(), AtomicU64::default);
+        let what = "a CPU's counts";
+        let nr_bytes_read = counts.map_err(|_| Error::NoMetadata { what })?;
+        Ok(Shared {
             core,
             arena,
             waiters: Waiters::new(),
@@ -138,7 +141,7 @@ impl Shared {
             pins: Pins::default(),
             sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
-            nr_bytes_read: std::array::from_fn(|_| Padded::default()),
+            nr_bytes_read,
             nr_closed: AtomicU64::new(0),
             nr_dirtied: AtomicU32::new(0),
             nr_buffered_reads: AtomicU64::new(0),
@@ -155,7 +158,7 @@ impl Shared {
             topology,
             unbound,
             stay: Stay::default(),
-        }
+        })
     }
 
     /// Whether this process was forked from the one that built the memory. Two loads.
@@ -421,8 +424,8 @@ impl Shared {
     }
 
     pub(crate) fn count_read(&self, bytes: u64) {
-        let cpu = index(cpu::current().number()) % NR_COUNTS;
-        self.nr_bytes_read[cpu].fetch_add(bytes, Ordering::Relaxed);
+        let count = self.nr_bytes_read.of(cpu::current());
+        count.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn count_buffered(&self, reads: u64) {

@@ -39,8 +39,7 @@ impl LruvecRecord {
         *self.lists.lock() = Lruvec::new(policy);
         let settings = &self.settings;
         settings.group.store(group, Ordering::Relaxed);
-        let number = node.number().into();
-        settings.node.store(number, Ordering::Relaxed);
+        settings.node.store(node.number().into(), Ordering::Relaxed);
         settings.next.store(next, Ordering::Relaxed);
         let has_classes = u32::from(policy.has_classes());
         settings.has_classes.store(has_classes, Ordering::Relaxed);

@@ -113,7 +113,8 @@ pub(crate) struct Registry {
     files_refused: OnceLock<String>,
     blocks_refused: OnceLock<String>,
     bounce_refused: OnceLock<String>,
-    has_bounced: AtomicBool,
+    /// A ring was to have some.
+    is_bounce_tried: AtomicBool,
 }
 
 impl fmt::Debug for Registry {
@@ -138,7 +139,7 @@ impl Registry {
             files_refused: OnceLock::new(),
             blocks_refused: OnceLock::new(),
             bounce_refused: OnceLock::new(),
-            has_bounced: AtomicBool::new(false),
+            is_bounce_tried: AtomicBool::new(false),
         }
     }
 
@@ -204,9 +205,9 @@ impl Registry {
 
     /// Notes whether a ring has bounce buffers.
     pub(super) fn note_bounce(&self, registered: Result<(), &io::Error>) {
-        match registered {
-            Ok(()) => self.has_bounced.store(true, Ordering::Relaxed),
-            Err(error) => refuse(&self.bounce_refused, error),
+        self.is_bounce_tried.store(true, Ordering::Relaxed);
+        if let Err(error) = registered {
+            refuse(&self.bounce_refused, error);
         }
     }
 
@@ -217,12 +218,11 @@ impl Registry {
             None => Registered::On,
             Some(reason) => Registered::Refused(reason.clone()),
         };
-        let is_refused = self.bounce_refused.get().is_some();
-        let has_bounced = is_refused || self.has_bounced.load(Ordering::Relaxed);
+        let is_bounce_tried = self.is_bounce_tried.load(Ordering::Relaxed);
         [
             of(true, &self.files_refused),
             of(self.blocks.is_some(), &self.blocks_refused),
-            of(has_bounced, &self.bounce_refused),
+            of(is_bounce_tried, &self.bounce_refused),
         ]
     }
 

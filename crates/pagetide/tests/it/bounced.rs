@@ -2,11 +2,11 @@
 
 use crate::child;
 use crate::data::numbered_file;
-use crate::many::number;
+use crate::many::{number, numbers};
+use crate::registered::may_lock_only;
 use pagetide::{ByteSize, Memory, Order, Registered};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, setrlimit};
-use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use rustix::process::Rlimit;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::thread;
@@ -107,9 +107,7 @@ fn reads_that_land_at_once_are_all_bounced_a_set_at_a_time() {
     let file = memory.open(data.path(), &memory.root()).unwrap();
     let pages = apart(3200);
     for batch in pages.chunks(BATCH) {
-        for (page, &at) in file.pin_many(batch).unwrap().iter().zip(batch) {
-            assert_eq!(number(page), at);
-        }
+        assert_eq!(numbers(&file.pin_many(batch).unwrap()), batch);
     }
     if !can_bounce(&memory) {
         return;
@@ -135,9 +133,7 @@ fn what_is_no_single_page_is_not_bounced() {
     }
     let file = memory.open(data.path(), &group).unwrap();
     let pairs: Vec<u64> = (4..2000).step_by(20).flat_map(|at| [at, at + 1]).collect();
-    for (page, &at) in file.pin_many(&pairs).unwrap().iter().zip(&pairs) {
-        assert_eq!(number(page), at);
-    }
+    assert_eq!(numbers(&file.pin_many(&pairs).unwrap()), pairs);
     assert_eq!(memory.stats().bounced_reads, 0);
 }
 
@@ -154,9 +150,7 @@ fn threads_have_buffers_of_their_own() {
                 for round in 0..8 {
                     let first = thread * 16 + round * 2;
                     let pages: Vec<u64> = (0..128).map(|at| first + at * 64).collect();
-                    for (page, at) in file.pin_many(&pages).unwrap().iter().zip(pages) {
-                        assert_eq!(number(page), at);
-                    }
+                    assert_eq!(numbers(&file.pin_many(&pages).unwrap()), pages);
                 }
             });
         }
@@ -180,10 +174,7 @@ fn where_nothing_may_be_locked_reads_are_not_bounced() {
         current: Some(0),
         maximum: Some(0),
     };
-    let lowered = setrlimit(Resource::Memlock, none);
-    let mut capabilities = capabilities(None).unwrap();
-    capabilities.effective.remove(CapabilitySet::IPC_LOCK);
-    if lowered.is_err() || set_capabilities(None, capabilities).is_err() {
+    if !may_lock_only(none) {
         return println!("skipped: bounced reads: no smaller limit");
     }
     let data = numbered_file(400);
@@ -199,9 +190,7 @@ fn where_nothing_may_be_locked_reads_are_not_bounced() {
     assert!(choice.to_string().contains(", no more bounce buffers ("));
     let file = memory.open(data.path(), &memory.root()).unwrap();
     let pages = apart(400);
-    for (page, &at) in file.pin_many(&pages).unwrap().iter().zip(&pages) {
-        assert_eq!(number(page), at);
-    }
+    assert_eq!(numbers(&file.pin_many(&pages).unwrap()), pages);
     let stats = memory.stats();
     assert_eq!((stats.batched_reads, stats.bounced_reads), (200, 0));
 }

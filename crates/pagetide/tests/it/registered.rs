@@ -204,10 +204,7 @@ fn where_too_little_may_be_locked_the_rest_is_read_without() {
         current: Some(4 * MIB),
         ..limit
     };
-    let lowered = setrlimit(Resource::Memlock, few);
-    let mut capabilities = capabilities(None).unwrap();
-    capabilities.effective.remove(CapabilitySet::IPC_LOCK);
-    if lowered.is_err() || set_capabilities(None, capabilities).is_err() {
+    if !may_lock_only(few) {
         return println!("skipped: registered reads: no smaller limit");
     }
     let Some(memory) = registered(16) else { return };
@@ -223,6 +220,14 @@ fn where_too_little_may_be_locked_the_rest_is_read_without() {
     assert!(stats.registered_bytes <= 4 * MIB, "{stats:?}");
     assert_eq!(stats.batched_reads, 3000);
     assert!(stats.fixed_reads < 3000, "{stats:?}");
+}
+
+/// Lets this process lock no more memory than that; whether it worked.
+pub(crate) fn may_lock_only(limit: Rlimit) -> bool {
+    let lowered = setrlimit(Resource::Memlock, limit);
+    let mut capabilities = capabilities(None).unwrap();
+    capabilities.effective.remove(CapabilitySet::IPC_LOCK);
+    lowered.is_ok() && set_capabilities(None, capabilities).is_ok()
 }
 
 /// Bytes that the kernel keeps in place for this process.

@@ -72,19 +72,17 @@ impl Slot {
                 let is_direct_page = file.is_some() && buf.iov_len <= PAGE_BYTES;
                 let may_bounce = may_be_fixed && block.is_none() && is_direct_page;
                 let bounce = may_bounce.then(|| bounce.take()).flatten();
+                let bounce = bounce.map(|(bounce, to)| (Way::Bounced(bounce), to, BOUNCE_NUMBER));
                 let to = buf.iov_base.cast::<u8>();
+                let fixed = block.map(|block| (Way::Fixed, to, block)).or(bounce);
                 let len = u32::try_from(buf.iov_len).expect("a page is short");
-                let fixed = |to, number| opcode::ReadFixed::new(at, to, len, number);
-                match (block, bounce) {
-                    (Some(block), _) => {
-                        self.way = Way::Fixed;
-                        fixed(to, block).offset(offset).build()
+                match fixed {
+                    Some((way, to, number)) => {
+                        self.way = way;
+                        let read = opcode::ReadFixed::new(at, to, len, number);
+                        read.offset(offset).build()
                     }
-                    (None, Some((bounce, to))) => {
-                        self.way = Way::Bounced(bounce);
-                        fixed(to, BOUNCE_NUMBER).offset(offset).build()
-                    }
-                    (None, None) => opcode::Read::new(at, to, len).offset(offset).build(),
+                    None => opcode::Read::new(at, to, len).offset(offset).build(),
                 }
             }
             _ => {
