@@ -298,6 +298,7 @@ impl Backing {
 
     /// Fills a page from the store, or from where it was before; what lies beyond is zeroed.
     /// Returns the bytes read.
+    #[inline(always)] // As `File::read`.
     pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
         if io.source().is_some() {
             page::copy(&shared.arena, io);

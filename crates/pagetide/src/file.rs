@@ -29,6 +29,7 @@ use crate::dirty_list::Room;
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{Page, Pin};
+use crate::park::Panics;
 use crate::pins::Counted;
 use crate::stall::Stall;
 use crate::trace;
@@ -43,7 +44,6 @@ use patience::Patience;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
-use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -390,6 +390,7 @@ impl File {
     }
 
     /// Brings a page in by an operation, and again while other readers' pins leave no room.
+    #[inline(always)] // As `File::read`.
     fn bring_in(
         &self,
         group: &Group,
@@ -412,8 +413,7 @@ impl File {
     }
 
     /// Brings a page in: reads it, or waits for whoever does.
-    #[cold]
-    #[inline(never)] // In place, it would take the registers of the hit path.
+    #[inline(always)] // As `File::read`.
     fn fault(&self, op: PageIn, fill: &Fill<'_>) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
         // No pin of this call's: who is above `high` is slowed down here.
@@ -432,13 +432,13 @@ impl File {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
             let step = op.step(&shared.core, shared.here(), &mut effects);
-            let reads = self.carry_out(&mut effects, fill);
+            let has_read = self.carry_out(&mut effects, fill);
             match step? {
                 Step::Done(frame) => {
                     fault.op = None;
                     return Ok(Pin::new(shared, frame, self.open.order));
                 }
-                Step::Wait { frame, version } if reads == 0 => {
+                Step::Wait { frame, version } if !has_read => {
                     let _stall = self.stall_on(frame);
                     self.wait_for(frame, version, fill.until)?;
                 }
@@ -447,15 +447,20 @@ impl File {
         }
     }
 
-    /// What a step asks for. Returns its reads.
-    fn carry_out(&self, effects: &mut Effects, fill: &Fill<'_>) -> u32 {
-        let mut reads = 0;
-        let effects = iter::from_fn(|| effects.pop());
-        self.open.shared.carry_out(effects, |io| {
-            reads += 1;
+    /// What a step asks for. Returns whether that was a read.
+    #[inline(always)] // As `File::read`.
+    fn carry_out(&self, effects: &mut Effects, fill: &Fill<'_>) -> bool {
+        let io = effects.pop_io();
+        let is_read = io.is_some();
+        let mut panics = Panics::default();
+        if !effects.is_empty() {
+            panics.catch(|| self.open.shared.wake_all(effects));
+        }
+        if let Some(io) = io {
             self.read(io, fill);
-        });
-        reads
+        }
+        panics.go_on();
+        is_read
     }
 
     /// Waits until a frame's version is no longer `version`: for a read, which ends, or for as long
@@ -478,6 +483,7 @@ impl File {
     }
 
     /// Reads or copies a page as core asked for, and completes it.
+    #[inline(always)] // The CPU foretells no return to a function that made a system call.
     fn read(&self, io: Io, fill: &Fill<'_>) {
         let is_read = io.source().is_none();
         let _stall = is_read.then(|| self.stall_on(io.frame()));

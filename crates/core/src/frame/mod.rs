@@ -386,10 +386,10 @@ impl FrameTable {
         (Frame::unpack(high(links)), Frame::unpack(low(links)))
     }
 
-    /// The neighbour towards the head on its main list, whose record is fetched for a caller that
-    /// comes to it soon. A hint, without a lock: it may be any frame.
+    /// Has the record of the neighbour towards the head on its main list fetched, for a caller that
+    /// comes to it soon; returns the neighbour. A hint, without a lock: it may be any frame.
     #[inline]
-    pub(crate) fn fetch_before(&self, frame: Frame) -> Option<Frame> {
+    pub(crate) fn touch_before(&self, frame: Frame) -> Option<Frame> {
         let (prev, _) = self.links(Chain::Main, frame);
         let prev = prev.filter(|prev| prev.number() < self.nr_frames);
         if let Some(prev) = prev {

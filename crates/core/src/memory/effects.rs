@@ -98,6 +98,30 @@ impl Effects {
         }
     }
 
+    /// Takes a read or a copy, before whatever else is there. A step leaves one at most.
+    #[inline]
+    pub fn pop_io(&mut self) -> Option<Io> {
+        let is_io = |effect: &Effect| matches!(effect, Effect::Read(_) | Effect::Copy(_));
+        let at = self
+            .effects
+            .iter_mut()
+            .find_map(|slot| slot.take_if(|effect| is_io(effect)));
+        match at? {
+            Effect::Read(io) | Effect::Copy(io) => {
+                self.len -= 1;
+                Some(io)
+            }
+            Effect::Wake(_) | Effect::LastPin => None,
+        }
+    }
+
+    /// Whether there is nothing to run.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     #[cold]
     #[inline(never)]
     fn take(&mut self) -> Option<Effect> {

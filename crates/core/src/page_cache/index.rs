@@ -286,7 +286,8 @@ impl Locked<'_> {
     pub fn insert(&self, frame: Frame) {
         let new = pack(self.key, frame);
         for bucket in self.index.buckets(self.home) {
-            for entry in self.index.entries(bucket) {
+            let is_free = |entry: &&AtomicU64| entry.load(Ordering::Relaxed) == 0;
+            for entry in self.index.entries(bucket).filter(is_free) {
                 // Another home's entry may take the place: hence the exchange. Release pairs with
                 // the Acquire in `find`.
                 let taken = entry.compare_exchange(0, new, Ordering::Release, Ordering::Relaxed);

@@ -43,7 +43,7 @@ impl Foresight {
         }
         self.nr_ahead += 1;
         let at = self.at?;
-        self.at = frames.fetch_before(at);
+        self.at = frames.touch_before(at);
         Some(at)
     }
 

@@ -439,6 +439,10 @@ impl Rules for Gated2q {
                 break;
             };
             nr_scanned += 1;
+            // Looked at when this one is taken off, and when that one is.
+            if let Some(next) = frames.touch_before(frame) {
+                frames.touch_before(next);
+            }
             let word = frames.word(frame);
             nr_busy += u32::from(!word.is_evictable());
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
