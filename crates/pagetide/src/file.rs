@@ -447,15 +447,14 @@ impl File {
         }
     }
 
-    /// What a step asks for. Returns whether that was a read.
+    /// What a step asks for, also where a waker panics, as `Shared::carry_out` does. Returns
+    /// whether that was a read, which is done here and in no function given to others.
     #[inline(always)] // As `File::read`.
     fn carry_out(&self, effects: &mut Effects, fill: &Fill<'_>) -> bool {
         let io = effects.pop_io();
         let is_read = io.is_some();
         let mut panics = Panics::default();
-        if !effects.is_empty() {
-            panics.catch(|| self.open.shared.wake_all(effects));
-        }
+        panics.catch(|| self.open.shared.wake_all(effects));
         if let Some(io) = io {
             self.read(io, fill);
         }
@@ -483,7 +482,7 @@ impl File {
     }
 
     /// Reads or copies a page as core asked for, and completes it.
-    #[inline(always)] // The CPU foretells no return to a function that made a system call.
+    #[inline(always)] // After a system call the CPU foretells none of the returns to its callers.
     fn read(&self, io: Io, fill: &Fill<'_>) {
         let is_read = io.source().is_none();
         let _stall = is_read.then(|| self.stall_on(io.frame()));

@@ -101,25 +101,15 @@ impl Effects {
     /// Takes a read or a copy, before whatever else is there. A step leaves one at most.
     #[inline]
     pub fn pop_io(&mut self) -> Option<Io> {
-        let is_io = |effect: &Effect| matches!(effect, Effect::Read(_) | Effect::Copy(_));
-        let at = self
-            .effects
-            .iter_mut()
-            .find_map(|slot| slot.take_if(|effect| is_io(effect)));
-        match at? {
-            Effect::Read(io) | Effect::Copy(io) => {
-                self.len -= 1;
-                Some(io)
+        let io = self.effects.iter_mut().find_map(|slot| match slot.take() {
+            Some(Effect::Read(io) | Effect::Copy(io)) => Some(io),
+            other => {
+                *slot = other;
+                None
             }
-            Effect::Wake(_) | Effect::LastPin => None,
-        }
-    }
-
-    /// Whether there is nothing to run.
-    #[inline]
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+        })?;
+        self.len -= 1;
+        Some(io)
     }
 
     #[cold]
@@ -127,5 +117,32 @@ impl Effects {
     fn take(&mut self) -> Option<Effect> {
         self.len -= 1;
         self.effects.iter_mut().find_map(Option::take)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_taken_before_what_came_first_and_nothing_else_with_it() {
+        let mut effects = Effects::new();
+        let [first, read, last] = [1, 2, 3].map(Frame::new);
+        effects.push(Effect::Wake(first));
+        effects.push(Effect::Read(Io {
+            frame: read,
+            key: PageKey::new(1, 0).unwrap(),
+            order: Order::ZERO,
+            was_ours: true,
+            source: None,
+        }));
+        effects.push(Effect::Wake(last));
+        assert_eq!(effects.pop_io().map(|io| io.frame()), Some(read));
+        assert!(effects.pop_io().is_none());
+        for left in [first, last] {
+            assert!(matches!(effects.pop(), Some(Effect::Wake(frame)) if frame == left));
+        }
+        assert!(effects.pop().is_none() && effects.len == 0);
     }
 }
