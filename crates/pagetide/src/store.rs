@@ -186,8 +186,16 @@ pub(crate) struct DirectFile {
 #[derive(Debug)]
 struct Direct {
     file: fs::File,
-    /// What address, offset and length must be multiples of.
+    /// What address, offset and length must be multiples of: a power of two.
     align: usize,
+}
+
+impl Direct {
+    /// Whether it takes what is at these, put together by "or": each is aligned where all together
+    /// are. No division.
+    fn takes(&self, all: u64) -> bool {
+        all & (self.align as u64 - 1) == 0
+    }
 }
 
 /// What a file was when it was opened.
@@ -298,9 +306,7 @@ impl DirectFile {
     /// file, with the address and the length of each buffer, put together by "or".
     pub(crate) fn direct_for(&self, all: u64) -> Option<&fs::File> {
         let direct = self.direct.as_ref()?;
-        // Of powers of two: each is aligned where all together are.
-        let is_aligned = all.is_multiple_of(direct.align as u64);
-        is_aligned.then_some(&direct.file)
+        direct.takes(all).then_some(&direct.file)
     }
 
     /// Whether it is read and written past the kernel's page cache, where buffers allow it.
@@ -320,9 +326,8 @@ impl DirectFile {
         let all = bufs.iter().fold(offset, |all, buf| {
             all | (buf.as_ptr().addr() | buf.len()) as u64
         });
-        let is_aligned = all.is_multiple_of(direct.align as u64);
         let is_empty = bufs.iter().all(|buf| buf.is_empty());
-        (is_aligned && !is_empty).then_some((&direct.file, offset))
+        (direct.takes(all) && !is_empty).then_some((&direct.file, offset))
     }
 
     /// The place of the file past the kernel's page cache in the tables of rings.
@@ -359,9 +364,7 @@ impl DirectFile {
 
     fn read_direct(&self, buf: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
         let direct = self.direct.as_ref()?;
-        let align = direct.align as u64;
-        let whole = (buf.as_ptr().addr() | buf.len()).is_multiple_of(direct.align);
-        if !whole || !offset.is_multiple_of(align) {
+        if !direct.takes(offset | (buf.as_ptr().addr() | buf.len()) as u64) {
             return None;
         }
         // Not by the C library, whose calls are points where a thread may be cancelled: two
@@ -459,7 +462,9 @@ fn align_of(statx: &Statx) -> Option<usize> {
         return Some(crate::PAGE_BYTES);
     }
     let align = statx.stx_dio_mem_align.max(statx.stx_dio_offset_align);
-    usize::try_from(align).ok().filter(|&align| align > 0)
+    usize::try_from(align)
+        .ok()
+        .filter(|align| align.is_power_of_two())
 }
 
 /// Opens past the kernel's page cache, to reads that leave the time of the last access alone, where

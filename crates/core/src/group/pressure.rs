@@ -50,7 +50,12 @@ struct Share {
 impl Share {
     /// What of `elapsed_ns`, at most a period, is lost; rounded down.
     fn of(self, elapsed_ns: u64) -> u64 {
-        elapsed_ns * u64::from(self.lost) / u64::from(self.threads.max(1))
+        match self.lost {
+            0 => 0,
+            // A lone task mostly: without a division.
+            lost if lost == self.threads => elapsed_ns,
+            lost => elapsed_ns * u64::from(lost) / u64::from(self.threads.max(1)),
+        }
     }
 }
 

@@ -121,9 +121,9 @@ impl Memory {
     /// Makes the first pages live, as many as came into the first one's lruvec, under one hold of
     /// its lock. Returns how many.
     fn queue(&self, ended: &[Option<Ended>]) -> usize {
-        let first = ended.first().and_then(Option::as_ref);
-        let first = first.expect("one to begin with").0.frame;
-        let lruvec = self.lruvec_at(first);
+        let (first, others) = ended.split_first().expect("one to begin with");
+        let (first, _) = first.as_ref().expect("one to begin with");
+        let lruvec = self.lruvec_at(first.frame);
         let lruvec = lruvec.expect("made before the page was published");
         let group = self.groups.get(lruvec.group());
         let group = group.expect("a group lives while a page is charged to it");
@@ -131,18 +131,18 @@ impl Memory {
             self.frames.group(io.frame) == lruvec.group()
                 && self.zones.node_of(&self.frames, io.frame) == lruvec.node()
         };
-        let here = ended.iter().map_while(|ended| match ended {
-            Some((io, Ok(()))) if is_here(io) => Some(io),
-            _ => None,
-        });
+        let goes_with_it = |ended: &&Option<Ended>| match ended {
+            Some((io, Ok(()))) => is_here(io),
+            _ => false,
+        };
+        let nr_ended = 1 + others.iter().take_while(goes_with_it).count();
+        let here = ended[..nr_ended].iter().flatten().map(|(io, _)| io);
         // A page that moves did not come in.
         let came_in = |io: &Io| io.source.map_or(io.order.nr_pages(), |_| 0);
         let mut moment = self.page_in_moment(here.clone().map(came_in).sum());
         let mut came = [Came::default(); 2];
-        let mut nr_ended = 0;
         let mut lists = lruvec.lock();
         for io in here {
-            nr_ended += 1;
             if self.is_moved_in_place(io.frame) {
                 lists.end_move(&self.frames, io.frame);
                 continue;

@@ -276,7 +276,12 @@ impl Locked<'_> {
     /// The frame in which the page is live or being read. Frames on their way out do not count.
     #[must_use]
     pub fn find(&self, frames: &FrameTable) -> Option<Frame> {
-        self.index.find_there(self.home, frames, self.key)
+        let index = self.index;
+        match index.at_home(self.home, self.key) {
+            // As most who bring a page in find it: no frame is looked at.
+            None if index.has_all(self.home) => None,
+            _ => index.find_there(self.home, frames, self.key),
+        }
     }
 
     /// Enters the page's frame, whose key and state are set already.

@@ -76,17 +76,22 @@ impl Shadows {
         prefetch(self.word(self.bucket(key), 0));
     }
 
-    /// Leaves an entry for an evicted page. One read-modify-write.
+    /// Leaves an entry for an evicted page. No read-modify-write: of two threads that come to a
+    /// bucket at once one may lose its entry.
     pub fn put(&self, key: PageKey, group: u32, token: Token) {
         let bucket = self.bucket(key);
-        let place = self.word(bucket, 0).fetch_add(1, Ordering::Relaxed) % ENTRIES;
+        let cursor = self.word(bucket, 0);
+        let place = cursor.load(Ordering::Relaxed);
+        let next = if place + 1 == ENTRIES { 0 } else { place + 1 };
+        cursor.store(next, Ordering::Relaxed);
         let entry = named(key, group) | LIVE | u64::from(token.bits());
         // An entry is one word that stands for itself: nothing is published with it.
         self.word(bucket, place + 1).store(entry, Ordering::Relaxed);
     }
 
-    /// Takes the entry of a page that comes back to the group that lost it: one read-modify-write,
-    /// none where there is no entry. Of several callers one gets it.
+    /// Takes the entry of a page that comes back to the group that lost it, by a caller who keeps
+    /// others from taking it. No read-modify-write: an entry that is put in its place meanwhile may
+    /// be lost.
     ///
     /// An entry that another group left is dropped: the page is new to this one.
     #[must_use]
@@ -96,10 +101,9 @@ impl Shadows {
         for word in &words[1..] {
             let entry = word.load(Ordering::Relaxed);
             if entry & LIVE != 0 && entry >> HASH_SHIFT == named(key, group) >> HASH_SHIFT {
-                let taken = word.compare_exchange(entry, 0, Ordering::Relaxed, Ordering::Relaxed);
+                word.store(0, Ordering::Relaxed);
                 let same_group = (entry ^ named(key, group)) >> GROUP_SHIFT == 0;
-                return (taken.is_ok() && same_group)
-                    .then(|| Token::new((entry & TOKEN_MASK) as u32));
+                return same_group.then(|| Token::new((entry & TOKEN_MASK) as u32));
             }
         }
         None

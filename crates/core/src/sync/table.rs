@@ -42,11 +42,12 @@ const NR_STAMPS: u32 = 1 << (32 - SLOT_BITS);
 /// The chunk and the place in it of slot `number` (from 0).
 #[inline]
 pub(super) fn chunk_of(number: u32) -> (usize, usize) {
-    let chunk = (number / FIRST_CHUNK + 1).ilog2();
-    let start = FIRST_CHUNK * ((1 << chunk) - 1);
+    // With as many before the first as that one has, chunk `k` begins at `FIRST_CHUNK << k`.
+    let number = number + FIRST_CHUNK;
+    let (first, chunk) = (FIRST_CHUNK.ilog2(), number.ilog2());
     (
-        crate::units::index(chunk),
-        crate::units::index(number - start),
+        crate::units::index(chunk - first),
+        crate::units::index(number - (1 << chunk)),
     )
 }
 
