@@ -10,6 +10,8 @@ mod bufs;
 mod claims;
 #[path = "loom/counts.rs"]
 mod counts;
+#[path = "loom/isolation.rs"]
+mod isolation;
 #[path = "loom/latch.rs"]
 mod latch;
 #[path = "loom/left_pins.rs"]
@@ -393,53 +395,6 @@ fn a_detached_frame_goes_once_between_its_pin_and_reclaim() {
         let mine = is_last && page_cache::try_reap(&frames, FRAME);
         let theirs = reclaim.join().expect("reclaim does not panic");
         assert!(mine ^ theirs, "both or none: {mine}");
-    });
-}
-
-/// The one frame's page leaves a group's list for another group while a third party wants the frame
-/// for its own.
-#[test]
-fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
-    const OLD: u32 = 1;
-    const NEW: u32 = 2;
-    loom::model(|| {
-        let frames = FrameTable::try_new(1).expect("memory");
-        let (mut old, new) = (Lruvec::new(Policy::Fifo), Lruvec::new(Policy::Fifo));
-        frames.set_group(FRAME, OLD);
-        old.insert(&frames, FRAME, None, Moment::default());
-        let shared = Arc::new((frames, Mutex::new(old), Mutex::new(new)));
-        let wanting = {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                let (frames, _, new) = &*shared;
-                let mut batch = Batch::default();
-                let mut lists = new.lock().expect("no panic");
-                lists.isolate_frame(frames, (NEW, FRAME), &mut batch);
-                for victim in batch.iter() {
-                    lists.settle(frames, victim, Outcome::Refused);
-                }
-                lists.audit(frames).expect("agreement");
-            })
-        };
-        let (frames, old, new) = &*shared;
-        let mut batch = Batch::default();
-        let control = ScanControl::of(1);
-        let scanned = old
-            .lock()
-            .expect("no panic")
-            .isolate(frames, &control, &mut batch);
-        let victim = *batch.iter().next().expect("one page");
-        assert_eq!(scanned, 1);
-        assert!(page_cache::detach(frames, FRAME, victim.word));
-        frames.change_owned(FRAME, |word| word.bare().with_state(State::Free));
-        frames.set_group(FRAME, NEW);
-        let mut lists = new.lock().expect("no panic");
-        lists.insert(frames, FRAME, None, Moment::default());
-        drop(lists);
-        wanting.join().expect("nobody takes what is not listed");
-        let lists = new.lock().expect("no panic");
-        lists.audit(frames).expect("agreement");
-        assert_eq!(lists.nr_pages(), 1);
     });
 }
 

@@ -44,14 +44,12 @@ impl Rules for Fifo {
             scanned += 1;
             batch.looked.nr_scanned[frames.page_type(frame).index()] += 1;
             let word = frames.word(frame);
-            if word.is_evictable() {
-                batch.push(Victim {
-                    frame,
-                    word: super::isolated(frames, frame),
-                    token: Token::new(0),
-                });
+            let isolate = || super::isolated(frames, frame, word);
+            let token = Token::new(0);
+            if let Some(word) = word.is_evictable().then(isolate).flatten() {
+                batch.push(Victim { frame, word, token });
             } else {
-                batch.note(frames, (frame, word), Token::new(0));
+                batch.note(frames, (frame, word), token);
                 self.pages.push_head(frames, frame);
             }
         }

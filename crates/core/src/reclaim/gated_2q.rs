@@ -38,7 +38,7 @@ const STALE: u8 = NR_STAMPS + 1;
 /// Pages that become stale in one step: more than can be queued meanwhile.
 const STALE_BATCH: u32 = 2;
 /// Pages that one isolation looks at. It may find none worth evicting among them.
-const MAX_SCAN: u32 = 1024;
+const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
 /// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
 /// that should give may have nothing else.
 const MAX_BUSY: u32 = 64;
@@ -455,9 +455,12 @@ impl Rules for Gated2q {
                 self.requeue(frames, frame, to);
                 continue;
             }
+            let Some(isolated) = super::isolated(frames, frame, word) else {
+                continue;
+            };
             let token = self.token(frames, frame, word);
             self.remove(frames, frame, word);
-            let word = super::isolated(frames, frame);
+            let word = isolated;
             batch.push(Victim { frame, word, token });
         }
         nr_scanned += self.rotate(frames, 2 * want);

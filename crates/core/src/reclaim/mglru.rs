@@ -387,9 +387,12 @@ impl Mglru {
                 }
                 continue;
             }
+            let Some(isolated) = super::isolated(frames, frame, word) else {
+                continue;
+            };
             let token = self.token(frames, frame, word);
             self.generations.remove(frames, frame, word);
-            let word = super::isolated(frames, frame);
+            let word = isolated;
             hold.batch.push(Victim { frame, word, token });
         }
         hold.nr_scanned - before

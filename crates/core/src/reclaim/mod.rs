@@ -188,10 +188,15 @@ fn as_isolated(word: Word) -> Word {
     word.with(flag::ISOLATED).with_generation(0)
 }
 
-/// Marks a frame that was just taken off its list; returns its word.
-fn isolated(frames: &FrameTable, frame: Frame) -> Word {
-    let before = frames.update(frame, |word| Some(as_isolated(word)));
-    as_isolated(before.expect("an update without a condition"))
+/// Marks a page that is taken off its list because of the word that it had when it was looked at;
+/// returns its word. `None` where it has another one by now: somebody may have it pinned, and be
+/// about to move it to another frame and give this one away.
+fn isolated(frames: &FrameTable, frame: Frame, seen: Word) -> Option<Word> {
+    let isolated = as_isolated(seen);
+    frames
+        .replace(frame, seen, isolated)
+        .is_ok()
+        .then_some(isolated)
 }
 
 impl Lruvec {
@@ -345,10 +350,9 @@ impl Lruvec {
         }
         // From the very word that was seen before the group was: a page that took the frame
         // between the two looks is another group's, or on no list yet.
-        let isolated = as_isolated(word);
-        if frames.replace(frame, word, isolated).is_err() {
+        let Some(isolated) = isolated(frames, frame, word) else {
             return false;
-        }
+        };
         let token = self.shared().token(frames, frame, word);
         self.rules().remove(frames, frame, word);
         let word = isolated;

@@ -20,7 +20,7 @@ const NO_REFS: u8 = MAX_REFS - 2;
 const INACTIVE: u8 = 1;
 const ACTIVE: u8 = 2;
 /// Pages that one isolation looks at. It may find none worth evicting among them.
-const MAX_SCAN: u32 = 1024;
+const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
 /// Pages that cannot go that one isolation meets before active ones are demoted whatever the ratio.
 const MAX_BUSY: u32 = 64;
 /// Log2 of the pages in a GiB.
@@ -210,10 +210,13 @@ impl Rules for TwoList {
                 self.requeue(frames, frame, to);
                 continue;
             }
+            let Some(isolated) = super::isolated(frames, frame, word) else {
+                continue;
+            };
             self.inactive.remove(frames, frame);
             // Those of the batch before it count as evicted.
             let token = Self::token_at(self.nonresident_age + u64::from(batch.len()));
-            let word = super::isolated(frames, frame);
+            let word = isolated;
             batch.push(Victim { frame, word, token });
         }
         nr_scanned

@@ -81,10 +81,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("refault_gate"),
     },
     Mutant {
-        name: "a wanted frame is isolated whatever became of it since the look",
+        name: "a page is isolated whatever became of it since the look",
         file: "reclaim/mod.rs",
-        find: "frames.replace(frame, word, isolated).is_err()",
-        replace: "frames.update(frame, |word| Some(as_isolated(word))).is_err()",
+        find: ".replace(frame, seen, isolated)",
+        replace: ".update(frame, |word| Some(as_isolated(word)))",
         tests: Tests::Loom,
     },
     Mutant {

@@ -1,0 +1,87 @@
+//! A page that reclaim takes off its list, and who wants its frame meanwhile.
+
+use super::*;
+
+/// The one frame's page leaves a group's list for another group while a third party wants the frame
+/// for its own.
+#[test]
+fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
+    const OLD: u32 = 1;
+    const NEW: u32 = 2;
+    loom::model(|| {
+        let frames = FrameTable::try_new(1).expect("memory");
+        let (mut old, new) = (Lruvec::new(Policy::Fifo), Lruvec::new(Policy::Fifo));
+        frames.set_group(FRAME, OLD);
+        old.insert(&frames, FRAME, None, Moment::default());
+        let shared = Arc::new((frames, Mutex::new(old), Mutex::new(new)));
+        let wanting = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (frames, _, new) = &*shared;
+                let mut batch = Batch::default();
+                let mut lists = new.lock().expect("no panic");
+                lists.isolate_frame(frames, (NEW, FRAME), &mut batch);
+                for victim in batch.iter() {
+                    lists.settle(frames, victim, Outcome::Refused);
+                }
+                lists.audit(frames).expect("agreement");
+            })
+        };
+        let (frames, old, new) = &*shared;
+        let mut batch = Batch::default();
+        let control = ScanControl::of(1);
+        let scanned = old
+            .lock()
+            .expect("no panic")
+            .isolate(frames, &control, &mut batch);
+        let victim = *batch.iter().next().expect("one page");
+        assert_eq!(scanned, 1);
+        assert!(page_cache::detach(frames, FRAME, victim.word));
+        frames.change_owned(FRAME, |word| word.bare().with_state(State::Free));
+        frames.set_group(FRAME, NEW);
+        let mut lists = new.lock().expect("no panic");
+        lists.insert(frames, FRAME, None, Moment::default());
+        drop(lists);
+        wanting.join().expect("nobody takes what is not listed");
+        let lists = new.lock().expect("no panic");
+        lists.audit(frames).expect("agreement");
+        assert_eq!(lists.nr_pages(), 1);
+    });
+}
+
+/// A page is pinned, so that it can be moved, by who saw that it is listed and unused; reclaim
+/// looks for a page to evict meanwhile.
+#[test]
+fn a_page_is_isolated_or_pinned_to_be_moved_and_never_both() {
+    for policy in [
+        Policy::Fifo,
+        Policy::Gated2q,
+        Policy::Mglru,
+        Policy::TwoList,
+    ] {
+        loom::model(move || {
+            let frames = FrameTable::try_new(1).expect("memory");
+            let mut lists = Lruvec::new(policy);
+            lists.insert(&frames, FRAME, None, Moment::default());
+            let frames = Arc::new(frames);
+            let moving = {
+                let frames = Arc::clone(&frames);
+                thread::spawn(move || {
+                    let may_move = |word: Word| word.is_evictable() && word.generation() != 0;
+                    let pin = |word: Word| may_move(word).then(|| word.pinned())?;
+                    frames.update(FRAME, pin).is_ok()
+                })
+            };
+            let mut batch = Batch::default();
+            let control = ScanControl::of(1);
+            lists.isolate(&frames, &control, &mut batch);
+            let is_isolated = batch.iter().next().is_some();
+            let is_moved = moving.join().expect("no panic");
+            assert!(is_isolated ^ is_moved, "{policy:?}: {is_moved}");
+            for victim in batch.iter() {
+                lists.settle(&frames, victim, Outcome::Refused);
+            }
+            lists.audit(&frames).expect("agreement");
+        });
+    }
+}
