@@ -161,7 +161,8 @@ impl Memory {
         if was_contended {
             self.make_pins(&[frame]);
         }
-        if self.drop_own_pin(cpu, frame) {
+        // Who waits for the page or its latch finds it gone, also where others keep it pinned.
+        if self.drop_own_pin(cpu, frame) || seen.has(flag::WAIT) {
             effects.push(Effect::Wake(frame));
         }
         true

@@ -196,8 +196,10 @@ impl File {
         backing.catch_up(&self.open.shared)?;
         if backing.is_failing.load(Ordering::Relaxed) {
             // Whoever writes on gives the store another chance; the others' files are not asked.
+            // Who has a page latched may need the lock of the length to go on, or be this thread.
             let some = Which {
                 nr_pages: BATCH,
+                waits: false,
                 ..Which::ALL
             };
             self.open.shared.write_dirty(backing, 0..=u64::MAX, some)?;

@@ -295,9 +295,11 @@ impl Run {
                     self.is_refused = true;
                     Next::Again
                 }
-                // No memory in the kernel, the thread that submitted it has ended, or a ring does
-                // not know such a read.
-                Some(libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => {
+                // No memory in the kernel, the thread that submitted it has ended, which it tells
+                // by two numbers, or a ring does not know such a read.
+                Some(
+                    libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EFAULT | libc::EINVAL,
+                ) => {
                     self.read_each();
                     return Next::Over;
                 }

@@ -199,6 +199,27 @@ impl<'a> Run<'a> {
         self.finish_pieces(pieces, &mut slices, outcomes)
     }
 
+    /// Waits for writes that were handed over, and writes nothing more: of what the store has taken
+    /// it knows.
+    fn landed(&self, handed_over: HandedOver<'_>) -> Outcomes {
+        let HandedOver {
+            under_way,
+            mut pieces,
+            ..
+        } = handed_over;
+        under_way.wait(&mut pieces);
+        let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
+        for piece in pieces {
+            if piece.is_over() {
+                self.note_taken(piece.offset, piece.nr_bytes);
+                outcomes[piece.slices.clone()].fill(Ok(()));
+            } else if let Some(Ok(nr_bytes)) = piece.result {
+                self.backing.has_taken(piece.offset, nr_bytes as u64);
+            }
+        }
+        outcomes
+    }
+
     /// Writes pages of a file where they belong; returns how many writes failed.
     fn write_in_place(&self, outcomes: &mut Outcomes) -> u32 {
         let len = self.backing.len();
@@ -424,7 +445,9 @@ impl<'a> Run<'a> {
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         // The pages of what is under way are kept until it is over.
-        drop(self.handed_over.take());
+        if let Some(handed_over) = self.handed_over.take() {
+            self.outcomes = self.landed(handed_over);
+        }
         if !self.writes.is_empty() {
             self.end();
         }

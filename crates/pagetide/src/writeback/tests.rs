@@ -1,5 +1,7 @@
 //! Stores that fail at one page, or unwind.
 
+use super::PageWrite;
+use super::run::{By, Run};
 use crate::store::tests::Takes;
 use crate::{ByteSize, Error, File, Memory, Order};
 use pagetide_core::group::Gauge;
@@ -77,6 +79,81 @@ fn of_pages_that_are_written_together_one_that_fails_is_left_alone() {
         assert!(*disk.bytes.lock().unwrap() == bytes);
         assert_eq!(memory.audit(), Ok(()));
     }
+}
+
+#[test]
+fn a_failed_page_that_somebody_changes_is_no_matter_to_who_writes_another_one() {
+    let memory = memory();
+    let disk = Arc::new(Disk::default());
+    disk.fails.store(4, Ordering::Relaxed);
+    let file = open(&memory, &disk, "disk");
+    file.write_at(&[1; 6 * PAGE], 0).unwrap();
+    let mut page = file.pin_mut(5).unwrap();
+    file.flush_range(4 * P..5 * P).unwrap_err();
+    disk.fails.store(NONE, Ordering::Relaxed);
+    let begun = Instant::now();
+    // This thread has the page itself, and would wait for it in vain.
+    file.write_at(&[2; PAGE], 9 * P).unwrap();
+    file.set_len(20 * P).unwrap();
+    assert!(begun.elapsed() < Duration::from_millis(500));
+    page.fill(3);
+    drop(page);
+    file.flush_range(..).unwrap();
+    assert!(disk.bytes.lock().unwrap()[5 * PAGE..6 * PAGE] == [3; PAGE]);
+    assert_eq!(memory.audit(), Ok(()));
+}
+
+#[test]
+fn what_is_behind_the_end_that_is_left_takes_no_bytes() {
+    let memory = memory();
+    let disk = Arc::new(Disk::default());
+    disk.fails.store(NONE, Ordering::Relaxed);
+    let file = open(&memory, &disk, "disk");
+    file.write_at(&[1; 4 * PAGE], 0).unwrap();
+    file.flush_range(..).unwrap();
+    file.write_at(&[2; PAGE], 9 * P).unwrap();
+    let behind = file.pin(6).unwrap();
+    assert_eq!(file.discard_dirty().unwrap(), 1);
+    assert_eq!(file.len(), 4 * P);
+    let refused = file.upgrade(behind).unwrap_err();
+    assert!(matches!(refused.error(), Error::PageBusy { page: 6, .. }));
+    // What there is stays.
+    assert!(file.try_pin(3).unwrap().is_some());
+    drop(refused);
+    file.write_at(&[3; PAGE], 9 * P).unwrap();
+    assert!(file.pin(6).unwrap()[..] == [0; PAGE]);
+    assert_eq!(memory.audit(), Ok(()));
+}
+
+#[test]
+fn what_a_ring_wrote_is_written_though_nobody_waits_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    std::fs::write(&path, [0; PAGE]).unwrap();
+    let memory = memory();
+    let file = memory.open_rw(&path, &memory.root()).unwrap();
+    let pages = [1, 3, 4, 9];
+    for page in pages {
+        file.write_at(&[7; PAGE], page * P).unwrap();
+    }
+    let shared = memory.home();
+    let backing = Arc::clone(shared.backings().values().next().unwrap());
+    let mut run = Run::new(shared, &backing, By::Anybody);
+    for page in pages {
+        let key = backing.key(page).unwrap();
+        let PageWrite::Begun(write) = shared.core.begin_page_write(key, None) else {
+            panic!("page {page} is dirty");
+        };
+        run.push(write);
+    }
+    let is_handed_over = run.hand_over();
+    drop(run);
+    if is_handed_over {
+        assert_eq!(backing.nr_dirty(), 0);
+        assert_eq!(backing.stored_of(9), PAGE);
+        file.sync().unwrap();
+    }
+    assert_eq!(memory.audit(), Ok(()));
 }
 
 #[test]

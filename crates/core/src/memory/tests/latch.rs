@@ -44,6 +44,24 @@ fn a_latch_keeps_pins_writes_and_eviction_out() {
 }
 
 #[test]
+fn who_waits_for_a_page_that_leaves_its_file_is_woken_though_it_stays_pinned() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
+    let Latched::Busy { version, .. } = latch(&memory, page) else {
+        panic!("it is pinned");
+    };
+    assert!(memory.is_held(frame, version));
+    let mut effects = Effects::new();
+    let gone = memory.discard_page(CPU, page, &mut effects);
+    assert!(matches!(gone, Discard::Gone));
+    assert!(matches!(effects.pop(), Some(Effect::Wake(woken)) if woken == frame));
+    assert!(!memory.is_held(frame, version), "nothing to wait for");
+    unpin(&memory, frame);
+    memory.check();
+}
+
+#[test]
 fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);

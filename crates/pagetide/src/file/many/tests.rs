@@ -109,16 +109,18 @@ fn file_buffered(file: &File) -> *const std::fs::File {
 
 #[test]
 fn a_kernel_without_memory_or_a_cancelled_read_is_read_here() {
-    for error in [libc::EAGAIN, libc::ENOMEM, libc::ECANCELED] {
+    let errors = [libc::EAGAIN, libc::ENOMEM, libc::ECANCELED, libc::EFAULT];
+    // Of several pages each is asked for anew whatever the error is.
+    for (error, nr_pages) in errors.iter().flat_map(|&error| [(error, 1), (error, 4)]) {
         let memory = memory();
         let (file, _data) = file(&memory, 3);
-        let mut run = run(&file, 4);
+        let mut run = run(&file, nr_pages);
         assert_eq!(
             run.landed(Err(IoError::from_raw_os_error(error))),
             Next::Over
         );
         drop(run);
-        check(&file, 4);
+        check(&file, nr_pages);
     }
 }
 

@@ -4,6 +4,34 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "what a ring has written is taken for failed where nobody waits for it",
+        file: "writeback/run.rs",
+        find: "outcomes[piece.slices.clone()].fill(Ok(()));",
+        replace: "",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
+        name: "who writes waits for a failed page that somebody changes",
+        file: "file/write.rs",
+        find: "                waits: false,\n                ..Which::ALL",
+        replace: "                ..Which::ALL",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
+        name: "clean pages stay behind the end that is left",
+        file: "file/punch.rs",
+        find: "self.drop_pages(first..=u64::MAX);\n        }\n        backing.is_failing",
+        replace: "}\n        backing.is_failing",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
+        name: "a read of a thread that has ended fails its page",
+        file: "io/run.rs",
+        find: "libc::ECANCELED | libc::EFAULT | libc::EINVAL,",
+        replace: "libc::ECANCELED | libc::EINVAL,",
+        tests: Tests::RuntimeUnit("many::"),
+    },
+    Mutant {
         name: "who met a write that is over by now waits for another one",
         file: "writeback.rs",
         find: "        if !is_any() {\n            return;\n        }\n",
@@ -90,8 +118,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a read that a ring does not know fails",
         file: "io/run.rs",
-        find: "libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => {",
-        replace: "libc::ENOMEM | libc::ECANCELED) => {",
+        find: "libc::EFAULT | libc::EINVAL,",
+        replace: "libc::EFAULT,",
         tests: Tests::RuntimeUnit("a_read_that_a_ring_does_not_know"),
     },
     Mutant {

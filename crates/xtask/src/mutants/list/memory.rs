@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "who waits for a page that leaves its file sleeps on while others have it pinned",
+        file: "memory/file.rs",
+        find: "|| seen.has(flag::WAIT)",
+        replace: "",
+        tests: Tests::Unit("latch"),
+    },
+    Mutant {
         name: "pieces stay out of use behind a pageblock",
         file: "memory/balloon.rs",
         find: "Some((pieces.find(fits).or_else(last)?, of))",
