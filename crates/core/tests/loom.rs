@@ -198,7 +198,7 @@ fn of_two_last_holders_one_reaps() {
         }
         let drop_pin = |frames: &FrameTable| {
             let before = frames.unpin(FRAME);
-            before.pins() == 1 && page_cache::try_reap(frames, FRAME)
+            before.pins() == 1 && page_cache::try_reap(frames, FRAME).is_some()
         };
         let other = {
             let frames = Arc::clone(&frames);
@@ -388,11 +388,11 @@ fn a_detached_frame_goes_once_between_its_pin_and_reclaim() {
             thread::spawn(move || {
                 let settle = |word: Word| Some(word.without(flag::ISOLATED));
                 assert!(frames.update(FRAME, settle).is_ok());
-                page_cache::try_reap(&frames, FRAME)
+                page_cache::try_reap(&frames, FRAME).is_some()
             })
         };
         let is_last = frames.unpin(FRAME).pins() == 1;
-        let mine = is_last && page_cache::try_reap(&frames, FRAME);
+        let mine = is_last && page_cache::try_reap(&frames, FRAME).is_some();
         let theirs = reclaim.join().expect("reclaim does not panic");
         assert!(mine ^ theirs, "both or none: {mine}");
     });

@@ -3,7 +3,7 @@
 use super::Memory;
 use super::reclaim::Reclaimer;
 use crate::alloc::Pieces;
-use crate::frame::{State, flag};
+use crate::frame::{State, Word, flag};
 use crate::group::ReclaimCount;
 use crate::page_cache;
 use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
@@ -159,12 +159,11 @@ impl Memory {
     #[cold]
     #[inline(never)] // Off the path of every unpin.
     pub(super) fn reap(&self, cpu: Cpu, frame: Frame) {
-        // Where a read failed, nobody knows how far it got.
-        let is_failed = self.frames.word(frame).state() == State::Failed;
-        match page_cache::try_reap(&self.frames, frame) {
-            true if is_failed => self.put_foreign(cpu, frame),
-            true => self.put_block(cpu, frame),
-            false => {}
+        match page_cache::try_reap(&self.frames, frame).map(Word::state) {
+            // Nobody knows how far its read got.
+            Some(State::Failed) => self.put_foreign(cpu, frame),
+            Some(_) => self.put_block(cpu, frame),
+            None => {}
         }
     }
 }

@@ -131,9 +131,11 @@ impl Memory {
                     continue;
                 }
                 let lists = lists.get_or_insert_with(|| lruvec.lock());
-                // Looked at again under the lock: it may have gone, and another came.
+                // Looked at again under the lock: it may have gone, and another came. The word
+                // before the group, and promoted from that very word: so it is this lruvec's.
+                let word = self.frames.word(frame);
                 let is_ours = self.lists(lruvec, frame);
-                nr_promoted += u64::from(is_ours && lists.promote(&self.frames, frame));
+                nr_promoted += u64::from(is_ours && lists.promote(&self.frames, (frame, word)));
             }
             drop(lists);
             if has_others {

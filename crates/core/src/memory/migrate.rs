@@ -131,8 +131,14 @@ impl Memory {
         here.platform.copy(&mut io);
         let mut effects = Effects::new();
         self.complete(here.cpu, io, Ok(()), &mut effects);
-        // On no list, with the last pin: nobody else frees it. The charge went with the page.
-        self.frames.unpin(old);
+        // On no list, with the last pin: nobody else frees it, also who comes late to reap an
+        // earlier page of the frame. The charge went with the page.
+        let taken = |word: Word| {
+            assert!(word.pins() == 1, "{old:?} has a pin that is not this one");
+            Some(word.bare().with_state(State::Evicting).next_version())
+        };
+        let taken = self.frames.update(old, taken);
+        assert!(taken.is_ok(), "an update without a condition");
         self.make_bare(old);
         pieces.add(old, order);
         // The caller may have no handle: whoever closes the file waits for the copy, and not for

@@ -503,14 +503,14 @@ pub fn detach_pinned(frames: &FrameTable, frame: Frame) -> Option<Word> {
 }
 
 /// Frees a frame whose page failed or left its file, if nobody holds it any more. At most one of
-/// all callers gets `true`, and owns the frame.
+/// all callers gets its word, and owns the frame.
 #[must_use]
-pub fn try_reap(frames: &FrameTable, frame: Frame) -> bool {
+pub fn try_reap(frames: &FrameTable, frame: Frame) -> Option<Word> {
     let reaped = frames.update(frame, |word| {
         let is_gone = matches!(word.state(), State::Failed | State::Detached);
         let is_held = word.pins() > 0 || word.has(flag::ISOLATED) || word.generation() != 0;
         let is_held = is_held || word.has(flag::WRITEBACK);
         (is_gone && !is_held).then(|| word.bare().with_state(State::Evicting).next_version())
     });
-    reaped.is_ok()
+    reaped.ok()
 }

@@ -154,27 +154,26 @@ impl Generations {
     }
 
     /// Lets a young page belong to the youngest generation, on the list where it is; false where it
-    /// is not young. No list is touched.
+    /// is not young, or its word is not `seen` any more. No list is touched.
     pub(super) fn promote(
         &mut self,
         frames: &FrameTable,
-        frame: Frame,
+        (frame, seen): (Frame, Word),
         change: impl Fn(Word) -> Word,
     ) -> bool {
-        let page_type = frames.page_type(frame);
-        let slot = slot(self.max_seq);
-        let promoted = |word: Word| {
-            let is_ours = word.generation() != 0 && word.has(flag::YOUNG);
-            is_ours.then(|| {
-                let list = Place::of(word).list;
-                change(word).with_generation(Place { list, slot }.number())
-            })
-        };
-        let Ok(before) = frames.update(frame, promoted) else {
+        if seen.generation() == 0 || !seen.has(flag::YOUNG) {
             return false;
-        };
+        }
+        let slot = slot(self.max_seq);
+        let before = Place::of(seen);
+        let list = before.list;
+        let promoted = change(seen).with_generation(Place { list, slot }.number());
+        if frames.replace(frame, seen, promoted).is_err() {
+            return false;
+        }
+        let page_type = frames.page_type(frame);
         let nr_frames = frames.block(frame).0.nr_pages();
-        self.nr_frames[Place::of(before).slot][page_type.index()] -= nr_frames;
+        self.nr_frames[before.slot][page_type.index()] -= nr_frames;
         self.nr_frames[slot][page_type.index()] += nr_frames;
         true
     }

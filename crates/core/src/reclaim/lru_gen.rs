@@ -6,7 +6,7 @@ use super::controller::Tiers;
 use super::generations::MIN_NR_GENS;
 use super::mglru::Mglru;
 use super::{Batch, Lruvec, Queues, ScanControl};
-use crate::frame::FrameTable;
+use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, PageType};
 
 /// Generations that there are at most.
@@ -150,10 +150,11 @@ impl Lruvec {
     }
 
     /// Lets a listed page that is young belong to the youngest generation, where its policy has
-    /// generations; returns whether it did.
-    pub fn promote(&mut self, frames: &FrameTable, frame: Frame) -> bool {
+    /// generations; returns whether it did: not where its word is another one by now than the
+    /// caller saw before it found that this lruvec lists the page.
+    pub fn promote(&mut self, frames: &FrameTable, page: (Frame, Word)) -> bool {
         self.mglru()
-            .is_some_and(|rules| rules.promote(frames, frame))
+            .is_some_and(|rules| rules.promote(frames, page))
     }
 
     /// When the oldest of its pages that may be evicted were queued, by the coarse clock in ns,

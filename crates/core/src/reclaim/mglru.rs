@@ -168,11 +168,11 @@ impl Mglru {
         hold.progress()
     }
 
-    /// Lets a listed young page belong to the youngest generation.
-    pub(super) fn promote(&mut self, frames: &FrameTable, frame: Frame) -> bool {
+    /// Lets a listed young page belong to the youngest generation, by the word that was seen.
+    pub(super) fn promote(&mut self, frames: &FrameTable, page: (Frame, Word)) -> bool {
         let form = self.form;
         self.generations
-            .promote(frames, frame, |word| form.promoted(word))
+            .promote(frames, page, |word| form.promoted(word))
     }
 
     /// Types whose pages may go: no anon pages at a swappiness of 0, unless there are no others.

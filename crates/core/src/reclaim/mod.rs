@@ -374,18 +374,21 @@ impl Lruvec {
         // The list first, so that no moment shows a generation without a place on its list.
         let listing = self.rules().put_back(frames, victim.frame);
         let relist = |word: Word| {
-            let word = word.without(flag::ISOLATED);
-            let live = word.state() == State::Live;
-            Some(if live { listing.mark(word) } else { word })
+            let is_live = word.state() == State::Live;
+            is_live.then(|| listing.mark(word.without(flag::ISOLATED)))
         };
-        let before = frames.update(victim.frame, relist).expect("no condition");
-        let left_its_file = before.state() != State::Live;
-        if left_its_file {
-            self.rules()
-                .remove(frames, victim.frame, listing.mark(before));
-            self.forget(frames, victim.frame);
-        }
-        left_its_file
+        let Err(word) = frames.update(victim.frame, relist) else {
+            return false;
+        };
+        // It left its file, for good.
+        self.rules()
+            .remove(frames, victim.frame, listing.mark(word));
+        self.forget(frames, victim.frame);
+        // Last: from here on whoever drops the last pin frees it.
+        let let_go = |word: Word| Some(word.without(flag::ISOLATED));
+        let let_go = frames.update(victim.frame, let_go);
+        assert!(let_go.is_ok(), "an update without a condition");
+        true
     }
 
     /// Lists the frame that a page moves to in the place of the one that it moves from, which is on

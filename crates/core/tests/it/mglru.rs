@@ -230,8 +230,10 @@ proptest! {
                 Op::Promote => {
                     let max_seq = world.lists.max_seq();
                     for frame in world.resident().into_iter().map(Frame::new) {
-                        let is_young = world.frames.word(frame).has(flag::YOUNG);
-                        assert_eq!(world.lists.promote(&world.frames, frame), is_young);
+                        let word = world.frames.word(frame);
+                        let is_young = word.has(flag::YOUNG);
+                        let page = (frame, word);
+                        assert_eq!(world.lists.promote(&world.frames, page), is_young);
                         if is_young {
                             assert_eq!(world.lists.generation_of(&world.frames, frame), max_seq);
                         }
@@ -405,7 +407,9 @@ fn what_aging_promoted_stays_promoted() {
             world.age();
         }
         world.touch(0, true);
-        assert!(world.lists.promote(&world.frames, Frame::new(0)));
+        let old = (Frame::new(0), world.frames.word(Frame::new(0)));
+        assert!(world.lists.promote(&world.frames, old));
+        assert!(!world.lists.promote(&world.frames, old), "seen too early");
         let (oldest, youngest) = (of(&world, 5), world.seqs().1);
         world.age();
         assert_eq!(

@@ -81,7 +81,8 @@ impl World {
         if before.pins() > 1 {
             return;
         }
-        if before.state() == State::Detached && page_cache::try_reap(self.frames(), frame) {
+        if before.state() == State::Detached && page_cache::try_reap(self.frames(), frame).is_some()
+        {
             assert!(!self.is_freed.swap(true, Ordering::Relaxed), "freed twice");
             self.write(2);
         }

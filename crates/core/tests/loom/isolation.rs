@@ -1,6 +1,7 @@
 //! A page that reclaim takes off its list, and who wants its frame meanwhile.
 
 use super::*;
+use pagetide_core::frame::List;
 
 /// The one frame's page leaves a group's list for another group while a third party wants the frame
 /// for its own.
@@ -81,6 +82,47 @@ fn a_page_is_isolated_or_pinned_to_be_moved_and_never_both() {
             for victim in batch.iter() {
                 lists.settle(&frames, victim, Outcome::Refused);
             }
+            lists.audit(&frames).expect("agreement");
+        });
+    }
+}
+
+/// A page is truncated while reclaim has it in hand: reclaim puts it back on its list and takes it
+/// off again, and whoever drops the last pin gives the frame away, to another list.
+#[test]
+fn a_frame_is_given_away_only_when_it_is_off_the_list_that_it_was_put_back_on() {
+    for policy in [Policy::Fifo, Policy::Gated2q, Policy::Mglru] {
+        loom::model(move || {
+            let frames = FrameTable::try_new(2).expect("memory");
+            let mut lists = Lruvec::new(policy);
+            let other = Frame::new(1);
+            for frame in [FRAME, other] {
+                lists.insert(&frames, frame, None, Moment::default());
+            }
+            let mut batch = Batch::default();
+            lists.isolate_frame(&frames, (frames.group(FRAME), FRAME), &mut batch);
+            // Truncated, by the holder of a pin.
+            let gone = |word: Word| word.with_state(State::Detached).pinned();
+            assert!(frames.update(FRAME, gone).is_ok());
+            let frames = Arc::new(frames);
+            let last = {
+                let frames = Arc::clone(&frames);
+                thread::spawn(move || {
+                    frames.unpin(FRAME);
+                    let mut free = List::<false>::new();
+                    if page_cache::try_reap(&frames, FRAME).is_some() {
+                        free.push_head(&frames, FRAME);
+                    }
+                    free.len()
+                })
+            };
+            let victim = *batch.iter().next().expect("one page");
+            let is_ours = lists.settle(&frames, &victim, Outcome::Refused);
+            assert!(is_ours, "it left its file");
+            let is_freed = page_cache::try_reap(&frames, FRAME).is_some();
+            let nr_theirs = last.join().expect("no panic");
+            assert!(is_freed ^ (nr_theirs == 1));
+            assert_eq!(lists.coldest(), Some(other));
             lists.audit(&frames).expect("agreement");
         });
     }

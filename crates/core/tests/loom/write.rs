@@ -84,11 +84,11 @@ fn of_truncate_unpin_and_the_end_of_a_write_the_last_one_frees() {
         fn unpin(frames: &FrameTable) -> bool {
             let before = frames.unpin(FRAME);
             let is_last = before.pins() == 1 && before.state() == State::Detached;
-            is_last && page_cache::try_reap(frames, FRAME)
+            is_last && page_cache::try_reap(frames, FRAME).is_some()
         }
         let writer = spawn(|frames| {
             let before = page_cache::end_write(frames, FRAME);
-            before.state() == State::Detached && page_cache::try_reap(frames, FRAME)
+            before.state() == State::Detached && page_cache::try_reap(frames, FRAME).is_some()
         });
         let reader = spawn(unpin);
         let detach = |word: Word| {

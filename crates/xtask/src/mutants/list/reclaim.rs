@@ -4,6 +4,20 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "reclaim lets a frame go before it is off its list",
+        file: "reclaim/mod.rs",
+        find: "        // It left its file, for good.\n",
+        replace: "        let _ = frames.update(victim.frame, |word| Some(word.without(flag::ISOLATED)));\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "aging promotes whatever page came to a frame since the look",
+        file: "reclaim/generations.rs",
+        find: "frames.replace(frame, seen, promoted).is_err()",
+        replace: "frames.update(frame, |_| Some(promoted)).is_err()",
+        tests: Tests::Model("mglru"),
+    },
+    Mutant {
         name: "a page that aging promoted is evicted from its old list",
         file: "reclaim/mglru.rs",
         find: "if seq != self.generations.min_seq(page_type) {",
