@@ -2,6 +2,7 @@
 
 use super::File;
 use crate::Error;
+use crate::shrinker::is_shrinking;
 use pagetide_core::memory::Effects;
 use pagetide_core::units::Frame;
 use std::time::{Duration, Instant};
@@ -55,6 +56,10 @@ impl<'a> LatchWait<'a> {
             let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
             shared.waiters.wait_while(frame, is_held);
             return Ok(());
+        }
+        if is_shrinking() {
+            // The pin may be of the very call that asked for memory.
+            return Err(self.file.busy(held.page));
         }
         let patience = || Instant::now() + PATIENCE;
         let deadline = *self.deadline.get_or_insert_with(patience);

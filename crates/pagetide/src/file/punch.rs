@@ -118,23 +118,38 @@ impl File {
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(0..=u64::MAX)?;
         backing.catch_up(shared)?;
-        let (old_len, len) = (backing.len(), backing.source.store().len());
-        let len = len.map_err(|source| Error::Open {
-            path: (*backing.name).into(),
-            source,
-        })?;
+        let (asked, old_len) = (self.pages_of(range), backing.len());
         // A page that the file ended in has zeros behind.
-        let changed = (old_len != len).then(|| old_len.min(len) / page_bytes..=u64::MAX);
-        let stale = [self.pages_of(range), changed].into_iter().flatten();
-        for pages in stale.clone() {
-            if let Some(page) = dirty_in(shared, backing, pages) {
-                let file = backing.name.to_string();
-                return Err(Error::PageDirty { file, page });
+        let changed = |len| (old_len != len).then(|| old_len.min(len) / page_bytes..=u64::MAX);
+        let mut len = self.stored_len()?;
+        // A write of ours that was under way when the store was asked may have made it longer: so
+        // it is asked again once none is, until it says no less.
+        loop {
+            for pages in asked.clone().into_iter().chain(changed(len)) {
+                if let Some(page) = dirty_in(shared, backing, pages) {
+                    let file = backing.name.to_string();
+                    return Err(Error::PageDirty { file, page });
+                }
+            }
+            let before = std::mem::replace(&mut len, self.stored_len()?);
+            if len >= before {
+                break;
             }
         }
         backing.set_len_found(len);
+        let stale = asked.into_iter().chain(changed(len));
         stale.for_each(|pages| self.drop_pages(pages));
         Ok(())
+    }
+
+    /// Length of the store.
+    fn stored_len(&self) -> Result<u64, Error> {
+        let backing = &*self.open.backing;
+        let len = backing.source.store().len();
+        len.map_err(|source| Error::Open {
+            path: (*backing.name).into(),
+            source,
+        })
     }
 
     /// Drops the dirty pages of the file instead of writing them, and returns how many: what was

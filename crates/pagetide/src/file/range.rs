@@ -121,6 +121,10 @@ impl File {
             }
             let last = last.min(len - 1);
             let pages = first_page..=last / page_bytes as u64;
+            if self.open.backing.key(*pages.end()).is_none() {
+                // Of a file longer than there are page numbers.
+                return Err(self.past_end(*pages.end()));
+            }
             let pinned = match pages.end() - first_page {
                 0 => self.pin(first_page).map(|page| vec![page]),
                 more => {

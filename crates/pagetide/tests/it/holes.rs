@@ -7,8 +7,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 const PAGE: usize = 4096;
 const P: u64 = PAGE as u64;
@@ -230,6 +231,56 @@ fn what_is_dirty_is_not_dropped_for_what_others_wrote() {
     assert!(is_busy(file.invalidate_range(..)));
     drop(view);
     file.invalidate_range(..).unwrap();
+}
+
+/// A store that tells its length of before a write of its file, which comes meanwhile.
+struct Late {
+    disk: Disk,
+    writer: Arc<Mutex<Option<File>>>,
+}
+
+impl Store for Late {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let len = self.disk.len();
+        let writer = self.writer.lock().unwrap().take();
+        if let Some(writer) = writer {
+            let flush = move || writer.flush_range(..).unwrap();
+            thread::spawn(flush).join().unwrap();
+        }
+        len
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.disk.write_at(buf, offset)
+    }
+}
+
+#[test]
+fn what_is_written_while_the_store_tells_its_length_stays() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let writer = Arc::default();
+    let late = Late {
+        disk: Disk::of(vec![7; PAGE]),
+        writer: Arc::clone(&writer),
+    };
+    let root = memory.root();
+    let file = memory.open_store(Box::new(late), "late", Order::new(0), &root);
+    let file = file.unwrap();
+    file.write_at(&[8; PAGE], P).unwrap();
+    *writer.lock().unwrap() = Some(file.clone());
+    file.invalidate_range(0..1).unwrap();
+    assert!(writer.lock().unwrap().is_none(), "it was not asked");
+    assert_eq!(file.len(), 2 * P);
+    assert!(read(&file)[PAGE..] == [8; PAGE]);
 }
 
 /// Has the store take a part of a page, and fail then.

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const P: u64 = PAGE as u64;
@@ -105,6 +105,32 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     };
     in_time(punch_each).expect("it hangs");
     assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody wrote it");
+}
+
+#[test]
+fn a_shrinker_does_not_wait_for_a_pin_of_the_thread_that_it_runs_on() {
+    let memory = memory();
+    let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
+    let write = file.clone();
+    let longest = Arc::new(Mutex::new(Duration::ZERO));
+    let seen = Arc::clone(&longest);
+    let change = move || {
+        let begun = Instant::now();
+        let changed = write.write_at(&[2], 0).map(drop);
+        let mut seen = seen.lock().unwrap();
+        *seen = begun.elapsed().max(*seen);
+        changed
+    };
+    let (group, _registered, nr_busy) = full_group(&memory, change);
+    let reader = file.for_group(&group);
+    let pinned = file.pin(0).unwrap();
+    (1..200).for_each(|page| drop(reader.pin(page).unwrap()));
+    assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+    assert!(*longest.lock().unwrap() < Duration::from_millis(500));
+    // Nor does it keep others out.
+    assert_eq!(reader.pin(0).unwrap()[0], 7);
+    drop(pinned);
+    file.write_at(&[2], 0).unwrap();
 }
 
 /// Somebody who has page 0 pinned writes page 1, while one waits for the pin and another one for

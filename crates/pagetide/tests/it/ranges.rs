@@ -2,7 +2,8 @@
 //! limits, and while the file gets shorter and longer.
 
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order, PinnedRange};
+use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order, PinnedRange, Store};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
@@ -166,6 +167,38 @@ fn a_range_of_a_file_that_moves_has_no_gap() {
         });
     });
     assert!(joined(&file.pin_range(..).unwrap()) == *bytes);
+}
+
+/// A store that says that it has a page at every number, and more.
+struct Endless;
+
+impl Store for Endless {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(1 << 60)
+    }
+}
+
+#[test]
+fn a_range_beyond_the_last_page_number_is_refused() {
+    let memory = memory(8);
+    let root = memory.root();
+    let file = memory.open_store(Box::new(Endless), "endless", Order::new(0), &root);
+    let file = file.unwrap();
+    let end = 1 << 52;
+    assert_eq!(file.pin_range(end - 10..end).unwrap().len(), 10);
+    for range in [
+        end..end + 10,
+        end - 10..end + 10,
+        end - 10_000..end + 10_000,
+    ] {
+        let refused = file.pin_range(range);
+        assert!(matches!(refused, Err(Error::PastEnd { .. })));
+    }
 }
 
 #[test]

@@ -4,6 +4,20 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "a file is cut to a length from before its own write",
+        file: "file/punch.rs",
+        find: "std::mem::replace(&mut len, self.stored_len()?)",
+        replace: "len",
+        tests: Tests::Runtime("holes::what_is_written"),
+    },
+    Mutant {
+        name: "a shrinker waits for a pin of its own thread",
+        file: "file/latch_wait.rs",
+        find: "if is_shrinking() {",
+        replace: "if false {",
+        tests: Tests::Runtime("in_hand::a_shrinker_does_not_wait"),
+    },
+    Mutant {
         name: "what a ring has written is taken for failed where nobody waits for it",
         file: "writeback/run.rs",
         find: "outcomes[piece.slices.clone()].fill(Ok(()));",
