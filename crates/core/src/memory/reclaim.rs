@@ -255,6 +255,9 @@ impl Memory {
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
         let spare = self.spare(giver.group, subtree, giver.is_low_kept);
         let spare = u32::try_from(spare).unwrap_or(u32::MAX);
+        if !self.may_give_page(giver.lruvec, spare) {
+            return 0;
+        }
         let control = ScanControl {
             nr_pages: want.min(spare).min(MAX_BATCH),
             at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
@@ -264,7 +267,8 @@ impl Memory {
             ns: self.zones.now(),
         };
         let mut batch = Batch::noting(unwritten.take());
-        self.isolate(giver.lruvec, &control, &mut batch);
+        self.isolate(giver, &control, &mut batch);
+        self.leave_beyond(cpu, giver.lruvec, (&mut batch, spare));
         self.count_looked(reach.by, giver.group, batch.looked());
         let freed = self.evict((cpu, reach.by), giver.lruvec, &batch, None);
         *unwritten = batch.into_unwritten();
@@ -318,12 +322,16 @@ impl Memory {
 
     /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to
     /// note as many dirty ones as a batch holds.
-    fn isolate(&self, lruvec: &LruvecRecord, control: &ScanControl, batch: &mut Batch) {
-        let mut control = *control;
+    fn isolate(&self, giver: &Giver<'_>, control: &ScanControl, batch: &mut Batch) {
+        let (mut control, lruvec) = (*control, giver.lruvec);
         let mut scanned: u32 = 0;
         loop {
             self.stats.batches.fetch_add(1, Ordering::Relaxed);
             let mut lists = lruvec.lock();
+            if lruvec.group() != giver.group {
+                // That one has gone, and another one's pages are in its record.
+                return;
+            }
             let before = lists.max_seq();
             let seen = lists.isolate(&self.frames, &control, batch);
             scanned = scanned.saturating_add(seen);

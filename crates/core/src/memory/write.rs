@@ -466,13 +466,14 @@ impl Memory {
     fn evict_frame(&self, cpu: Cpu, reach: Reach, (frame, token): (Frame, Token)) -> u32 {
         let word = self.frames.word(frame);
         let group = self.frames.group(frame);
+        let nr_frames = u64::from(self.frames.block(frame).0.nr_pages());
         let may_go = word.is_evictable() && !word.has(flag::ISOLATED);
         let is_meant = || {
             let subtree = reach.subtree;
             let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
             is_there
                 && self.groups.is_in(group, subtree)
-                && self.spare(group, subtree, reach.is_low_kept) > 0
+                && self.spare(group, subtree, reach.is_low_kept) >= nr_frames
         };
         if !may_go || !is_meant() {
             return 0;

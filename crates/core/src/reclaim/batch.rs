@@ -7,9 +7,10 @@ use crate::units::{Frame, index};
 /// What is to be taken.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanControl {
-    /// Pages wanted, at most [`MAX_BATCH`].
+    /// Frames wanted, at most [`MAX_BATCH`]: a page of several counts as these, and the last one may
+    /// have more.
     pub nr_pages: u32,
-    /// Pages that a part gives, even where another becomes the better one: 1 or more.
+    /// Frames that a part gives, even where another becomes the better one: 1 or more.
     pub at_least: u32,
     /// Whose turn it is; `None` leaves that to the lruvec.
     pub part: Option<Part>,
@@ -77,6 +78,8 @@ pub struct Looked {
 pub struct Batch {
     victims: [Option<Victim>; MAX_BATCH as usize],
     len: u32,
+    /// Frames of the victims.
+    nr_frames: u32,
     pub(super) looked: Looked,
     /// `None` where nobody asks for them.
     unwritten: Option<Unwritten>,
@@ -87,6 +90,7 @@ impl Default for Batch {
         Batch {
             victims: [None; MAX_BATCH as usize],
             len: 0,
+            nr_frames: 0,
             looked: Looked::default(),
             unwritten: None,
         }
@@ -106,9 +110,24 @@ impl Batch {
         self.len == 0
     }
 
-    pub(super) fn push(&mut self, victim: Victim) {
+    pub(super) fn push(&mut self, frames: &FrameTable, victim: Victim) {
         self.victims[index(self.len)] = Some(victim);
         self.len += 1;
+        self.nr_frames += frames.block(victim.frame).0.nr_pages();
+    }
+
+    /// Frames of the victims.
+    #[must_use]
+    pub fn nr_frames(&self) -> u32 {
+        self.nr_frames
+    }
+
+    /// Takes the last victim out.
+    pub fn pop(&mut self, frames: &FrameTable) -> Option<Victim> {
+        self.len = self.len.checked_sub(1)?;
+        let victim = self.victims[index(self.len)].take()?;
+        self.nr_frames -= frames.block(victim.frame).0.nr_pages();
+        Some(victim)
     }
 
     /// An empty batch; where `unwritten` is there, what must be written is added to it.
@@ -144,11 +163,12 @@ impl Batch {
         unwritten.is_some_and(|unwritten| unwritten.note(frames, page, token))
     }
 
-    /// Victims, and dirty anon pages that were noted, which are as good: they go by a write now.
+    /// Frames of victims, and of dirty anon pages that were noted, which are as good: they go by a
+    /// write now.
     #[must_use]
     pub fn nr_going(&self) -> u32 {
         let unwritten = self.unwritten.as_ref();
-        self.len + unwritten.map_or(0, Unwritten::nr_anon)
+        self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon_frames)
     }
 
     /// The victims, to say more of them.
@@ -164,11 +184,11 @@ impl Batch {
         }
     }
 
-    /// Whether it holds as many as are wanted, those included that go once they are written: of
-    /// pages of files that are none it holds one at least.
+    /// Whether it holds as many frames as are wanted, those included that go once they are written:
+    /// of pages of files that are none it holds one at least.
     pub(super) fn is_enough(&self, nr_pages: u32) -> bool {
-        let nr_noted = self.unwritten.as_ref().map_or(0, Unwritten::nr_dirty);
-        self.nr_going() >= nr_pages || self.len > 0 && self.len + nr_noted >= nr_pages
+        let nr_noted = self.unwritten.as_ref().map_or(0, Unwritten::nr_frames);
+        self.nr_going() >= nr_pages || self.len > 0 && self.nr_frames + nr_noted >= nr_pages
     }
 
     /// The victims in the order in which they were taken.

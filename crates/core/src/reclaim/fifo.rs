@@ -47,7 +47,7 @@ impl Rules for Fifo {
             let isolate = || super::isolated(frames, frame, word);
             let token = Token::new(0);
             if let Some(word) = word.is_evictable().then(isolate).flatten() {
-                batch.push(Victim { frame, word, token });
+                batch.push(frames, Victim { frame, word, token });
             } else {
                 batch.note(frames, (frame, word), token);
                 self.pages.push_head(frames, frame);

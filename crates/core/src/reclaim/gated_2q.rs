@@ -461,7 +461,7 @@ impl Rules for Gated2q {
             let token = self.token(frames, frame, word);
             self.remove(frames, frame, word);
             let word = isolated;
-            batch.push(Victim { frame, word, token });
+            batch.push(frames, Victim { frame, word, token });
         }
         nr_scanned += self.rotate(frames, 2 * want);
         self.gate = match self.protected.tail() {

@@ -393,7 +393,7 @@ impl Mglru {
             let token = self.token(frames, frame, word);
             self.generations.remove(frames, frame, word);
             let word = isolated;
-            hold.batch.push(Victim { frame, word, token });
+            hold.batch.push(frames, Victim { frame, word, token });
         }
         hold.nr_scanned - before
     }

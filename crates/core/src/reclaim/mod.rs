@@ -356,7 +356,7 @@ impl Lruvec {
         let token = self.shared().token(frames, frame, word);
         self.rules().remove(frames, frame, word);
         let word = isolated;
-        batch.push(Victim { frame, word, token });
+        batch.push(frames, Victim { frame, word, token });
         true
     }
 

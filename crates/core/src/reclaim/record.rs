@@ -36,9 +36,10 @@ struct Settings {
 impl LruvecRecord {
     /// Sets up a record that nobody else knows yet.
     pub fn reset(&self, policy: Policy, (group, node): (u32, Node), next: u32) {
-        *self.lists.lock() = Lruvec::new(policy);
         let settings = &self.settings;
+        // Before the lists: who has their lock sees whose they are.
         settings.group.store(group, Ordering::Relaxed);
+        *self.lists.lock() = Lruvec::new(policy);
         settings.node.store(node.number().into(), Ordering::Relaxed);
         settings.next.store(next, Ordering::Relaxed);
         let has_classes = u32::from(policy.has_classes());

@@ -217,7 +217,7 @@ impl Rules for TwoList {
             // Those of the batch before it count as evicted.
             let token = Self::token_at(self.nonresident_age + u64::from(batch.len()));
             let word = isolated;
-            batch.push(Victim { frame, word, token });
+            batch.push(frames, Victim { frame, word, token });
         }
         nr_scanned
     }

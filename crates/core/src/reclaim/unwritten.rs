@@ -14,6 +14,9 @@ pub struct Unwritten {
     nr_dirty: u32,
     /// Of these, anon pages.
     nr_anon: u32,
+    /// Frames of dirty pages, and of anon ones among them.
+    nr_frames: u32,
+    nr_anon_frames: u32,
     nr_writeback: u32,
 }
 
@@ -23,6 +26,8 @@ impl Default for Unwritten {
             dirty: [(Frame::FIRST, Token::new(0)); MAX_BATCH as usize],
             nr_dirty: 0,
             nr_anon: 0,
+            nr_frames: 0,
+            nr_anon_frames: 0,
             nr_writeback: 0,
         }
     }
@@ -45,6 +50,16 @@ impl Unwritten {
     #[must_use]
     pub fn nr_anon(&self) -> u32 {
         self.nr_anon
+    }
+
+    /// Frames of the dirty pages.
+    pub(super) fn nr_frames(&self) -> u32 {
+        self.nr_frames
+    }
+
+    /// Frames of the anon pages among them.
+    pub(super) fn nr_anon_frames(&self) -> u32 {
+        self.nr_anon_frames
     }
 
     /// Times that a page was met that is being written.
@@ -88,7 +103,12 @@ impl Unwritten {
         if has_room {
             self.dirty[index(self.nr_dirty)] = (frame, token);
             self.nr_dirty += 1;
-            self.nr_anon += u32::from(frames.page_type(frame) == PageType::Anon);
+            let nr_frames = frames.block(frame).0.nr_pages();
+            self.nr_frames += nr_frames;
+            if frames.page_type(frame) == PageType::Anon {
+                self.nr_anon += 1;
+                self.nr_anon_frames += nr_frames;
+            }
         }
         has_room
     }

@@ -41,6 +41,50 @@ fn a_protected_group_keeps_its_pages_while_another_has_some() {
     }
 }
 
+/// A group with pages of 16 frames each, of which it has read 40.
+fn of_large_pages(policy: Policy) -> (Memory, u32, u32) {
+    let memory = Memory::try_new(Config::for_resident(2000, 1, policy)).unwrap();
+    let root = memory.groups().root();
+    let group = memory.new_group(CPU.into(), root).unwrap();
+    let order = Order::new(4).unwrap();
+    let mapping = memory.open_mapping(CPU.into(), order).unwrap();
+    for page in 0..40 {
+        assert!(touch(&memory, group, key(mapping, page)));
+    }
+    memory.groups().drain(root);
+    (memory, group, mapping)
+}
+
+#[test]
+fn min_keeps_large_pages_to_the_frame() {
+    for &policy in Policy::ALL {
+        let (memory, group, _) = of_large_pages(policy);
+        let usage = || memory.groups().get(group).unwrap().usage();
+        assert_eq!(usage(), 640);
+        let root = memory.groups().root();
+        memory.groups().set_limit(group, Limit::Min, 600).unwrap();
+        let other = memory.new_group(CPU.into(), root).unwrap();
+        let alloc = || memory.alloc_buf(CPU.into(), other, Order::ZERO);
+        while alloc().is_ok() {}
+        memory.groups().drain(root);
+        // The third page has frames that are kept.
+        assert_eq!(usage(), 640 - 2 * 16, "{policy:?}");
+        memory.check();
+    }
+}
+
+#[test]
+fn a_limit_that_is_met_takes_a_batch_of_frames_and_not_of_large_pages() {
+    for &policy in Policy::ALL {
+        let (memory, group, mapping) = of_large_pages(policy);
+        assert_eq!(memory.set_max(CPU.into(), group, 640), Ok(0));
+        assert!(touch(&memory, group, key(mapping, 40)));
+        let nr_pages = memory.nr_resident(mapping);
+        assert!((36..=40).contains(&nr_pages), "{policy:?}: {nr_pages}");
+        memory.check();
+    }
+}
+
 #[test]
 fn low_gives_way_to_need_and_min_does_not() {
     for limit in [Limit::Min, Limit::Low] {

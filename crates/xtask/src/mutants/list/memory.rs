@@ -4,6 +4,20 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "a page of several frames goes though some of them are kept",
+        file: "memory/evict.rs",
+        find: "while batch.nr_frames() > spare",
+        replace: "while batch.nr_frames() > u32::MAX - u32::from(spare == 0)",
+        tests: Tests::Unit("limits"),
+    },
+    Mutant {
+        name: "a batch counts pages and not their frames",
+        file: "reclaim/batch.rs",
+        find: "self.nr_frames += frames.block(victim.frame).0.nr_pages();",
+        replace: "self.nr_frames += frames.block(victim.frame).0.nr_pages().min(1);",
+        tests: Tests::Unit("limits"),
+    },
+    Mutant {
         name: "who waits for a page that leaves its file sleeps on while others have it pinned",
         file: "memory/file.rs",
         find: "|| seen.has(flag::WAIT)",
