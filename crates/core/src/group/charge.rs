@@ -273,14 +273,16 @@ impl Tree {
         true
     }
 
-    /// After a refill: a limit that shrank meanwhile, or a dead group, keeps nothing in a stock.
+    /// After a refill: a limit that shrank meanwhile, or below the usage, or a dead group, keeps
+    /// nothing in a stock.
     ///
     /// The record is the group's as long as the stock has what was refilled; afterwards there is
     /// nothing to drain, whatever the record says.
     #[inline]
     pub(super) fn drain_if_exact(&self, cpu: Cpu, group: &Group, id: u32) {
-        // Ordered by `Stocks::publish`: this sees the batch of 0, or the drain the refill.
-        if group.batch.load(Ordering::Relaxed) == 0 {
+        // Ordered by `Stocks::publish`: this sees the batch of 0, or that the group is over its
+        // limit, or the drain the refill.
+        if group.batch.load(Ordering::Relaxed) == 0 || self.is_over(group) {
             self.drain_from(cpu, id);
         }
     }

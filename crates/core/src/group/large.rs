@@ -78,7 +78,7 @@ impl Tree {
         }
         // Ordered by `Stocks::publish`, as in `drain_if_exact`: this sees the new bound, or the
         // drain the pages.
-        if group.large() < large {
+        if group.large() < large || self.is_over(group) {
             self.drain_from(cpu, id);
         }
     }

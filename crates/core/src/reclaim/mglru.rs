@@ -40,6 +40,8 @@ struct Hold<'a> {
     frames: &'a FrameTable,
     control: &'a ScanControl,
     batch: &'a mut Batch,
+    /// A type whose oldest generation is younger gives nothing.
+    up_to: u64,
     /// Pages looked at.
     nr_scanned: u32,
     /// Pages of files that were noted in the place of victims: once they are written they go.
@@ -54,6 +56,7 @@ impl<'a> Hold<'a> {
             frames,
             control,
             batch,
+            up_to: u64::MAX,
             nr_scanned: 0,
             nr_to_write: 0,
             has_stepped: false,
@@ -163,7 +166,10 @@ impl Mglru {
         if self.min_seq(control.swappiness) > seq {
             return 0;
         }
-        let mut hold = Hold::new(frames, control, batch);
+        let mut hold = Hold {
+            up_to: seq,
+            ..Hold::new(frames, control, batch)
+        };
         self.evict(&mut hold);
         hold.progress()
     }
@@ -403,7 +409,13 @@ impl Mglru {
     fn evict(&mut self, hold: &mut Hold<'_>) -> u32 {
         let swappiness = hold.control.swappiness;
         let (had, nr_victims) = (hold.batch.nr_going(), hold.batch.len());
-        let (page_type, cut_off) = self.pick(swappiness);
+        let (mut page_type, mut cut_off) = self.pick(swappiness);
+        let may_give = |of: PageType| self.generations.min_seq(of) <= hold.up_to;
+        if !may_give(page_type) {
+            page_type = page_type.other();
+            cut_off = self.cut_off(page_type);
+        }
+        let may_other = may_give(page_type.other());
         let mut nr_scanned = self.scan((page_type, cut_off), hold);
         let has_found = |hold: &Hold<'_>| hold.batch.nr_going() > had || hold.is_over();
         // Until 2026, moving pages on counted for nothing.
@@ -415,7 +427,7 @@ impl Mglru {
         };
         nr_scanned = counts(nr_scanned, hold);
         let other = page_type.other();
-        if nr_scanned == 0 && self.types(swappiness).contains(&other) {
+        if nr_scanned == 0 && may_other && self.types(swappiness).contains(&other) {
             let more = self.scan((other, self.cut_off(other)), hold);
             nr_scanned = counts(more, hold);
         }

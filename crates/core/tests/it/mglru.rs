@@ -3,7 +3,7 @@
 use pagetide_core::frame::{FrameTable, State, flag};
 use pagetide_core::reclaim::controller::{NR_TIERS, Position, cut_off, is_fine};
 use pagetide_core::reclaim::{
-    Batch, Lruvec, Moment, Outcome, Policy, Refault, ScanControl, Token, Unwritten,
+    Batch, Lruvec, Moment, Outcome, Policy, Refault, ScanControl, Token, Unwritten, Victim,
 };
 use pagetide_core::units::{Frame, PageType};
 use proptest::prelude::*;
@@ -107,15 +107,18 @@ impl World {
         nr_evicted
     }
 
+    /// The generation of each page that has one.
+    fn generations(&self) -> BTreeMap<Frame, u64> {
+        let resident = self.resident().into_iter().map(Frame::new);
+        resident
+            .filter_map(|frame| Some((frame, self.lists.generation_of(&self.frames, frame)?)))
+            .collect()
+    }
+
     /// Takes a batch of pages that are neither young nor, by what is told apart, in use; none of
     /// the two youngest generations.
     fn isolate(&mut self, nr_pages: u32) -> (u32, Batch) {
-        let seqs: BTreeMap<Frame, u64> = self
-            .resident()
-            .into_iter()
-            .map(Frame::new)
-            .filter_map(|frame| Some((frame, self.lists.generation_of(&self.frames, frame)?)))
-            .collect();
+        let seqs = self.generations();
         let mut batch = Batch::default();
         let control = self.control(nr_pages);
         let looked = self.lists.isolate(&self.frames, &control, &mut batch);
@@ -244,9 +247,12 @@ proptest! {
                     let up_to = (min_seq + seq).min(max_seq.saturating_sub(2));
                     let mut batch = Batch::default();
                     let control = world.control(16);
+                    let seqs = world.generations();
                     let bounds = (up_to, &mut batch);
                     let looked = world.lists.isolate_up_to(&world.frames, &control, bounds);
                     assert!(looked.is_ok() || up_to + 2 > max_seq);
+                    let is_meant = |victim: &Victim| seqs[&victim.frame] <= up_to;
+                    assert!(batch.iter().all(is_meant), "up to {up_to}");
                     _ = world.settle(&batch, 0);
                 }
                 Op::Leave(which) => {

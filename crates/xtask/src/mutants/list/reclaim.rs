@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "generations that were not asked for are evicted",
+        file: "reclaim/mglru.rs",
+        find: "if !may_give(page_type) {",
+        replace: "if false {",
+        tests: Tests::Model("mglru"),
+    },
+    Mutant {
         name: "reclaim lets a frame go before it is off its list",
         file: "reclaim/mod.rs",
         find: "        // It left its file, for good.\n",
@@ -118,8 +125,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "dirty anon pages are passed by where clean ones are behind them",
         file: "reclaim/batch.rs",
-        find: "self.len + unwritten.map_or(0, Unwritten::nr_anon)",
-        replace: "self.len + unwritten.map_or(0, |_| 0)",
+        find: "self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon_frames)",
+        replace: "self.nr_frames + unwritten.map_or(0, |_| 0)",
         tests: Tests::Unit("write"),
     },
     Mutant {
