@@ -214,7 +214,8 @@ impl Accounts {
         account
     }
 
-    /// Takes pages at all levels or at none, without waiting: not past those who wait.
+    /// Takes pages at all levels or at none, without waiting: not past those who wait. Returns whom
+    /// to wake: what somebody keeps for a waiter whom these pages pass over may be for another one.
     ///
     /// # Errors
     /// [`Refused`].
@@ -223,7 +224,11 @@ impl Accounts {
         levels: &[LevelId],
         held: u64,
         need: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<Wakers, Refused> {
+        if !levels.iter().any(|level| self.levels.contains_key(level)) {
+            // The budgets that counted them were lifted.
+            return Ok(Wakers::new());
+        }
         let candidate = Claim { levels, held, need };
         let has_room = match self.waiters.is_empty() {
             true => self.fits(levels, need),
@@ -233,7 +238,10 @@ impl Accounts {
             return Err(self.refused(levels, need, None));
         }
         self.add(levels, need);
-        Ok(())
+        match self.waiters.is_empty() {
+            true => Ok(Wakers::new()),
+            false => Ok(self.dispatch()),
+        }
     }
 
     /// Takes pages or queues for them: then there is a ticket, to be polled until it is answered,
@@ -251,8 +259,8 @@ impl Accounts {
         if claim.is_hopeless(|level| self.max_of(level)) {
             return Err(self.refused(levels, need, None));
         }
-        if self.try_take(levels, held, need).is_ok() {
-            return Ok((None, Wakers::new()));
+        if let Ok(wakers) = self.try_take(levels, held, need) {
+            return Ok((None, wakers));
         }
         let mut claims = self.claims();
         claims.push(claim);

@@ -3,7 +3,7 @@
 use crate::builder::bytes_of;
 use crate::file::expect_together;
 use crate::home::Home;
-use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
+use crate::pin_accounts::{Account, Accounts, Expired, LevelId, Refused, Wakers};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park};
@@ -45,6 +45,18 @@ impl Pins {
     #[inline]
     pub(crate) fn had_budgets(&self) -> bool {
         self.epoch.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes pages at these levels without waiting.
+    fn try_take(
+        accounts: &mut Accounts,
+        levels: &[LevelId],
+        (held, need): (u64, u64),
+    ) -> (Result<(), Refused>, Wakers) {
+        match accounts.try_take(levels, held, need) {
+            Ok(wakers) => (Ok(()), wakers),
+            Err(refused) => (Err(refused), Wakers::new()),
+        }
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut Accounts) -> T) -> T {
@@ -219,11 +231,11 @@ impl Group {
 
     fn count_plain(&self, nr_pages: u64) -> Result<Arc<Account>, Error> {
         let shared = self.shared();
-        let taken = shared.pins.look(|accounts| {
+        let taken = shared.pins.change(|accounts| {
             let path = shared.core.groups().path(self.id()).map(|(id, _)| id);
             let account = accounts.plain(self.id(), path);
-            accounts.try_take(account.levels(), 0, nr_pages)?;
-            Ok(account)
+            let (taken, wakers) = Pins::try_take(accounts, account.levels(), (0, nr_pages));
+            (taken.map(|()| account), wakers)
         });
         taken.map_err(|refused| shared.pin_error(&refused))
     }
@@ -405,7 +417,7 @@ impl PinPermit {
                 self.wait(ticket, deadline)?;
             }
         } else {
-            let taken = pins.look(|accounts| accounts.try_take(levels, held, nr_pages));
+            let taken = pins.change(|accounts| Pins::try_take(accounts, levels, (held, nr_pages)));
             taken.map_err(|refused| shared.pin_error(&refused))?;
         }
         let is_added = self.account.put(nr_pages);

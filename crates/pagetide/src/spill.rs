@@ -347,10 +347,24 @@ impl Spill {
     /// Writes to slots from `first` on.
     fn write(&self, first: u32, units: &[(u64, &[u8])]) -> Result<(), u32> {
         let (store, offset) = (self.bytes.store(), offset_of(first));
-        if let Some(cipher) = &self.cipher {
-            let write = |bytes: &[u8]| write_all(store, &mut [IoSlice::new(bytes)], offset);
-            return cipher.seal(first, units, write);
+        match &self.cipher {
+            Some(cipher) => {
+                let write = |bytes: &[u8]| write_all(store, &mut [IoSlice::new(bytes)], offset);
+                cipher.seal(first, units, write)?;
+            }
+            None => self.write_plain(offset, units)?,
         }
+        match &self.bytes {
+            // The kernel writes its copy later, and tells of an error those alone who sync: while
+            // the pages are here still.
+            Bytes::File(file) if !file.is_direct() => file.sync().map_err(|error| code_of(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes slots as their pages are.
+    fn write_plain(&self, offset: u64, units: &[(u64, &[u8])]) -> Result<(), u32> {
+        let store = self.bytes.store();
         let mut slices = [(); MAX_RUN].map(|()| IoSlice::new(&[]));
         for (slice, (_, bytes)) in slices.iter_mut().zip(units) {
             *slice = IoSlice::new(bytes);

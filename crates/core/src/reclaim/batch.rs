@@ -7,8 +7,8 @@ use crate::units::{Frame, index};
 /// What is to be taken.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanControl {
-    /// Frames wanted, at most [`MAX_BATCH`]: a page of several counts as these, and the last one may
-    /// have more.
+    /// Frames wanted, at most [`MAX_BATCH`]. A page of several counts as so many, and the last one
+    /// may have more.
     pub nr_pages: u32,
     /// Frames that a part gives, even where another becomes the better one: 1 or more.
     pub at_least: u32,

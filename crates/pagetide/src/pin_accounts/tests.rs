@@ -74,6 +74,29 @@ fn every_level_counts_or_none() {
 }
 
 #[test]
+fn who_can_be_served_because_another_one_cannot_is_served_at_once() {
+    // Of the root, of a group in it, and of a group in that.
+    let mut tree = Tree::new(20, 10, 1);
+    let [root, outer, inner] = [&[ROOT][..], &[WEB, ROOT], &[BATCH, WEB, ROOT]]
+        .map(|path| tree.accounts.levels_of(path.iter().copied()));
+    let enter = |tree: &mut Tree, levels, need| tree.accounts.enter(levels, 0, need).unwrap().0;
+    assert_eq!(enter(&mut tree, &inner, 1), None);
+    assert_eq!(enter(&mut tree, &outer, 2), None);
+    // What each of these needs keeps the next one out.
+    let [first, second, third] = [(&inner, 1), (&outer, 8), (&root, 9)]
+        .map(|(levels, need)| enter(&mut tree, levels, need).unwrap());
+    // The second one cannot be served any more, and keeps nothing.
+    assert!(tree.accounts.try_take(&outer, 2, 7).is_ok());
+    let served = [first, second, third].map(|ticket| tree.is_served(ticket));
+    assert_eq!(served, [false, false, true]);
+    assert_eq!(tree.used(ROOT), 19);
+    // A permit whose budgets were lifted has levels that nobody knows.
+    tree.accounts.set_max(BATCH, None);
+    let lifted = [inner[0]];
+    assert!(tree.accounts.try_take(&lifted, 1, 100).is_ok());
+}
+
+#[test]
 fn a_large_request_is_not_starved_by_small_ones() {
     let mut tree = Tree::new(100, 4, 4);
     for _ in 0..4 {

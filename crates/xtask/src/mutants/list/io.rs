@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "pages that pass a waiter over serve nobody else",
+        file: "pin_accounts.rs",
+        find: "false => Ok(self.dispatch()),",
+        replace: "false => Ok(Wakers::new()),",
+        tests: Tests::RuntimeUnit("pin_accounts"),
+    },
+    Mutant {
         name: "a file is cut to a length from before its own write",
         file: "file/punch.rs",
         find: "std::mem::replace(&mut len, self.stored_len()?)",

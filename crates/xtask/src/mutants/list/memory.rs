@@ -357,8 +357,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a failed read leaves another group's bytes in the group's name",
         file: "memory/evict.rs",
-        find: "true if is_failed => self.put_foreign(cpu, frame),",
-        replace: "true if is_failed => self.put_block(cpu, frame),",
+        find: "Some(State::Failed) => self.put_foreign(cpu, frame),",
+        replace: "Some(State::Failed) => self.put_block(cpu, frame),",
         tests: Tests::Unit("bytes"),
     },
     Mutant {

@@ -14,7 +14,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "reclaim lets a frame go before it is off its list",
         file: "reclaim/mod.rs",
         find: "        // It left its file, for good.\n",
-        replace: "        let _ = frames.update(victim.frame, |word| Some(word.without(flag::ISOLATED)));\n",
+        replace: "_ = frames.update(victim.frame, |w| Some(w.without(flag::ISOLATED)));\n",
         tests: Tests::Loom,
     },
     Mutant {
