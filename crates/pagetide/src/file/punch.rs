@@ -123,16 +123,18 @@ impl File {
         let changed = |len| (old_len != len).then(|| old_len.min(len) / page_bytes..=u64::MAX);
         let mut len = self.stored_len()?;
         // A write of ours that was under way when the store was asked may have made it longer: so
-        // it is asked again once none is, until it says no less.
+        // it is asked again once none is, until all has been looked at that changes.
         loop {
-            for pages in asked.clone().into_iter().chain(changed(len)) {
+            let seen = changed(len);
+            for pages in asked.clone().into_iter().chain(seen.clone()) {
                 if let Some(page) = dirty_in(shared, backing, pages) {
                     let file = backing.name.to_string();
                     return Err(Error::PageDirty { file, page });
                 }
             }
-            let before = std::mem::replace(&mut len, self.stored_len()?);
-            if len >= before {
+            len = self.stored_len()?;
+            let is_seen = |page| seen.is_some_and(|seen| seen.contains(&page));
+            if changed(len).is_none_or(|pages| is_seen(*pages.start())) {
                 break;
             }
         }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -281,6 +281,50 @@ fn what_is_written_while_the_store_tells_its_length_stays() {
     assert!(writer.lock().unwrap().is_none(), "it was not asked");
     assert_eq!(file.len(), 2 * P);
     assert!(read(&file)[PAGE..] == [8; PAGE]);
+}
+
+/// A store that others make longer each time that it is asked.
+struct Growing {
+    disk: Disk,
+    nr_asked: AtomicU64,
+}
+
+impl Store for Growing {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let nr_asked = self.nr_asked.fetch_add(1, Ordering::Relaxed);
+        // Once when it is opened.
+        Ok(self.disk.len()? + nr_asked.saturating_sub(1) * 1000)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.disk.write_at(buf, offset)
+    }
+}
+
+#[test]
+fn a_page_at_the_end_is_not_dropped_where_others_make_the_file_longer_meanwhile() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let growing = Growing {
+        disk: Disk::of(vec![7; 2 * PAGE - 5]),
+        nr_asked: AtomicU64::new(0),
+    };
+    let root = memory.root();
+    let file = memory.open_store(Box::new(growing), "growing", Order::new(0), &root);
+    let file = file.unwrap();
+    file.write_at(&[8], P).unwrap();
+    // The first time it has the length that the file has.
+    let refused = file.invalidate_range(0..1);
+    assert!(matches!(refused, Err(Error::PageDirty { page: 1, .. })));
+    assert_eq!(file.pin(1).unwrap()[0], 8);
 }
 
 /// Has the store take a part of a page, and fail then.

@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "what a file that grew twice has at its end is dropped unseen",
+        file: "file/punch.rs",
+        find: "if changed(len).is_none_or(|pages| is_seen(*pages.start())) {",
+        replace: "let _ = is_seen; if true {",
+        tests: Tests::Runtime("holes::a_page_at_the_end"),
+    },
+    Mutant {
         name: "pages that pass a waiter over serve nobody else",
         file: "pin_accounts.rs",
         find: "false => Ok(self.dispatch()),",
@@ -13,8 +20,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a file is cut to a length from before its own write",
         file: "file/punch.rs",
-        find: "std::mem::replace(&mut len, self.stored_len()?)",
-        replace: "len",
+        find: "len = self.stored_len()?;\n            let is_seen",
+        replace: "let is_seen",
         tests: Tests::Runtime("holes::what_is_written"),
     },
     Mutant {
