@@ -3,7 +3,7 @@
 use crate::builder::bytes_of;
 use crate::file::expect_together;
 use crate::home::Home;
-use crate::pin_accounts::{Account, Accounts, Expired, LevelId, Refused, Wakers};
+use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park};
@@ -47,16 +47,15 @@ impl Pins {
         self.epoch.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes pages at these levels without waiting.
-    fn try_take(
-        accounts: &mut Accounts,
-        levels: &[LevelId],
-        (held, need): (u64, u64),
-    ) -> (Result<(), Refused>, Wakers) {
-        match accounts.try_take(levels, held, need) {
-            Ok(wakers) => (Ok(()), wakers),
+    /// [`Pins::change`] that may be refused, and changes nothing then.
+    fn attempt<T>(
+        &self,
+        attempt: impl FnOnce(&mut Accounts) -> Result<(T, Wakers), Refused>,
+    ) -> Result<T, Refused> {
+        self.change(|accounts| match attempt(accounts) {
+            Ok((value, wakers)) => (Ok(value), wakers),
             Err(refused) => (Err(refused), Wakers::new()),
-        }
+        })
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut Accounts) -> T) -> T {
@@ -231,11 +230,11 @@ impl Group {
 
     fn count_plain(&self, nr_pages: u64) -> Result<Arc<Account>, Error> {
         let shared = self.shared();
-        let taken = shared.pins.change(|accounts| {
+        let taken = shared.pins.attempt(|accounts| {
             let path = shared.core.groups().path(self.id()).map(|(id, _)| id);
             let account = accounts.plain(self.id(), path);
-            let (taken, wakers) = Pins::try_take(accounts, account.levels(), (0, nr_pages));
-            (taken.map(|()| account), wakers)
+            let wakers = accounts.try_take(account.levels(), 0, nr_pages)?;
+            Ok((account, wakers))
         });
         taken.map_err(|refused| shared.pin_error(&refused))
     }
@@ -409,15 +408,13 @@ impl PinPermit {
         if levels.is_empty() {
             // No budget counts them.
         } else if let Some(deadline) = deadline {
-            let entered = pins.change(|accounts| match accounts.enter(levels, held, nr_pages) {
-                Ok((ticket, wakers)) => (Ok(ticket), wakers),
-                Err(refused) => (Err(refused), Wakers::new()),
-            });
+            let entered = pins.attempt(|accounts| accounts.enter(levels, held, nr_pages));
             if let Some(ticket) = entered.map_err(|refused| shared.pin_error(&refused))? {
                 self.wait(ticket, deadline)?;
             }
         } else {
-            let taken = pins.change(|accounts| Pins::try_take(accounts, levels, (held, nr_pages)));
+            let take = |accounts: &mut Accounts| accounts.try_take(levels, held, nr_pages);
+            let taken = pins.attempt(|accounts| Ok(((), take(accounts)?)));
             taken.map_err(|refused| shared.pin_error(&refused))?;
         }
         let is_added = self.account.put(nr_pages);

@@ -387,16 +387,16 @@ impl DirectFile {
     fn write_direct(&self, bufs: &[IoSlice<'_>], offset: u64) -> Option<io::Result<usize>> {
         let direct = self.for_writes()?;
         let align = direct.align;
-        if !offset.is_multiple_of(align as u64) {
+        if !direct.takes(offset) {
             return None;
         }
-        let is_whole = |buf: &&IoSlice<'_>| (buf.as_ptr().addr() | buf.len()).is_multiple_of(align);
+        let is_whole = |buf: &&IoSlice<'_>| direct.takes((buf.as_ptr().addr() | buf.len()) as u64);
         let nr_whole = bufs.iter().take_while(is_whole).count();
         let done = match (nr_whole, bufs.first()?) {
             (0, first) => {
                 // The units before the end of the file's last page.
                 let units = &first[..first.len() / align * align];
-                let is_aligned = units.as_ptr().addr().is_multiple_of(align);
+                let is_aligned = direct.takes(units.as_ptr().addr() as u64);
                 if units.is_empty() || !is_aligned {
                     return None;
                 }

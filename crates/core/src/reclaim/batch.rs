@@ -168,7 +168,7 @@ impl Batch {
     #[must_use]
     pub fn nr_going(&self) -> u32 {
         let unwritten = self.unwritten.as_ref();
-        self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon_frames)
+        self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon)
     }
 
     /// The victims, to say more of them.

@@ -37,7 +37,8 @@ const REFS_TO_PROTECT: u8 = 2;
 const STALE: u8 = NR_STAMPS + 1;
 /// Pages that become stale in one step: more than can be queued meanwhile.
 const STALE_BATCH: u32 = 2;
-/// Pages that one isolation looks at. It may find none worth evicting among them.
+/// Pages that one isolation looks at. It may find none worth evicting among them. Loom explores
+/// each look: it gets few.
 const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
 /// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
 /// that should give may have nothing else.

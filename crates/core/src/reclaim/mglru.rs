@@ -415,7 +415,8 @@ impl Mglru {
             page_type = page_type.other();
             cut_off = self.cut_off(page_type);
         }
-        let may_other = may_give(page_type.other());
+        let other = page_type.other();
+        let may_other = may_give(other) && self.types(swappiness).contains(&other);
         let mut nr_scanned = self.scan((page_type, cut_off), hold);
         let has_found = |hold: &Hold<'_>| hold.batch.nr_going() > had || hold.is_over();
         // Until 2026, moving pages on counted for nothing.
@@ -426,8 +427,7 @@ impl Mglru {
             _ => 0,
         };
         nr_scanned = counts(nr_scanned, hold);
-        let other = page_type.other();
-        if nr_scanned == 0 && may_other && self.types(swappiness).contains(&other) {
+        if nr_scanned == 0 && may_other {
             let more = self.scan((other, self.cut_off(other)), hold);
             nr_scanned = counts(more, hold);
         }

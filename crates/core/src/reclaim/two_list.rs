@@ -19,7 +19,8 @@ use crate::units::{Discrepancy, Frame, PageType};
 const NO_REFS: u8 = MAX_REFS - 2;
 const INACTIVE: u8 = 1;
 const ACTIVE: u8 = 2;
-/// Pages that one isolation looks at. It may find none worth evicting among them.
+/// Pages that one isolation looks at. It may find none worth evicting among them. Loom explores
+/// each look: it gets few.
 const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
 /// Pages that cannot go that one isolation meets before active ones are demoted whatever the ratio.
 const MAX_BUSY: u32 = 64;

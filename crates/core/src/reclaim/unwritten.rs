@@ -12,11 +12,9 @@ use crate::units::{Frame, PageType, index};
 pub struct Unwritten {
     dirty: [(Frame, Token); MAX_BATCH as usize],
     nr_dirty: u32,
-    /// Of these, anon pages.
-    nr_anon: u32,
     /// Frames of dirty pages, and of anon ones among them.
     nr_frames: u32,
-    nr_anon_frames: u32,
+    nr_anon: u32,
     nr_writeback: u32,
 }
 
@@ -25,9 +23,8 @@ impl Default for Unwritten {
         Unwritten {
             dirty: [(Frame::FIRST, Token::new(0)); MAX_BATCH as usize],
             nr_dirty: 0,
-            nr_anon: 0,
             nr_frames: 0,
-            nr_anon_frames: 0,
+            nr_anon: 0,
             nr_writeback: 0,
         }
     }
@@ -46,7 +43,8 @@ impl Unwritten {
         self.nr_dirty
     }
 
-    /// Anon pages among them. Nobody but reclaim writes those: they go as clean ones do.
+    /// Frames of the anon pages among them. Nobody but reclaim writes those: they go as clean ones
+    /// do.
     #[must_use]
     pub fn nr_anon(&self) -> u32 {
         self.nr_anon
@@ -55,11 +53,6 @@ impl Unwritten {
     /// Frames of the dirty pages.
     pub(super) fn nr_frames(&self) -> u32 {
         self.nr_frames
-    }
-
-    /// Frames of the anon pages among them.
-    pub(super) fn nr_anon_frames(&self) -> u32 {
-        self.nr_anon_frames
     }
 
     /// Times that a page was met that is being written.
@@ -106,8 +99,7 @@ impl Unwritten {
             let nr_frames = frames.block(frame).0.nr_pages();
             self.nr_frames += nr_frames;
             if frames.page_type(frame) == PageType::Anon {
-                self.nr_anon += 1;
-                self.nr_anon_frames += nr_frames;
+                self.nr_anon += nr_frames;
             }
         }
         has_room

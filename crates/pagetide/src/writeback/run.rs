@@ -208,15 +208,15 @@ impl<'a> Run<'a> {
             ..
         } = handed_over;
         under_way.wait(&mut pieces);
-        let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
-        for piece in pieces {
-            if piece.is_over() {
-                self.note_taken(piece.offset, piece.nr_bytes);
-                outcomes[piece.slices.clone()].fill(Ok(()));
-            } else if let Some(Ok(nr_bytes)) = piece.result {
+        for piece in &pieces {
+            // A part, too: where that is dropped, the store has it still.
+            if let Some(Ok(nr_bytes)) = piece.result {
                 self.backing.has_taken(piece.offset, nr_bytes as u64);
             }
         }
+        pieces.retain(|piece| piece.is_over());
+        let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
+        self.finish_pieces(pieces, &mut [], &mut outcomes);
         outcomes
     }
 

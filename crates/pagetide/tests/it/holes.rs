@@ -233,25 +233,19 @@ fn what_is_dirty_is_not_dropped_for_what_others_wrote() {
     file.invalidate_range(..).unwrap();
 }
 
-/// A store that tells its length of before a write of its file, which comes meanwhile.
-struct Late {
+/// A store that tells another length than it has.
+struct Telling<F> {
     disk: Disk,
-    writer: Arc<Mutex<Option<File>>>,
+    tell: F,
 }
 
-impl Store for Late {
+impl<F: Fn(u64) -> u64 + Send + Sync> Store for Telling<F> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.disk.read_at(buf, offset)
     }
 
     fn len(&self) -> io::Result<u64> {
-        let len = self.disk.len();
-        let writer = self.writer.lock().unwrap().take();
-        if let Some(writer) = writer {
-            let flush = move || writer.flush_range(..).unwrap();
-            thread::spawn(flush).join().unwrap();
-        }
-        len
+        self.disk.len().map(&self.tell)
     }
 
     fn is_writable(&self) -> bool {
@@ -267,11 +261,19 @@ impl Store for Late {
 fn what_is_written_while_the_store_tells_its_length_stays() {
     let memory = Memory::builder().budget(ByteSize::mib(8));
     let memory = memory.without_thread().build().unwrap();
-    let writer = Arc::default();
-    let late = Late {
-        disk: Disk::of(vec![7; PAGE]),
-        writer: Arc::clone(&writer),
+    let writer: Arc<Mutex<Option<File>>> = Arc::default();
+    let flushed = Arc::clone(&writer);
+    // That of before a write of its file, which comes meanwhile.
+    let tell = move |len| {
+        let writer = flushed.lock().unwrap().take();
+        if let Some(writer) = writer {
+            let flush = move || writer.flush_range(..).unwrap();
+            thread::spawn(flush).join().unwrap();
+        }
+        len
     };
+    let disk = Disk::of(vec![7; PAGE]);
+    let late = Telling { disk, tell };
     let root = memory.root();
     let file = memory.open_store(Box::new(late), "late", Order::new(0), &root);
     let file = file.unwrap();
@@ -283,40 +285,18 @@ fn what_is_written_while_the_store_tells_its_length_stays() {
     assert!(read(&file)[PAGE..] == [8; PAGE]);
 }
 
-/// A store that others make longer each time that it is asked.
-struct Growing {
-    disk: Disk,
-    nr_asked: AtomicU64,
-}
-
-impl Store for Growing {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        let nr_asked = self.nr_asked.fetch_add(1, Ordering::Relaxed);
-        // Once when it is opened.
-        Ok(self.disk.len()? + nr_asked.saturating_sub(1) * 1000)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
-    }
-}
-
 #[test]
 fn a_page_at_the_end_is_not_dropped_where_others_make_the_file_longer_meanwhile() {
     let memory = Memory::builder().budget(ByteSize::mib(8));
     let memory = memory.without_thread().build().unwrap();
-    let growing = Growing {
-        disk: Disk::of(vec![7; 2 * PAGE - 5]),
-        nr_asked: AtomicU64::new(0),
+    let nr_asked = AtomicU64::new(0);
+    // Others make it longer each time that it is asked, but for once when it is opened.
+    let tell = move |len| {
+        let nr_asked = nr_asked.fetch_add(1, Ordering::Relaxed);
+        len + nr_asked.saturating_sub(1) * 1000
     };
+    let disk = Disk::of(vec![7; 2 * PAGE - 5]);
+    let growing = Telling { disk, tell };
     let root = memory.root();
     let file = memory.open_store(Box::new(growing), "growing", Order::new(0), &root);
     let file = file.unwrap();

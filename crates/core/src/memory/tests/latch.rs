@@ -43,15 +43,21 @@ fn a_latch_keeps_pins_writes_and_eviction_out() {
     memory.check();
 }
 
+/// Has the page pinned while somebody waits for its latch: its frame, and the version to wait for.
+fn pinned_and_wanted(memory: &Memory, group: u32, page: PageKey) -> (Frame, u32) {
+    let (frame, _) = have(memory, group, page, Ok(())).unwrap();
+    let Latched::Busy { version, .. } = latch(memory, page) else {
+        panic!("it is pinned");
+    };
+    assert!(memory.is_held(frame, version));
+    (frame, version)
+}
+
 #[test]
 fn who_waits_for_a_page_that_leaves_its_file_is_woken_though_it_stays_pinned() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);
-    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
-    let Latched::Busy { version, .. } = latch(&memory, page) else {
-        panic!("it is pinned");
-    };
-    assert!(memory.is_held(frame, version));
+    let (frame, version) = pinned_and_wanted(&memory, group, page);
     let mut effects = Effects::new();
     let gone = memory.discard_page(CPU, page, &mut effects);
     assert!(matches!(gone, Discard::Gone));
@@ -65,11 +71,7 @@ fn who_waits_for_a_page_that_leaves_its_file_is_woken_though_it_stays_pinned() {
 fn who_waits_for_pins_lets_no_new_one_in_until_it_gives_up() {
     let (memory, group, file) = memory(2, Policy::Fifo);
     let page = key(file, 0);
-    let (frame, _) = have(&memory, group, page, Ok(())).unwrap();
-    let Latched::Busy { version, .. } = latch(&memory, page) else {
-        panic!("it is pinned");
-    };
-    assert!(memory.is_held(frame, version));
+    let (frame, version) = pinned_and_wanted(&memory, group, page);
     assert_eq!(pin(&memory, page, Access::Pin), Found::Latched(frame));
     // A reader that comes now waits for the version to change.
     let mut op = PageIn::new(page, group, Access::Copy);

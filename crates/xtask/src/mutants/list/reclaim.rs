@@ -125,7 +125,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "dirty anon pages are passed by where clean ones are behind them",
         file: "reclaim/batch.rs",
-        find: "self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon_frames)",
+        find: "self.nr_frames + unwritten.map_or(0, Unwritten::nr_anon)",
         replace: "self.nr_frames + unwritten.map_or(0, |_| 0)",
         tests: Tests::Unit("write"),
     },
