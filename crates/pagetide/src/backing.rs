@@ -4,11 +4,11 @@
 //! the file is under way.
 
 use crate::behind::{Behind, Turn};
-use crate::dirty_list::{DirtyList, Pages, Room};
+use crate::dirty_list::{self, DirtyList, Pages};
 use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
 use crate::shared::{Shared, locked};
-use crate::spill::Region;
+use crate::spill::{Expected, Region};
 use crate::store::{DirectFile, Store};
 use crate::writeback::InWrite;
 use crate::{Error, page};
@@ -46,6 +46,15 @@ pub(crate) enum Source {
     Store(Box<dyn Store>),
     /// Anon pages: in the spill file, where they are not in memory.
     Region(Region),
+}
+
+/// Room for what is to be known of a page that becomes dirty. Goes back when dropped.
+#[derive(Debug)]
+pub(crate) enum Room<'a> {
+    /// Of a file: in its list of dirty pages.
+    Listed(dirty_list::Room<'a>),
+    /// Of a region: in its map.
+    Expected(Expected<'a>),
 }
 
 impl Source {
@@ -363,22 +372,18 @@ impl Backing {
     }
 
     /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim:
-    /// the caller holds no latch. Anon pages have their room in their region.
+    /// the caller holds no latch.
     ///
     /// # Errors
     /// [`Error::OverLimit`]; [`Error::SpillFull`], for anon pages only.
-    pub(crate) fn expect_dirty(
-        &self,
-        shared: &Shared,
-        page: u64,
-    ) -> Result<Option<Room<'_>>, Error> {
+    pub(crate) fn expect_dirty(&self, shared: &Shared, page: u64) -> Result<Room<'_>, Error> {
         if let Some(region) = self.source.region() {
-            return region.expect(page).map(|()| None);
+            return region.expect(page).map(Room::Expected);
         }
         let room = self.dirty.make_room(shared, shared.here());
         let root = shared.core.groups().root();
         let refused = |error| shared.alloc_error(error, root, Order::ZERO);
-        room.map(Some).map_err(refused)
+        room.map(Room::Listed).map_err(refused)
     }
 
     /// [`Backing::expect_dirty`] without reclaim.
@@ -389,23 +394,22 @@ impl Backing {
         &self,
         shared: &Shared,
         page: u64,
-    ) -> Result<Option<Room<'_>>, AllocError> {
-        match self.source.region() {
-            Some(region) if region.is_expected(page) => Ok(None),
-            Some(_) => Err(AllocError::NoMetadata),
-            None => {
-                let here = shared.here().without_reclaim();
-                self.dirty.make_room(shared, here).map(Some)
-            }
+    ) -> Result<Room<'_>, AllocError> {
+        if let Some(region) = self.source.region() {
+            let expected = region.expect_known(page).map(Room::Expected);
+            return expected.ok_or(AllocError::NoMetadata);
         }
+        let here = shared.here().without_reclaim();
+        self.dirty.make_room(shared, here).map(Room::Listed)
     }
 
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.
     ///
     /// Anon pages are not listed: only reclaim writes them.
-    pub(crate) fn note_dirty(&self, page: u64, second: u32, room: Option<Room<'_>>) {
-        if let Some(room) = room {
-            self.dirty.insert(page, second, room);
+    pub(crate) fn note_dirty(&self, page: u64, second: u32, room: Room<'_>) {
+        match room {
+            Room::Listed(room) => self.dirty.insert(page, second, room),
+            Room::Expected(expected) => expected.changed(),
         }
     }
 

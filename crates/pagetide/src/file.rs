@@ -24,8 +24,7 @@ pub use range::PinnedRange;
 pub use view::UpgradeError;
 pub use write::CloseError;
 
-use crate::backing::{BUSY, NO_NUMBER, SHORT, error_of};
-use crate::dirty_list::Room;
+use crate::backing::{BUSY, NO_NUMBER, Room, SHORT, error_of};
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{Page, Pin};
@@ -97,10 +96,10 @@ impl<'a> Fill<'a> {
         }
     }
 
-    fn changed(part: Part<'a>, room: Option<Room<'a>>) -> Fill<'a> {
+    fn changed(part: Part<'a>, room: Room<'a>) -> Fill<'a> {
         Fill {
             part: Some(part),
-            room: Cell::new(room),
+            room: Cell::new(Some(room)),
             is_done: Cell::new(false),
             until: None,
         }
@@ -495,7 +494,8 @@ impl File {
         let shared = &self.open.shared;
         reading.result = match fill.part {
             Some(part) => {
-                let changed = self.fill_changed(io, part, fill.room.take());
+                let room = fill.room.take().expect("a page is changed once");
+                let changed = self.fill_changed(io, part, room);
                 fill.is_done.set(changed.is_ok());
                 changed
             }

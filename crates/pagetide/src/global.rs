@@ -1,13 +1,48 @@
 //! The one memory that all of a process may share.
 
-use crate::shared::locked;
 use crate::{Builder, Error, Memory};
-use std::sync::{Mutex, OnceLock};
+use std::process;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 static GLOBAL: OnceLock<Memory> = OnceLock::new();
 
-/// Held while the memory is built, so that it is built once.
-static BUILDING: Mutex<()> = Mutex::new(());
+/// The process one of whose threads builds the memory, so that it is built once; 0 for none.
+///
+/// No lock: in a child that was forked meanwhile nobody would ever open it.
+static BUILDER: AtomicU32 = AtomicU32::new(0);
+
+/// How long who waits for the builder sleeps at a time.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Says that nobody builds any more, also after a panic.
+struct Building;
+
+impl Building {
+    /// Waits for whoever builds.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] where that is a thread of the process that this one was forked from.
+    fn begin() -> Result<Building, Error> {
+        let own = process::id();
+        let begin = || BUILDER.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed);
+        while let Err(builder) = begin() {
+            if builder != own {
+                return Err(Error::Forked);
+            }
+            thread::sleep(NAP);
+        }
+        Ok(Building)
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        BUILDER.store(0, Ordering::Release);
+    }
+}
 
 impl Memory {
     /// The memory of the whole process, for libraries that are to share one budget: built with
@@ -33,6 +68,7 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Builder::build`]. A failure is not remembered: the next call tries again.
+    /// [`Error::Forked`] in a process that was forked while a thread of its parent built it.
     pub fn global() -> Result<&'static Memory, Error> {
         match GLOBAL.get() {
             Some(memory) => Ok(memory),
@@ -58,8 +94,7 @@ impl Builder {
 
 /// The global memory, and whether it was built now.
 fn build_once(builder: Builder) -> Result<(&'static Memory, bool), Error> {
-    // Nothing is guarded but the building, so that a thread which panicked leaves nothing half.
-    let alone = locked(&BUILDING);
+    let alone = Building::begin()?;
     if let Some(memory) = GLOBAL.get() {
         return Ok((memory, false));
     }

@@ -12,7 +12,7 @@ mod slots;
 mod zswap;
 
 pub(crate) use options::Config;
-pub(crate) use region::Region;
+pub(crate) use region::{Expected, Region};
 
 use crate::backing::code_of;
 use crate::shared::{Shared, locked};

@@ -12,18 +12,24 @@ mod soak;
 
 use pagetide::{
     Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Policy,
-    Reservation,
+    Reservation, memory_limit,
 };
-use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
+use rustix::process::{
+    Pid, Resource, Rlimit, WaitOptions, WaitStatus, getrlimit, setrlimit, waitpid,
+};
 use std::future::Future;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Instant;
 
 const PAGE: usize = 4096;
+/// Of a child that was refused.
+const FORKED: i32 = 7;
 
 fn data(nr_pages: u64) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -373,12 +379,52 @@ fn a_child_is_refused_though_the_file_was_being_cut() {
         let status = in_child(|| {
             // Killed where it waits.
             // SAFETY: the call takes a number.
-            unsafe { libc::alarm(20) };
+            unsafe { libc::alarm(10) };
             assert!(is_forked(file.write_at(&[1], 0)));
             assert!(is_forked(file.pin_mut(0)) && is_forked(file.pin_new(0)));
             assert!(is_forked(file.punch(..)) && is_forked(file.set_len(1)));
         });
         barrier.wait();
         assert!(status.exit_status() == Some(0), "{status:?}");
+    });
+}
+
+#[test]
+fn a_child_forked_while_the_global_memory_is_built_waits_for_nobody() {
+    let name = "a_child_forked_while_the_global_memory_is_built_waits_for_nobody";
+    if child::role().is_none() {
+        return child::run(name, "alone");
+    }
+    // Room for some of the tables, so that building takes a while and fails.
+    let limit = getrlimit(Resource::As);
+    let room = memory_limit().unwrap().limit().as_u64() / 4;
+    let short = Rlimit {
+        current: Some(room),
+        ..limit
+    };
+    setrlimit(Resource::As, short).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(matches!(Memory::global(), Err(Error::Arena { .. })));
+            }
+        });
+        let mut nr_refused = 0;
+        for _ in 0..20 {
+            let status = in_child(|| {
+                // SAFETY: it has no condition; the signal ends a child that hangs.
+                unsafe { libc::alarm(10) };
+                let refused = Memory::global().err();
+                let is_forked = matches!(refused, Some(Error::Forked));
+                // SAFETY: as in `in_child`.
+                unsafe { libc::_exit(if is_forked { FORKED } else { 0 }) };
+            });
+            let code = status.exit_status();
+            assert!(code == Some(0) || code == Some(FORKED), "{status:?}");
+            nr_refused += u32::from(code == Some(FORKED));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(nr_refused > 0, "none was forked while it was built");
     });
 }

@@ -122,9 +122,16 @@ impl Tree {
 
     #[cold]
     fn tell_parent(&self, group: &Group) {
-        let changes = group.take_claims();
-        if let Some(parent) = self.get(group.parent()) {
-            parent.add_claims(changes);
+        loop {
+            let changes = group.take_claims();
+            if let Some(parent) = self.get(group.parent()) {
+                parent.add_claims(changes);
+            }
+            // Else others charged between, and may have told theirs before: what is claimed for a
+            // group that is gone by now would be for good.
+            if group.claims_as_told() {
+                return;
+            }
         }
     }
 

@@ -472,17 +472,31 @@ impl Group {
 
     /// The change of what it claims by `min` and by `low` since it was last told to the parent.
     ///
-    /// Claims are of a moment: threads that charge at once may leave one that is off by what they
-    /// charged, until the next charge.
+    /// Where others charge or uncharge meanwhile, it may be of before that: who told it looks
+    /// whether it [stays so](Group::claims_as_told).
     pub(super) fn take_claims(&self) -> [(u64, u64); 2] {
-        let usage = self.usage();
-        let limits = [Limit::Min, Limit::Low].map(|limit| self.limit(limit));
+        let claims = self.claims_now();
         core::array::from_fn(|which| {
-            let now = usage.min(limits[which]);
-            let now = pages(now);
-            let before = self.claims.own[which].swap(now, Ordering::Relaxed);
+            let now = claims[which];
+            // Acquire and Release: whoever changes it last sees what all before it have charged.
+            let before = self.claims.own[which].swap(now, Ordering::AcqRel);
             (before.into(), now.into())
         })
+    }
+
+    fn claims_now(&self) -> [u32; 2] {
+        let usage = self.usage();
+        [Limit::Min, Limit::Low].map(|limit| pages(usage.min(self.limit(limit))))
+    }
+
+    /// Whether it claims what the parent was told.
+    pub(super) fn claims_as_told(&self) -> bool {
+        let told = self
+            .claims
+            .own
+            .iter()
+            .map(|own| own.load(Ordering::Relaxed));
+        told.eq(self.claims_now())
     }
 
     /// Takes over what [`Group::take_claims`] of a child returned.

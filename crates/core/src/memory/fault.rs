@@ -118,7 +118,10 @@ impl PageIn {
             }
             match memory.pin(self.key, self.access, |frame| here.unpin(memory, frame)) {
                 Found::Pinned(frame) => return Ok(self.end(memory, here, frame, effects)),
-                Found::Reading(frame) => self.waits_for = Some(frame),
+                Found::Reading(frame) => {
+                    page_cache::count_access(&memory.frames, frame, self.access);
+                    self.waits_for = Some(frame);
+                }
                 Found::Latched(frame) => {
                     if let Some(version) = page_cache::await_latch(&memory.frames, frame) {
                         return Ok(Step::Wait { frame, version });

@@ -26,6 +26,7 @@ mod write;
 use super::*;
 use crate::alloc::Mempolicy;
 use crate::frame::State;
+use crate::frame::flag;
 use crate::group::{Count, CpuMask, NO_LIMIT};
 use crate::page_cache::{Access, Found, Latched};
 use crate::units::{Frame, Node, NodeMask};
@@ -163,6 +164,44 @@ fn a_failed_read_is_told_and_forgotten() {
     assert_eq!(memory.stats().nr_used, 0);
     assert!(touch(&memory, group, key(file, 1)));
     memory.check();
+}
+
+#[test]
+fn who_waits_for_a_read_counts_as_one_access() {
+    for access in [Access::Copy, Access::Pin] {
+        let (memory, group, file) = memory(4, Policy::Mglru);
+        let mut effects = Effects::new();
+        let mut ahead = PageIn::new(key(file, 1), group, Access::Prefetch);
+        let begun = ahead.step(&memory, CPU.into(), &mut effects);
+        assert!(matches!(begun, Ok(Step::Wait { .. })));
+        let Some(Effect::Read(io)) = effects.pop() else {
+            panic!("no read")
+        };
+        let accesses = |frame| {
+            let word = memory.frames().word(frame);
+            (word.refs(), word.has(flag::YOUNG))
+        };
+        // A reader looks, then has an operation look, which waits.
+        let Found::Reading(frame) = pin(&memory, key(file, 1), access) else {
+            panic!("it is being read")
+        };
+        memory.unpin(CPU, frame, &mut effects);
+        assert_eq!(accesses(frame), (0, false));
+        let mut op = PageIn::new(key(file, 1), group, access);
+        let waits = op.step(&memory, CPU.into(), &mut effects);
+        assert!(matches!(waits, Ok(Step::Wait { .. })));
+        let is_copy = access == Access::Copy;
+        let counted = (u8::from(is_copy), !is_copy);
+        assert_eq!(accesses(frame), counted);
+        memory.complete(CPU, io, Ok(()), &mut effects);
+        let listed = accesses(frame);
+        let done = op.step(&memory, CPU.into(), &mut effects);
+        assert!(matches!(done, Ok(Step::Done(done)) if done == frame));
+        assert_eq!(accesses(frame), listed);
+        memory.unpin(CPU, frame, &mut effects);
+        ahead.abandon(&memory, CPU, &mut effects);
+        memory.check();
+    }
 }
 
 #[test]

@@ -30,9 +30,10 @@ fn spread(key: PageKey) -> u64 {
     folded.wrapping_mul(0xE703_7ED1_A0B4_28DB)
 }
 
+/// Never 0, which is what free entries have there.
 #[inline]
 fn tag(key: PageKey) -> u64 {
-    spread(key) & 0xFFFF_FFFF
+    spread(key) & 0xFFFF_FFFF | 1
 }
 
 fn pack(key: PageKey, frame: Frame) -> u64 {
@@ -377,6 +378,23 @@ mod tests {
         assert!(removed.into_iter().all(|removed| removed) && index.is_empty());
         let passed = |bucket| index.passed(bucket).load(Ordering::Relaxed);
         assert!((0..index.nr_buckets).all(|bucket| passed(bucket) == 0));
+    }
+
+    #[test]
+    fn a_free_entry_is_nobodys() {
+        let key = PageKey::new(0x10_0001, 6_040_798_355).unwrap();
+        assert_eq!(spread(key) & 0xFFFF_FFFF, 0, "one key of 2^32");
+        let frames = FrameTable::try_new(4).unwrap();
+        let index = Index::try_new(4).unwrap();
+        let frame = Frame::new(2);
+        frames.set_key(frame, Some(key));
+        let live = |word: crate::frame::Word| Some(word.with_state(State::Live));
+        frames.update(frame, live).unwrap();
+        index.lock(key).insert(frame);
+        assert_eq!(index.likely(key), Some(frame));
+        assert_eq!(index.lock(key).find(&frames), Some(frame));
+        let found = index.find_record(&frames, key, |_| ());
+        assert_eq!(found.map(|(frame, _)| frame), Some(frame));
     }
 
     #[test]

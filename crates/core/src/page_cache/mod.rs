@@ -449,12 +449,28 @@ fn pin_record(record: Record<'_>, seen: Word, access: Access) -> Result<Word, Wo
     let mut word = seen;
     loop {
         let pinned = word.may_be_pinned().then(|| word.pinned()).flatten();
-        let pinned = access.mark(pinned.ok_or(word)?);
+        let mut pinned = pinned.ok_or(word)?;
+        if word.state() != State::Reading {
+            pinned = access.mark(pinned);
+        }
         match record.replace(word, pinned) {
             Ok(()) => return Ok(word),
             Err(found) => word = found,
         }
     }
+}
+
+/// Counts an access to a page that is being read, which a pin of it does not: who finds such a page
+/// may look for it more than once. By a holder of a pin that waits. One read-modify-write.
+#[cold]
+pub fn count_access(frames: &FrameTable, frame: Frame, access: Access) {
+    if access == Access::Prefetch {
+        return;
+    }
+    let is_there = |word: Word| matches!(word.state(), State::Reading | State::Live);
+    let mark = |word: Word| is_there(word).then(|| access.mark(word));
+    // No region is marked, as none is for who begins a read: it is looked at when it is listed.
+    let _may_be_gone = frames.update(frame, mark);
 }
 
 /// Has readers claim a page from here on, as if its word went from CPU to CPU.

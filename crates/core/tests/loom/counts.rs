@@ -2,7 +2,7 @@
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use pagetide_core::group::{ReclaimCount, StockKind, Tree};
+use pagetide_core::group::{Limit, ReclaimCount, StockKind, Tree};
 use pagetide_core::units::Cpu;
 
 const CPU: Cpu = Cpu::new(0);
@@ -55,5 +55,29 @@ fn a_group_with_a_page_is_on_the_walk() {
         reclaim.join().expect("it does not panic");
         let mut walked = tree.walk(tree.root(), 3).map(|(id, _)| id);
         assert!(walked.any(|id| id == group));
+    });
+}
+
+#[test]
+fn groups_that_shrink_at_once_claim_nothing_for_good() {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(|| {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
+        let parent = tree.child(CPU, tree.root()).expect("room");
+        let [shrinking, other] = [(); 2].map(|()| tree.child(CPU, parent).expect("room"));
+        for (group, pages) in [(parent, 0), (shrinking, 2), (other, 4)] {
+            tree.set_limit(group, Limit::Low, 4).expect("no max");
+            tree.charge(CPU, group, pages).expect("room");
+        }
+        let uncharge = {
+            let tree = Arc::clone(&tree);
+            move || tree.uncharge(CPU, shrinking, 1)
+        };
+        let at_once = thread::spawn(uncharge.clone());
+        uncharge();
+        at_once.join().expect("it does not panic");
+        // All that the parent has is the other one's.
+        assert_eq!(tree.protection(other, tree.root()).low, 4);
     });
 }

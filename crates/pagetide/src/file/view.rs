@@ -3,7 +3,7 @@
 use super::File;
 use super::latch_wait::{Held, LatchWait};
 use super::write::Part;
-use crate::dirty_list::Room;
+use crate::backing::Room;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group};
@@ -46,7 +46,7 @@ impl std::error::Error for UpgradeError {
 }
 
 /// A frame whose latch is the caller's, and the place that its page takes among the dirty ones.
-type Latched<'a> = (Frame, Option<Room<'a>>);
+type Latched<'a> = (Frame, Room<'a>);
 
 /// What a page is to be when it is latched.
 #[derive(Clone, Copy, PartialEq, Eq)]

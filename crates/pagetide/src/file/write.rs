@@ -2,8 +2,7 @@
 
 use super::latch_wait::{Held, LatchWait};
 use super::{File, Fill};
-use crate::backing::Backing;
-use crate::dirty_list::Room;
+use crate::backing::{Backing, Room};
 use crate::flusher::Dirtiness;
 use crate::hooks::Hooked;
 use crate::page::{self, Latch};
@@ -307,7 +306,7 @@ impl File {
         &self,
         io: &mut Io,
         part: Part<'_>,
-        room: Option<Room<'_>>,
+        room: Room<'_>,
     ) -> Result<(), u32> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         if part.covers(backing.stored_of(part.page)) {

@@ -1,7 +1,8 @@
 //! Where the pages of one region lie in the spill file.
 //!
 //! A word for each 4 KiB that was ever written, in leaves of 128. A leaf is made, and charged,
-//! before a page of it is changed for the first time: so swapping out needs no memory.
+//! before a page of it is changed for the first time: so swapping out needs no memory. Where such a
+//! change then fails, the page is forgotten, unless somebody else is about to change it or did.
 
 use crate::shared::locked;
 use crate::{ByteSize, Error, Reservation};
@@ -44,10 +45,83 @@ struct Leaf {
     nr_known: u32,
 }
 
+/// Units that were not known before, and that somebody is about to change.
+#[derive(Debug)]
+struct Expected {
+    first: u64,
+    /// Who is about to.
+    nr_callers: u32,
+    /// Somebody did.
+    is_changed: bool,
+}
+
+/// The words, and what is expected of them.
+#[derive(Debug, Default)]
+struct Leaves {
+    leaves: BTreeMap<u64, Box<Leaf>>,
+    /// A few at most: one for each thread that changes a page for the first time.
+    expected: Vec<Expected>,
+}
+
+impl Leaves {
+    fn get(&self, number: u64) -> Option<&Leaf> {
+        self.leaves.get(&number).map(|leaf| &**leaf)
+    }
+
+    fn get_mut(&mut self, number: u64) -> Option<&mut Leaf> {
+        self.leaves.get_mut(&number).map(|leaf| &mut **leaf)
+    }
+
+    fn is_known(&self, unit: u64) -> bool {
+        let (number, word) = place(unit);
+        let leaf = self.get(number);
+        leaf.is_some_and(|leaf| leaf.words[word] & KNOWN != 0)
+    }
+
+    /// Counts one more who is about to change units; false where that makes no difference, because
+    /// they stay known in any case.
+    fn join(&mut self, first: u64) -> bool {
+        let expected = self.expected.iter_mut().find(|at| at.first == first);
+        let Some(expected) = expected else {
+            return false;
+        };
+        expected.nr_callers += 1;
+        true
+    }
+
+    /// Forgets units; returns how many, and the leaves that went with them.
+    fn forget(&mut self, units: Range<u64>) -> (u32, u32) {
+        let (mut nr_units, mut nr_leaves) = (0, 0);
+        for unit in units {
+            if !self.is_known(unit) {
+                continue;
+            }
+            let (number, word) = place(unit);
+            let leaf = self.get_mut(number).expect("it has a known unit");
+            leaf.words[word] &= !KNOWN;
+            leaf.nr_known -= 1;
+            nr_units += 1;
+            if leaf.nr_known == 0 {
+                self.leaves.remove(&number);
+                nr_leaves += 1;
+            }
+        }
+        (nr_units, nr_leaves)
+    }
+}
+
+/// What came of marking units as known.
+enum Marked {
+    /// Not yet: this leaf is missing.
+    Missing(u64),
+    /// They are. Counted, the caller has to say what became of it.
+    Known { is_counted: bool },
+}
+
 /// The words of a region. Units of 4 KiB are counted from its beginning.
 #[derive(Debug, Default)]
 pub(super) struct SlotMap {
-    leaves: Mutex<BTreeMap<u64, Box<Leaf>>>,
+    leaves: Mutex<Leaves>,
 }
 
 fn place(unit: u64) -> (u64, usize) {
@@ -76,7 +150,7 @@ fn place_of(word: u32) -> Place {
 impl SlotMap {
     /// Makes room for the words of units that are about to be changed, charged to `records`: of
     /// all or none. `commit` says whether there may be so many more. May reclaim: the caller holds
-    /// no latch.
+    /// no latch. True where the caller has to say what became of it ([`SlotMap::end_expected`]).
     ///
     /// # Errors
     /// [`Error::OverLimit`]; what `commit` says.
@@ -85,7 +159,7 @@ impl SlotMap {
         units: Range<u64>,
         records: &Reservation,
         commit: impl Fn(u32) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let expected = self.try_expect(units.clone(), records, commit);
         if expected.is_err() {
             self.drop_unused(units, records);
@@ -98,8 +172,12 @@ impl SlotMap {
         units: Range<u64>,
         records: &Reservation,
         commit: impl Fn(u32) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        while let Some(number) = self.mark_known(units.clone(), &commit)? {
+    ) -> Result<bool, Error> {
+        loop {
+            let number = match self.mark_known(units.clone(), &commit)? {
+                Marked::Known { is_counted } => return Ok(is_counted),
+                Marked::Missing(number) => number,
+            };
             records.try_grow(ByteSize(LEAF_BYTES))?;
             let mut leaf = Some(Box::new(Leaf {
                 words: [0; LEAF],
@@ -107,93 +185,109 @@ impl SlotMap {
             }));
             let mut leaves = locked(&self.leaves);
             let make = || leaf.take().expect("called once");
-            leaves.entry(number).or_insert_with(make);
+            leaves.leaves.entry(number).or_insert_with(make);
             drop(leaves);
             if leaf.is_some() {
                 // Somebody else was faster.
                 records.shrink(ByteSize(LEAF_BYTES));
             }
         }
-        Ok(())
     }
 
-    /// Marks all of the units, where each has a leaf; returns the first leaf that there is not yet.
+    /// Marks all of the units, where each has a leaf.
     fn mark_known(
         &self,
         units: Range<u64>,
         commit: &impl Fn(u32) -> Result<(), Error>,
-    ) -> Result<Option<u64>, Error> {
+    ) -> Result<Marked, Error> {
         let mut leaves = locked(&self.leaves);
         let mut nr_new = 0;
         for (number, word) in units.clone().map(place) {
-            let Some(leaf) = leaves.get(&number) else {
-                return Ok(Some(number));
+            let Some(leaf) = leaves.get(number) else {
+                return Ok(Marked::Missing(number));
             };
             nr_new += u32::from(leaf.words[word] & KNOWN == 0);
         }
-        if nr_new == 0 {
-            return Ok(None);
+        let mut is_counted = leaves.join(units.start);
+        if nr_new > 0 {
+            commit(nr_new)?;
+            for (number, word) in units.clone().map(place) {
+                let leaf = leaves.get_mut(number).expect("found above");
+                leaf.nr_known += u32::from(leaf.words[word] & KNOWN == 0);
+                leaf.words[word] |= KNOWN;
+            }
         }
-        commit(nr_new)?;
-        for (number, word) in units.map(place) {
-            let leaf = leaves.get_mut(&number).expect("found above");
-            leaf.nr_known += u32::from(leaf.words[word] & KNOWN == 0);
-            leaf.words[word] |= KNOWN;
+        if nr_new > 0 && !is_counted {
+            leaves.expected.push(Expected {
+                first: units.start,
+                nr_callers: 1,
+                is_changed: false,
+            });
+            is_counted = true;
         }
-        Ok(None)
+        Ok(Marked::Known { is_counted })
+    }
+
+    /// [`SlotMap::expect`] of units that are known already; `None` where they are not.
+    pub(super) fn expect_known(&self, units: Range<u64>) -> Option<bool> {
+        let mut leaves = locked(&self.leaves);
+        let mut all = units.clone();
+        let are_known = all.all(|unit| leaves.is_known(unit));
+        are_known.then(|| leaves.join(units.start))
+    }
+
+    /// What became of units that were expected, and counted. If nobody changed them and nobody is
+    /// about to, they are forgotten; returns how many.
+    pub(super) fn end_expected(
+        &self,
+        units: Range<u64>,
+        is_changed: bool,
+        records: &Reservation,
+    ) -> u32 {
+        let mut leaves = locked(&self.leaves);
+        let mut all = leaves.expected.iter();
+        let at = all.position(|at| at.first == units.start);
+        let at = at.expect("it was counted");
+        let expected = &mut leaves.expected[at];
+        expected.is_changed |= is_changed;
+        expected.nr_callers -= 1;
+        if expected.nr_callers > 0 {
+            return 0;
+        }
+        let is_changed = leaves.expected.swap_remove(at).is_changed;
+        if is_changed {
+            return 0;
+        }
+        let (nr_units, nr_leaves) = leaves.forget(units);
+        drop(leaves);
+        records.shrink(ByteSize(LEAF_BYTES * u64::from(nr_leaves)));
+        nr_units
     }
 
     /// Drops leaves of units that were made for nothing.
     fn drop_unused(&self, units: Range<u64>, records: &Reservation) {
         for number in units.start / LEAF as u64..units.end.div_ceil(LEAF as u64) {
             let mut leaves = locked(&self.leaves);
-            if leaves.get(&number).is_some_and(|leaf| leaf.nr_known == 0) {
-                leaves.remove(&number);
+            if leaves.get(number).is_some_and(|leaf| leaf.nr_known == 0) {
+                leaves.leaves.remove(&number);
                 drop(leaves);
                 records.shrink(ByteSize(LEAF_BYTES));
             }
         }
-    }
-
-    /// Whether there is room for the words of units.
-    pub(super) fn are_known(&self, mut units: Range<u64>) -> bool {
-        let leaves = locked(&self.leaves);
-        units.all(|unit| {
-            let (leaf, word) = place(unit);
-            let leaf = leaves.get(&leaf);
-            leaf.is_some_and(|leaf| leaf.words[word] & KNOWN != 0)
-        })
     }
 
     /// Forgets units that nobody changes and that have no slots; returns how many.
     pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
-        let mut nr_forgotten = 0;
-        for unit in units {
-            let (number, word) = place(unit);
-            let mut leaves = locked(&self.leaves);
-            let Some(leaf) = leaves.get_mut(&number) else {
-                continue;
-            };
-            if leaf.words[word] & KNOWN == 0 {
-                continue;
-            }
-            leaf.words[word] &= !KNOWN;
-            leaf.nr_known -= 1;
-            nr_forgotten += 1;
-            if leaf.nr_known == 0 {
-                leaves.remove(&number);
-                drop(leaves);
-                records.shrink(ByteSize(LEAF_BYTES));
-            }
-        }
-        nr_forgotten
+        let (nr_units, nr_leaves) = locked(&self.leaves).forget(units);
+        records.shrink(ByteSize(LEAF_BYTES * u64::from(nr_leaves)));
+        nr_units
     }
 
     /// The first unit in a range that may have been written.
     pub(super) fn next_known(&self, units: Range<u64>) -> Option<u64> {
         let leaves = locked(&self.leaves);
         let numbers = units.start / LEAF as u64..units.end.div_ceil(LEAF as u64);
-        let mut known = leaves.range(numbers).flat_map(|(number, leaf)| {
+        let mut known = leaves.leaves.range(numbers).flat_map(|(number, leaf)| {
             let words = (number * LEAF as u64..).zip(leaf.words);
             words.filter(|(_, word)| word & KNOWN != 0)
         });
@@ -204,7 +298,7 @@ impl SlotMap {
     pub(super) fn get(&self, unit: u64) -> Place {
         let (leaf, word) = place(unit);
         let leaves = locked(&self.leaves);
-        let leaf = leaves.get(&leaf);
+        let leaf = leaves.get(leaf);
         leaf.map_or(Place::Nowhere, |leaf| place_of(leaf.words[word]))
     }
 
@@ -220,7 +314,7 @@ impl SlotMap {
     pub(super) fn put(&self, unit: u64, at: Place) {
         let (leaf, word) = place(unit);
         let mut leaves = locked(&self.leaves);
-        let leaf = leaves.get_mut(&leaf).expect("expected before it changed");
+        let leaf = leaves.get_mut(leaf).expect("expected before it changed");
         let word = &mut leaf.words[word];
         assert_eq!(*word, KNOWN, "a page that is written has no place");
         *word |= match at {
@@ -234,7 +328,7 @@ impl SlotMap {
     pub(super) fn replace(&self, unit: u64, at: u32, slot: u32) -> bool {
         let (leaf, word) = place(unit);
         let mut leaves = locked(&self.leaves);
-        let Some(leaf) = leaves.get_mut(&leaf) else {
+        let Some(leaf) = leaves.get_mut(leaf) else {
             return false;
         };
         let word = &mut leaf.words[word];
@@ -249,7 +343,7 @@ impl SlotMap {
     pub(super) fn take(&self, unit: u64, give: impl FnOnce(u32)) {
         let (leaf, word) = place(unit);
         let mut leaves = locked(&self.leaves);
-        let Some(leaf) = leaves.get_mut(&leaf) else {
+        let Some(leaf) = leaves.get_mut(leaf) else {
             return;
         };
         let word = &mut leaf.words[word];
@@ -271,7 +365,7 @@ impl SlotMap {
         for unit in units {
             let (leaf, word) = place(unit);
             let mut leaves = locked(&self.leaves);
-            if let Some(leaf) = leaves.get_mut(&leaf)
+            if let Some(leaf) = leaves.get_mut(leaf)
                 && place_of(leaf.words[word]) != Place::Nowhere
             {
                 leaf.words[word] |= READING;
@@ -285,7 +379,7 @@ impl SlotMap {
     pub(super) fn read_of(&self, unit: u64) -> Place {
         let (leaf, word) = place(unit);
         let leaves = locked(&self.leaves);
-        let word = leaves.get(&leaf).map_or(0, |leaf| leaf.words[word]);
+        let word = leaves.get(leaf).map_or(0, |leaf| leaf.words[word]);
         match word & READING {
             0 => Place::Nowhere,
             _ => named_by(word),
@@ -297,7 +391,7 @@ impl SlotMap {
         for unit in units {
             let (leaf, word) = place(unit);
             let mut leaves = locked(&self.leaves);
-            let Some(leaf) = leaves.get_mut(&leaf) else {
+            let Some(leaf) = leaves.get_mut(leaf) else {
                 continue;
             };
             let word = &mut leaf.words[word];
@@ -311,7 +405,7 @@ impl SlotMap {
 
     /// Takes all slots away: nobody uses the region any more. Returns the units that were known.
     pub(super) fn take_all(&self, mut give: impl FnMut(u32)) -> u32 {
-        let leaves = std::mem::take(&mut *locked(&self.leaves));
+        let leaves = std::mem::take(&mut locked(&self.leaves).leaves);
         let mut nr_known = 0;
         for leaf in leaves.into_values() {
             nr_known += leaf.nr_known;
@@ -348,13 +442,40 @@ mod tests {
         // In three leaves.
         assert!(map.expect(0..301, &records, commit).is_err());
         assert_eq!((left.get(), records.size()), (300, ByteSize(0)));
-        map.expect(100..200, &records, commit).unwrap();
+        assert!(map.expect(100..200, &records, commit).unwrap());
+        assert_eq!(map.end_expected(100..200, true, &records), 0);
         assert!(map.expect(0..400, &records, commit).is_err());
         assert_eq!(left.get(), 200);
         assert_eq!(records.size(), ByteSize(2 * LEAF_BYTES));
-        map.expect(0..300, &records, commit).unwrap();
+        assert!(map.expect(0..300, &records, commit).unwrap());
+        assert_eq!(map.end_expected(0..300, true, &records), 0);
+        // Known for good.
+        assert!(!map.expect(0..300, &records, commit).unwrap());
         assert_eq!(left.get(), 0);
         assert_eq!(map.forget(0..400, &records), 300);
         assert_eq!(records.size(), ByteSize(0));
+    }
+
+    #[test]
+    fn what_nobody_changed_is_forgotten_when_the_last_one_gives_up() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        let map = SlotMap::default();
+        let commit = |_| Ok(());
+        assert_eq!(map.expect_known(5..6), None);
+        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert_eq!(map.expect_known(5..6), Some(true));
+        assert!(map.expect(5..6, &records, commit).unwrap());
+        let end = |is_changed| map.end_expected(5..6, is_changed, &records);
+        assert_eq!([end(false), end(false), end(false)], [0, 0, 1]);
+        assert_eq!(map.expect_known(5..6), None);
+        assert_eq!(records.size(), ByteSize(0));
+        // Who gives up leaves what another one has changed.
+        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert_eq!([end(true), end(false)], [0, 0]);
+        assert_eq!(map.expect_known(5..6), Some(false));
+        assert_eq!(map.forget(5..6, &records), 1);
     }
 }

@@ -80,6 +80,35 @@ impl Drop for Reading<'_> {
     }
 }
 
+/// A page that its holder is about to change. One that was never changed before is forgotten when
+/// this is dropped, unless it says that it was.
+#[derive(Debug)]
+pub(crate) struct Expected<'a> {
+    region: &'a Region,
+    page: u64,
+    /// Where it was known before, there is nothing to forget.
+    is_counted: bool,
+    is_changed: bool,
+}
+
+impl Expected<'_> {
+    /// The page is dirty, or about to be for certain.
+    pub(crate) fn changed(mut self) {
+        self.is_changed = true;
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        if self.is_counted {
+            let Region { map, records, .. } = self.region;
+            let units = self.region.units_of(self.page);
+            let nr_forgotten = map.end_expected(units, self.is_changed, records);
+            self.region.spill.uncommit(nr_forgotten);
+        }
+    }
+}
+
 impl Region {
     /// A region without pages, of a group.
     ///
@@ -113,14 +142,25 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::OverLimit`], [`Error::SpillFull`].
-    pub(crate) fn expect(&self, page: u64) -> Result<(), Error> {
+    pub(crate) fn expect(&self, page: u64) -> Result<Expected<'_>, Error> {
         let commit = |nr_units| self.spill.commit(nr_units);
-        self.map.expect(self.units_of(page), &self.records, commit)
+        let expected = self.map.expect(self.units_of(page), &self.records, commit);
+        expected.map(|is_counted| self.expected(page, is_counted))
     }
 
-    /// Whether there is room for what has to be known of a page.
-    pub(crate) fn is_expected(&self, page: u64) -> bool {
-        self.map.are_known(self.units_of(page))
+    /// [`Region::expect`] of a page of which all that is known already; `None` where it is not.
+    pub(crate) fn expect_known(&self, page: u64) -> Option<Expected<'_>> {
+        let expected = self.map.expect_known(self.units_of(page));
+        expected.map(|is_counted| self.expected(page, is_counted))
+    }
+
+    fn expected(&self, page: u64, is_counted: bool) -> Expected<'_> {
+        Expected {
+            region: self,
+            page,
+            is_counted,
+            is_changed: false,
+        }
     }
 
     /// Forgets a page that has no slots and is not in memory.

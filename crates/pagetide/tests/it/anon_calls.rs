@@ -227,3 +227,27 @@ fn who_changes_two_pages_is_waited_for_by_who_discards_them() {
         assert!(region.pin(page).unwrap().iter().all(|&byte| byte == 0));
     }
 }
+
+#[test]
+fn a_page_whose_change_fails_takes_no_room_in_the_spill_file() {
+    let memory = builder_on(&Disk::default(), ByteSize(16 * PAGE));
+    let memory = memory.build().unwrap();
+    // Eight pages, and what is known of them.
+    let group = tenant(&memory, 9);
+    let region = group.anon(32).unwrap();
+    let held = (0..8).map(|page| region.pin_new(page).unwrap());
+    let held = held.collect::<Vec<_>>();
+    let before = memory.root().usage();
+    for page in 20..26 {
+        let refused = region.pin_new(page).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+        let refused = region.write_at(&[1], page * PAGE).unwrap_err();
+        assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+    }
+    assert_eq!(memory.root().usage(), before);
+    drop(held);
+    // All the rest of the 16.
+    (8..16).for_each(|page| drop(region.pin_new(page).unwrap()));
+    let full = region.pin_new(16).map(drop);
+    assert!(matches!(full, Err(Error::SpillFull { .. })));
+}

@@ -18,6 +18,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
+        name: "what is claimed is told once, whatever changed meanwhile",
+        file: "group/limits.rs",
+        find: "if group.claims_as_told() {",
+        replace: "if true || group.claims_as_told() {",
+        tests: Tests::Loom,
+    },
+    Mutant {
         name: "a refill is not trimmed",
         file: "group/stock/atomic.rs",
         find: "let kept = if total > batch { batch / 2 } else { total };",

@@ -242,6 +242,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("bounced::reads_that_land"),
     },
     Mutant {
+        name: "a forked child waits for its parent's builder",
+        file: "global.rs",
+        find: "if builder != own {",
+        replace: "if builder == 0 {",
+        tests: Tests::Fork("a_child_forked_while"),
+    },
+    Mutant {
         name: "a forked child keeps memory that was registered",
         file: "io/registered.rs",
         find: "let _memory = ring.submitter().unregister_buffers();",

@@ -25,6 +25,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("index"),
     },
     Mutant {
+        name: "the tag of a key may be that of free entries",
+        file: "page_cache/index.rs",
+        find: "spread(key) & 0xFFFF_FFFF | 1\n",
+        replace: "spread(key) & 0xFFFF_FFFF\n",
+        tests: Tests::Unit("index"),
+    },
+    Mutant {
         name: "nobody is told of the frame that most often holds a page",
         file: "page_cache/index.rs",
         find: "                likely(frame);\n",
@@ -357,6 +364,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "    folded.wrapping_mul(0xE703_7ED1_A0B4_28DB)\n",
         replace: "    folded\n",
         tests: Tests::Unit("index"),
+    },
+    Mutant {
+        name: "who looks for a page that is being read counts",
+        file: "page_cache/mod.rs",
+        find: "        if word.state() != State::Reading {\n            pinned =",
+        replace: "        if true {\n            pinned =",
+        tests: Tests::Unit("who_waits_for_a_read"),
+    },
+    Mutant {
+        name: "who waits for a read does not count",
+        file: "memory/fault.rs",
+        find: "page_cache::count_access(&memory.frames, frame, self.access);",
+        replace: "",
+        tests: Tests::Unit("who_waits_for_a_read"),
     },
     Mutant {
         name: "a reader notes its CPU in a frame that it has not pinned",

@@ -123,6 +123,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("anon::a_slot"),
     },
     Mutant {
+        name: "a page whose change failed stays known",
+        file: "spill/map.rs",
+        find: "        if is_changed {\n            return 0;",
+        replace: "        if true {\n            return 0;",
+        tests: Tests::Runtime("anon_calls::a_page_whose"),
+    },
+    Mutant {
+        name: "who gives up forgets what another one has changed",
+        file: "spill/map.rs",
+        find: "expected.is_changed |= is_changed;",
+        replace: "expected.is_changed = is_changed;",
+        tests: Tests::RuntimeUnit("spill::map"),
+    },
+    Mutant {
         name: "a page that was changed keeps its slot",
         file: "backing.rs",
         find: "region.drop_slots(page);",
