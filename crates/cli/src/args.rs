@@ -89,8 +89,9 @@ Examples:
   pagetide top /tmp/demo.sock --once            one view as text, for a pipe or a log
 
 Columns: what a group and those below it use and may use; of what its users asked for, the part
-that was there (hits); pages a second that were not (miss), of these some that had been evicted
-(refault); the part of the last 10 s in which some task, and in which every task, waited for memory.
+that was there (hits); pages a second that were not (miss), and that came back after they had been
+evicted, asked for or read ahead (refault); the part of the last 10 s in which some task, and in
+which every task, waited for memory.
 Hits are shown where the program tells its requests (`Watch::set_requests`): the library counts
 misses only, which costs a hit nothing.")]
 pub(crate) struct TopArgs {
@@ -165,7 +166,7 @@ pub(crate) struct TraceArgs {
     /// Trace: `.d64.zst`, `.csv` with named columns, or text with one page number a line.
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
-    /// Column of a CSV trace that holds the page number [default: page].
+    /// Column of a CSV trace that holds the page number [default: page]; other traces have none.
     #[arg(long, value_name = "NAME")]
     pub(crate) column: Option<String>,
 }

@@ -4,6 +4,7 @@
 //! `plotters` draws on whole pixels, so it is given [`FINE`] times as many as are seen.
 
 use crate::failure::Failure;
+use crate::output;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -229,7 +230,9 @@ impl Chart {
 }
 
 fn escaped(text: &str) -> String {
-    let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
+    // XML has no way to write most control characters.
+    let escaped = output::printable(text);
+    let escaped = escaped.replace('&', "&amp;").replace('<', "&lt;");
     escaped.replace('"', "&quot;")
 }
 
@@ -269,7 +272,7 @@ mod tests {
             points: vec![(20.0, 0.9), (25.0, 0.1)],
         };
         Chart {
-            title: "a <b> & \"c\"".to_owned(),
+            title: "a <b> & \"c\u{1b}\"".to_owned(),
             x: axis("memory", 20.0..30.0, octave),
             y: axis("miss ratio", 0.0..1.0, percents),
             curves: vec![curve("fifo"), curve("lru")],
@@ -292,7 +295,7 @@ mod tests {
         ] {
             assert!(svg.contains(text), "{text} is not in {svg}");
         }
-        assert!(svg.contains("<title>a &lt;b> &amp; &quot;c&quot;</title>"));
+        assert!(svg.contains("<title>a &lt;b> &amp; &quot;c\\u{1b}&quot;</title>"));
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
         // Each curve, and its line in the legend.
         assert!(svg.matches("<polyline").count() >= 4);

@@ -1,5 +1,6 @@
 //! Why a command ends without doing what it was asked.
 
+use crate::output;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -36,7 +37,7 @@ impl Failure {
 /// Says something beside the output, where anybody can read it.
 pub(crate) fn tell(what: &str) {
     // `eprintln` panics where nobody can.
-    let _unread = writeln!(io::stderr(), "pagetide: {what}");
+    let _unread = writeln!(io::stderr(), "pagetide: {}", output::printable(what));
 }
 
 /// An error and its causes, but for those that its own text has already.

@@ -4,7 +4,7 @@ use crate::args::TraceArgs;
 use crate::failure::{Failure, chain};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pagetide_sim::trace::{Trace, TraceOptions};
+use pagetide_sim::trace::{Trace, TraceError, TraceOptions};
 use rustix::time::ClockId;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,10 @@ pub(crate) fn trace_at(path: &Path, column: Option<&str>) -> Result<Trace, Failu
     let options = TraceOptions {
         column: column.map(ToOwned::to_owned),
     };
-    Trace::open(path, &options).map_err(|error| Failure::Run(chain(&error)))
+    Trace::open(path, &options).map_err(|error| match error {
+        TraceError::NoCsv { .. } => Failure::Usage(chain(&error)),
+        _ => Failure::Run(chain(&error)),
+    })
 }
 
 /// A progress bar on standard error, silent where that is no terminal.

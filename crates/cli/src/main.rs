@@ -1,8 +1,9 @@
 //! The command `pagetide`: see what the library does, on made and on recorded loads.
 //!
 //! Data files are unlinked as soon as they are made, so that whatever ends the process (Ctrl-C,
-//! `kill -9`) leaves nothing behind: no signal handler is needed. What a benchmark borrows from the
-//! machine is held by a process of its own that gives it back (`bench/device/holder.rs`).
+//! `kill -9`) leaves nothing behind: no signal handler is needed. Those that need names, and what a
+//! benchmark borrows from the machine, are held by a process of its own that gives them back
+//! (`bench/folder.rs`, `bench/device/holder.rs`).
 
 mod args;
 mod bench;

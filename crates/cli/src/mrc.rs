@@ -46,9 +46,13 @@ impl Point {
 }
 
 pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
-    let runners = args.policy.iter().map(|name| Runner::of(name));
+    let runners = args.policy.iter().map(|name| Runner::of(name.trim()));
     let mut runners: Vec<Runner> = runners.collect::<Result<_, _>>()?;
     drop_repeated(&mut runners);
+    if let Some(path) = &args.plot {
+        // Found out now rather than after all is computed.
+        output::check_file(path)?;
+    }
     let trace = load::trace(&args.trace)?;
     let samples = args.sample.map(|rate| Samples::new(&trace, rate.0));
     let samples = samples.transpose();
@@ -60,13 +64,17 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
         samples,
     };
     let computed = compute(&work, &runners, &frames)?;
+    // Both are tried: the reader of the one may have gone, the other's disk be full.
+    let printed = print(args, &trace, &computed);
     if let Some(path) = &args.plot {
-        let svg = chart(&trace, &computed).file()?;
-        let step = || format!("cannot write {}", path.display());
-        std::fs::write(path, svg).map_err(|error| Failure::of(&step(), &error))?;
+        output::file(path, &chart(&trace, &computed).file()?)?;
     }
+    printed
+}
+
+fn print(args: &MrcArgs, trace: &Trace, computed: &Computed<'_>) -> Result<(), Failure> {
     let needed = args.target.map(|target| {
-        let needed = Needed::of_all(&trace, &computed, target.0);
+        let needed = Needed::of_all(trace, computed, target.0);
         (target.0, needed)
     });
     if args.json {
@@ -80,7 +88,7 @@ pub(crate) fn run(args: &MrcArgs) -> Result<(), Failure> {
     let sizes = table(&computed.points);
     match needed {
         Some((target, needed)) => {
-            let answer = target::table(&trace, &needed, target);
+            let answer = target::table(trace, &needed, target);
             // Sizes that nobody named are those where it looked.
             let is_named = args.points.is_some() || !args.frames.is_empty();
             match is_named || !args.fractions.is_empty() {
@@ -211,7 +219,7 @@ fn csv(points: &[Point]) -> String {
     let mut text =
         String::from("trace,policy,frames,requests,misses,miss_ratio,miss_ratio_error\n");
     for point in points {
-        let name = match point.trace.contains([',', '"', '\n']) {
+        let name = match point.trace.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", point.trace.replace('"', "\"\"")),
             false => point.trace.clone(),
         };

@@ -3,7 +3,9 @@
 use crate::failure::{Failure, of_output};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::path::Path;
 
 /// Writes text to standard output.
 pub(crate) fn text(text: &str) -> Result<(), Failure> {
@@ -31,8 +33,76 @@ pub(crate) fn rows<R: Serialize>(
     }
 }
 
+/// What was not measured, and why: a stable interface.
+#[derive(Debug, Serialize)]
+pub(crate) struct Skipped {
+    skipped: String,
+    reason: String,
+}
+
+impl Skipped {
+    pub(crate) fn new(what: &str, reason: &str) -> Skipped {
+        Skipped {
+            skipped: what.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "skipped: {}: {}", self.skipped, self.reason)
+    }
+}
+
+/// Writes what was skipped as JSON lines, or as lines of text.
+pub(crate) fn skipped(as_json: bool, skipped: &[Skipped]) -> Result<(), Failure> {
+    skipped.iter().try_for_each(|one| match as_json {
+        true => json(one),
+        false => text(&printable(&format!("{one}\n"))),
+    })
+}
+
+/// Makes sure that a file can be written, before what takes long; leaves it as it is.
+pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
+    let opened = OpenOptions::new().append(true).open(path);
+    let checked = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let made = OpenOptions::new().append(true).create_new(true).open(path);
+            made.and_then(|_| fs::remove_file(path))
+        }
+        opened => opened.map(drop),
+    };
+    checked.map_err(|error| of_file(path, &error))
+}
+
+/// Writes a file.
+pub(crate) fn file(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| of_file(path, &error))
+}
+
+fn of_file(path: &Path, error: &io::Error) -> Failure {
+    Failure::of(&format!("cannot write {}", path.display()), error)
+}
+
+/// Text of others with its control characters spelled out, but for line ends: a name may have some
+/// that a terminal obeys.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && c != '\n' {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
 /// A table whose columns after the first `nr_names` are numbers.
 pub(crate) fn table(header: &[&str], nr_names: usize, rows: Vec<Vec<String>>) -> String {
+    // A name that has line ends would take lines of others.
+    let line = |cell: &String| printable(cell).replace('\n', "\\n");
+    let rows = rows.iter().map(|row| row.iter().map(line));
     let mut table = Table::new();
     table
         .load_preset(presets::ASCII_MARKDOWN)
@@ -91,6 +161,27 @@ pub(crate) fn rounded(ratio: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_cannot_move_the_cursor() {
+        let name = "a\u{1b}[2J\u{9b}b\r\nc \u{e4}";
+        assert_eq!(printable(name), "a\\u{1b}[2J\\u{9b}b\\r\nc \u{e4}");
+        let table = table(&["name"], 1, vec![vec![name.to_owned()]]);
+        assert_eq!(table.lines().count(), 3, "{table}");
+        assert!(table.contains("[2J\\u{9b}b\\r\\nc"), "{table}");
+    }
+
+    #[test]
+    fn a_file_that_is_checked_is_left_as_it_is() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("a.html");
+        check_file(&path).expect("it can be written");
+        assert!(!path.exists());
+        file(&path, "text").expect("it can be written");
+        check_file(&path).expect("it can be written");
+        assert_eq!(fs::read_to_string(&path).expect("a file"), "text");
+        assert!(check_file(&dir.path().join("none/a.html")).is_err());
+    }
 
     #[test]
     fn numbers_for_people() {

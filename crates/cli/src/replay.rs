@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::sampler::Sampler;
 use crate::{load, output, scratch};
 use hdrhistogram::Histogram;
-use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES, Policy, Watch};
+use pagetide::{ByteSize, Error, File, Group, Memory, PAGE_BYTES, Policy, Watch};
 use pagetide_sim::trace::Trace;
 use serde::Serialize;
 use std::path::Path;
@@ -109,7 +109,24 @@ fn memory(args: &ReplayArgs, policy: Policy) -> Result<Memory, Failure> {
         (Some(budget), _) => builder.budget(budget),
         (None, frames) => builder.for_resident_pages(frames.unwrap_or(1)),
     };
-    Ok(builder.build()?)
+    builder.build().map_err(|error| refused(args, error))
+}
+
+/// A size of the command line that cannot be is told in its words.
+fn refused(args: &ReplayArgs, error: Error) -> Failure {
+    let size = match (args.memory, args.frames) {
+        (Some(budget), _) => format!("--memory: {} bytes", budget.as_u64()),
+        (None, frames) => format!("--frames: {} pages", frames.unwrap_or(1)),
+    };
+    match error {
+        Error::BudgetTooSmall { needed_bytes, .. } => Failure::Usage(format!(
+            "{size} are too few: at least {needed_bytes} bytes are needed"
+        )),
+        Error::BudgetTooLarge { max_bytes, .. } => Failure::Usage(format!(
+            "{size} are too many: a budget has at most {max_bytes} bytes"
+        )),
+        error => error.into(),
+    }
 }
 
 fn open(

@@ -10,12 +10,19 @@ use pagetide::{GroupSnapshot, Snapshot};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::{flag, low_level};
 use std::io::{self, IsTerminal};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Columns and lines of a view that goes into a pipe.
 const PIPE: (u16, u16) = (100, 40);
+
+/// How often it looks whether a signal came.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Groups that a page key goes over.
 const PAGE: usize = 10;
@@ -131,9 +138,19 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         return output::text(&text(&View::new(before, now)));
     }
     let view = View::new(before.clone(), before);
+    let ended = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGTERM, SIGHUP] {
+        let number = usize::try_from(signal).expect("signals have positive numbers");
+        flag::register_usize(signal, Arc::clone(&ended), number).map_err(failed)?;
+    }
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = show(&mut terminal, view, &args.socket, interval);
+    let shown = show(&mut terminal, view, (&args.socket, interval), &ended);
     let restored = ratatui::try_restore();
+    let signal = i32::try_from(ended.load(Ordering::Relaxed)).unwrap_or(0);
+    if signal != 0 {
+        // The terminal is as it was: now it ends as if nobody had looked at the signal.
+        low_level::emulate_default_handler(signal).map_err(failed)?;
+    }
     shown.and(restored).map_err(failed)
 }
 
@@ -141,18 +158,20 @@ fn failed(error: io::Error) -> Failure {
     Failure::of("cannot draw on the terminal", &error)
 }
 
-/// Draws, and asks again each interval, until `q`, Escape or Ctrl-C.
+/// Draws, and asks again each interval, until `q`, Escape or Ctrl-C, or a signal.
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
     mut view: View,
-    socket: &Path,
-    interval: Duration,
+    (socket, interval): (&Path, Duration),
+    ended: &AtomicUsize,
 ) -> io::Result<()> {
     let mut next = Instant::now() + interval;
     loop {
         terminal.draw(|frame| draw::draw(frame, &view))?;
-        let left = next.saturating_duration_since(Instant::now());
-        if !event::poll(left)? {
+        let Some(is_key) = wait(next, ended)? else {
+            return Ok(());
+        };
+        if !is_key {
             view.update(watched::snapshot(socket));
             next = Instant::now() + interval;
             continue;
@@ -172,6 +191,23 @@ fn show(
             KeyCode::Home => view.selected = 0,
             KeyCode::End => view.selected = last,
             _ => (),
+        }
+    }
+}
+
+/// Waits for a key, which it tells, or until `end`; `None` after a signal.
+fn wait(end: Instant, ended: &AtomicUsize) -> io::Result<Option<bool>> {
+    loop {
+        if ended.load(Ordering::Relaxed) != 0 {
+            return Ok(None);
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        // A signal does not end a poll.
+        if event::poll(left.min(LOOK))? {
+            return Ok(Some(true));
+        }
+        if left <= LOOK {
+            return Ok(Some(false));
         }
     }
 }

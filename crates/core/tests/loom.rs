@@ -30,7 +30,7 @@ use pagetide_core::alloc::{
 };
 use pagetide_core::frame::{FrameTable, MAX_PINS, State, Word, flag};
 use pagetide_core::group::{
-    ByteLine, CpuMask, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree,
+    ByteLine, CpuMask, InHand, Item, NR_SLOTS, Out, StockKind, StockLine, Surplus, Tree,
 };
 use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
@@ -297,17 +297,18 @@ fn a_drain_of_a_byte_line_loses_no_byte_and_no_change() {
             let line = Arc::clone(&line);
             thread::spawn(move || {
                 let mut outs = Vec::new();
-                line.drain(|_| true, &mut |out| outs.push(out));
+                line.drain(|_| true, &InHand::default(), &mut |out| outs.push(out));
                 outs
             })
         };
         let consumed = if line.consume(7, 30) { 30 } else { 0 };
         let mut mine = Vec::new();
-        line.mod_state(7, Item::SlabReclaimable, 5, &mut |out| mine.push(out));
+        let (change, in_hand) = ((7, Item::SlabReclaimable, 5), &InHand::default());
+        line.mod_state(change, in_hand, &mut |out| mine.push(out));
         let nr_pages = line.refill(7, 200, || 0, &mut |out| mine.push(out));
         let theirs = drainer.join().expect("the drainer does not panic");
         let held = line.held(|_| true);
-        line.drain(|_| true, &mut |out| mine.push(out));
+        line.drain(|_| true, in_hand, &mut |out| mine.push(out));
         let ((bytes, state), (more_bytes, more_state)) = (sums(&mine), sums(&theirs));
         assert!(held <= 4096);
         let sum = consumed + bytes + more_bytes + nr_pages * 4096;

@@ -7,6 +7,8 @@ mod longterm;
 mod reserve;
 #[path = "shuttle/short.rs"]
 mod short;
+#[path = "shuttle/statistics.rs"]
+mod statistics;
 
 use pagetide_core::alloc::{Config as ZonesConfig, Mark, Mobility, Request, Topology, Zones};
 use pagetide_core::frame::FrameTable;

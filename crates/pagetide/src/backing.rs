@@ -20,6 +20,7 @@ use std::fs;
 use std::io;
 use std::iter;
 use std::ops::{Range, RangeInclusive};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -490,12 +491,18 @@ impl Backing {
     /// Makes durable what the store has.
     ///
     /// # Errors
-    /// [`Error::WritebackFailed`]: the file is poisoned then.
+    /// [`Error::WritebackFailed`]: the file is poisoned then, and where the store unwinds.
     pub(crate) fn make_durable(&self, shared: &Shared) -> Result<(), Error> {
         let _one_at_a_time = locked(&self.syncing);
         self.check_poison()?;
         self.catch_up(shared)?;
-        match self.source.written().sync() {
+        // What a store has lost that unwinds, nobody knows.
+        let synced = catch_unwind(AssertUnwindSafe(|| self.source.written().sync()));
+        let synced = synced.unwrap_or_else(|panic| {
+            self.poison(NO_NUMBER);
+            resume_unwind(panic)
+        });
+        match synced {
             // It has lost nothing: it never promised more.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 return Err(Error::WritebackFailed {

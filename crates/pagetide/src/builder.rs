@@ -235,7 +235,8 @@ impl Builder {
     }
 
     /// Starts no thread: the program calls [`Memory::tick`] from its own loop, about once a second,
-    /// which also does what there is to do in the background.
+    /// which also does what there is to do in the background. A page that is read ahead comes when
+    /// the thread that began it runs on, or waits: not while it is in an `fdatasync` or a `vfork`.
     pub fn without_thread(mut self) -> Builder {
         self.has_thread = false;
         self
@@ -311,9 +312,8 @@ impl Builder {
     pub(crate) fn build_silently(self) -> Result<Memory, Error> {
         let (pages, budget_source) = self.size.resolve()?;
         let topology = self.topology.unwrap_or_else(Topology::of_machine);
-        let most = self
-            .arena_max
-            .map_or(pages, |most| pages.max(most / PAGE_BYTES as u64));
+        let most = self.arena_max.map(|most| most / PAGE_BYTES as u64);
+        let most = most.map_or(pages, |most| pages.max(most));
         let [pages, arena_pages] = [pages, most].map(countable);
         let (pages, arena_pages) = (pages?, arena_pages?);
         let mut config = Config::on(topology.core().clone(), pages, self.policy.to_core());
@@ -364,21 +364,13 @@ impl Builder {
         let shared = Shared::new(core, arena, io, options, isolated, topology, unbound);
         let shared = Arc::new(shared?);
         if self.has_thread {
-            shared
-                .start_worker()
-                .map_err(|source| Error::Thread { source })?;
+            let started = shared.start_worker();
+            started.map_err(|source| Error::Thread { source })?;
         }
         Ok(Memory {
             shared: Home::new(shared),
             budget_source: Arc::new(budget_source),
         })
-    }
-}
-
-impl Memory {
-    /// Tells that it was built.
-    pub(crate) fn tell_built(&self) {
-        trace::built(self.budget().as_u64());
     }
 }
 
@@ -455,13 +447,13 @@ impl Memory {
 
     /// Under [`Builder::without_thread`] a descriptor for the program's own event loop: while it is
     /// readable, [`Memory::tick`] ends reads that have landed in the background. Whoever waits for
-    /// a page ends them, too. `None` where threads do that, or reads are not by io_uring.
+    /// a page ends them, too. `None` where threads do, without io_uring, and in a forked child.
     #[must_use]
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.io.event_fd()
     }
 
-    /// What carries out reads of many pages, and why: to be shown to users.
+    /// What carries out reads of many pages, and why: for users to see. Threads in a forked child.
     #[must_use]
     pub fn io_engine(&self) -> IoChoice {
         self.shared.io.choice()
@@ -507,6 +499,11 @@ impl Memory {
 
     pub(crate) fn home(&self) -> &Home {
         &self.shared
+    }
+
+    /// Tells that it was built.
+    pub(crate) fn tell_built(&self) {
+        trace::built(self.budget().as_u64());
     }
 
     /// Opens a regular file with pages of `order`.
@@ -589,8 +586,11 @@ impl Memory {
     /// Empties the free pages that CPUs keep close, those of all CPUs, into their zones: from any
     /// thread. A CPU that has buffers close is fenced, see [`Builder::restartable_sequences`].
     ///
-    /// Never needed: it happens by itself before memory is refused.
+    /// Never needed: it happens by itself before memory is refused. Does nothing in a forked child.
     pub fn drain(&self) -> Drained {
+        if self.shared.is_forked() {
+            return Drained::default();
+        }
         let drained = self.shared.core.drain();
         Drained {
             pages: u64::from(drained.nr_pages),

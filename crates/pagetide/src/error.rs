@@ -296,7 +296,7 @@ pub enum Error {
     /// page of this file may be written before the engine's log is.
     #[error("group {group} over its limit of dirty pages: those of {file} wait for the log")]
     DirtyLimit {
-        /// The group: the writer's, or the first one above it of which that is so.
+        /// The group: the writer's or the page's, or the first one above it of which that is so.
         group: String,
         /// The file.
         file: String,

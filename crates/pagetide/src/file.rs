@@ -27,9 +27,10 @@ pub use write::CloseError;
 use crate::backing::{BUSY, NO_NUMBER, Room, SHORT, error_of};
 use crate::group::Group;
 use crate::home::Home;
-use crate::page::{Page, Pin};
+use crate::page::{self, Page, Pin};
 use crate::park::Panics;
 use crate::pins::Counted;
+use crate::shrinker::is_shrinking;
 use crate::stall::Stall;
 use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
@@ -79,7 +80,9 @@ struct Fill<'a> {
     part: Option<Part<'a>>,
     /// The place that it then takes among the dirty pages.
     room: Cell<Option<Room<'a>>>,
-    /// They did: nobody else brought the page in.
+    /// Zeros, and not what the store has.
+    is_zeros: bool,
+    /// It has them: nobody else brought the page in.
     is_done: Cell<bool>,
     /// Until when to wait for memory, and for who changes the page, where that is not as ever.
     until: Option<Instant>,
@@ -91,6 +94,7 @@ impl<'a> Fill<'a> {
         Fill {
             part: None,
             room: Cell::new(None),
+            is_zeros: false,
             is_done: Cell::new(false),
             until: None,
         }
@@ -100,8 +104,15 @@ impl<'a> Fill<'a> {
         Fill {
             part: Some(part),
             room: Cell::new(Some(room)),
-            is_done: Cell::new(false),
-            until: None,
+            ..Fill::from_store()
+        }
+    }
+
+    /// Zeros, which are clean: for a caller that overwrites them before anybody sees them.
+    fn zeros() -> Fill<'a> {
+        Fill {
+            is_zeros: true,
+            ..Fill::from_store()
         }
     }
 
@@ -475,6 +486,10 @@ impl File {
             shared.wait(frame, version);
             return Ok(());
         }
+        if is_shrinking() {
+            // It may be the call that asked the shrinker.
+            return Err(PageError::Io(BUSY));
+        }
         let deadline = until.unwrap_or_else(|| Instant::now() + LATCH_PATIENCE);
         let is_over = shared.wait_until(frame, version, deadline);
         is_over.then_some(()).ok_or(PageError::Io(BUSY))
@@ -498,6 +513,11 @@ impl File {
                 let changed = self.fill_changed(io, part, room);
                 fill.is_done.set(changed.is_ok());
                 changed
+            }
+            None if fill.is_zeros => {
+                page::target(&shared.arena, io).fill(0);
+                fill.is_done.set(true);
+                Ok(())
             }
             None => {
                 let filled = self.open.backing.fill(shared, io);

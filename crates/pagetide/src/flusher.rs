@@ -8,6 +8,7 @@ use crate::worker::{Stop, keep_off, piece};
 use crate::writeback::{Which, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -74,6 +75,8 @@ impl Flusher {
 impl Drop for Flusher {
     fn drop(&mut self) {
         if self.alive.is_forked() {
+            // The parent's: to drop its handle would detach a thread of this process.
+            mem::forget(self.thread.take());
             return;
         }
         self.stop.end();

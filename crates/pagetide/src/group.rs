@@ -219,6 +219,8 @@ impl Group {
     pub fn set_mempolicy(&self, policy: &Mempolicy) -> Result<(), Error> {
         let policy = match policy {
             Mempolicy::Local => alloc::Mempolicy::Local,
+            // No restriction, as for `set_mems`: bound to no node nothing could be had.
+            Mempolicy::Bind(nodes) if nodes.is_empty() => alloc::Mempolicy::Local,
             Mempolicy::Bind(nodes) => alloc::Mempolicy::Bind(self.mask_of(nodes)?),
             Mempolicy::Preferred(node) => {
                 let mask = self.mask_of(&[*node])?;

@@ -122,6 +122,9 @@ impl Group {
     /// any group of the memory ever had a limit. Else each pin and its drop take a lock of the
     /// memory, unless a permit spares that.
     pub fn set_pin_max(&self, max: Option<ByteSize>) {
+        if self.shared().is_forked() {
+            return;
+        }
         let pins = &self.shared().pins;
         let max = max.map(|bytes| bytes.as_u64() / PAGE_BYTES as u64);
         pins.change(|accounts| {
@@ -135,21 +138,21 @@ impl Group {
     /// What [`Group::set_pin_max`] set; `None` where only ancestors limit the group.
     #[must_use]
     pub fn pin_max(&self) -> Option<ByteSize> {
-        let usage = self
-            .shared()
-            .pins
-            .look(|accounts| accounts.usage(self.id()));
-        usage.map(|(_, max)| ByteSize(bytes_of(max)))
+        self.pins_counted().map(|(_, max)| ByteSize(bytes_of(max)))
     }
 
     /// Bytes that count against the group's own [`Group::set_pin_max`]; 0 where none is set.
     #[must_use]
     pub fn pin_usage(&self) -> ByteSize {
-        let usage = self
-            .shared()
-            .pins
-            .look(|accounts| accounts.usage(self.id()));
-        ByteSize(usage.map_or(0, |(used, _)| bytes_of(used)))
+        ByteSize(self.pins_counted().map_or(0, |(used, _)| bytes_of(used)))
+    }
+
+    /// What counts against its own budget, and that; `None` where it has none, and in a forked
+    /// child, in which nobody may ever let go of the lock.
+    fn pins_counted(&self) -> Option<(u64, u64)> {
+        let shared = self.shared();
+        let look = || shared.pins.look(|accounts| accounts.usage(self.id()));
+        (!shared.is_forked()).then(look)?
     }
 
     /// A permit to have `nr_pages` pages of 4 KiB pinned at a time: what is pinned under it cannot

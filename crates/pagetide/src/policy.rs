@@ -107,7 +107,7 @@ pub enum Mempolicy {
     /// The caller's node, then the others by distance.
     #[default]
     Local,
-    /// These nodes only, nearest first.
+    /// These nodes only, nearest first. Of none named: as `Local`.
     Bind(Vec<u32>),
     /// This node, then the others by their distance to it.
     Preferred(u32),

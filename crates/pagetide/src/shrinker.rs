@@ -11,10 +11,12 @@ use std::sync::{Arc, Mutex};
 /// [`Reservation`](crate::Reservation) or as working memory, and that gives some of it back when
 /// reclaim asks.
 ///
-/// Both methods are called by whatever thread needs memory, with no lock of pagetide held. Inside
-/// them pagetide never reclaims: what is there is given, else the call is refused. Nor does it wait
-/// there to change a file or region that a call has in hand, which may be the one that asked: that
-/// is [`Error::PageBusy`](crate::Error::PageBusy).
+/// Both methods are called by whatever thread needs memory. They must not wait for a lock that
+/// somebody holds while calling the same `Memory`: the call that needs memory may hold what that
+/// one waits for, a file's length. So they try such a lock, and have nothing to give where it is
+/// held. Inside them pagetide never reclaims: what is there is given, else the call is refused at
+/// once. Nor does it wait there to change a file or region that a call has in hand, which may be
+/// the one that asked: that is [`Error::PageBusy`](crate::Error::PageBusy).
 /// Source: the count and scan convention of the kernel's shrinkers.
 pub trait Shrinker: Send + Sync {
     /// Objects that could be given up now; 0 for none. Called often: it should cost little.

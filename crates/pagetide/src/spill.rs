@@ -9,6 +9,7 @@ mod map;
 mod options;
 mod region;
 mod slots;
+mod syncs;
 mod zswap;
 
 pub(crate) use options::Config;
@@ -31,6 +32,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
+use syncs::Syncs;
 use zswap::{Object, Pool};
 
 /// Slots of one write at most. They are listed on the stack: swapping out needs no memory.
@@ -185,6 +187,7 @@ struct Spill {
     /// Compressed pages, before they come here.
     pool: Option<Pool>,
     slots: Mutex<Slots>,
+    syncs: Syncs,
     /// Held while a hole is made, whose slots nobody can have.
     punching: Mutex<()>,
     nr_slots: u32,
@@ -241,6 +244,7 @@ impl Spill {
             pool,
             _records: records,
             slots: Mutex::new(Slots::new(nr_slots)),
+            syncs: Syncs::default(),
             punching: Mutex::default(),
             nr_slots,
             nr_committed: AtomicU32::new(0),
@@ -347,6 +351,7 @@ impl Spill {
     /// Writes to slots from `first` on.
     fn write(&self, first: u32, units: &[(u64, &[u8])]) -> Result<(), u32> {
         let (store, offset) = (self.bytes.store(), offset_of(first));
+        let (nr_buffered, nr_failed) = (self.nr_buffered_writes(), self.syncs.nr_failed());
         match &self.cipher {
             Some(cipher) => {
                 let write = |bytes: &[u8]| write_all(store, &mut [IoSlice::new(bytes)], offset);
@@ -357,8 +362,18 @@ impl Spill {
         match &self.bytes {
             // The kernel writes its copy later, and tells of an error those alone who sync: while
             // the pages are here still.
-            Bytes::File(file) if !file.is_direct() => file.sync().map_err(|error| code_of(&error)),
+            Bytes::File(file) if self.nr_buffered_writes() != nr_buffered => {
+                self.syncs.sync(nr_failed, || file.sync())
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Writes of a file that went through the kernel's page cache.
+    fn nr_buffered_writes(&self) -> u64 {
+        match &self.bytes {
+            Bytes::File(file) => file.nr_buffered_writes(),
+            Bytes::Store(_) => 0,
         }
     }
 
@@ -423,14 +438,71 @@ mod tests {
     use super::*;
     use crate::Memory;
 
-    #[test]
-    fn who_swaps_out_finds_a_slot_beside_who_makes_holes() {
-        let memory = Memory::builder().budget(ByteSize::mib(8));
-        let memory = memory.without_thread().spill_max(ByteSize::mib(1));
-        let memory = memory.build().unwrap();
+    fn spill_of(memory: &Memory) -> Spill {
         let swap = &memory.home().swap;
         let turn = swap.begin_making().unwrap();
-        let spill = Spill::new(&swap.config, &memory.root(), turn).unwrap();
+        Spill::new(&swap.config, &memory.root(), turn).unwrap()
+    }
+
+    fn memory() -> Memory {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().spill_max(ByteSize::mib(1));
+        memory.build().unwrap()
+    }
+
+    /// Bytes that no file system writes past the kernel's page cache.
+    fn unaligned(area: &mut [u8; PAGE_BYTES + 1]) -> &[u8] {
+        let odd = 1 - area.as_ptr().addr() % 2;
+        area.fill(7);
+        &area[odd..][..PAGE_BYTES]
+    }
+
+    #[test]
+    fn what_goes_through_the_page_cache_is_synced_wherever_it_was_to_go() {
+        let memory = memory();
+        let spill = spill_of(&memory);
+        let nr_syncs = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&nr_syncs);
+        spill.syncs.fake(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        });
+        let mut area = [0; PAGE_BYTES + 1];
+        let written = spill.write_some(&[(0, unaligned(&mut area))]).map(drop);
+        assert_eq!((written, nr_syncs.load(Ordering::Relaxed)), (Err(5), 1));
+    }
+
+    /// As Linux tells of an error: once, and not whose bytes they were.
+    #[test]
+    fn an_error_that_another_one_was_told_is_everybodys_who_wrote_before() {
+        let memory = memory();
+        let spill = Arc::new(spill_of(&memory));
+        let (weak, nr_syncs) = (Arc::downgrade(&spill), AtomicU32::new(0));
+        spill.syncs.fake(move || {
+            while weak.upgrade().unwrap().nr_buffered_writes() < 2 {
+                std::thread::yield_now();
+            }
+            match nr_syncs.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(io::Error::from_raw_os_error(libc::EIO)),
+                _ => Ok(()),
+            }
+        });
+        let write = || {
+            let mut area = [0; PAGE_BYTES + 1];
+            spill.write_some(&[(0, unaligned(&mut area))]).map(drop)
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(write);
+            assert_eq!((write(), other.join().unwrap()), (Err(5), Err(5)));
+        });
+        // Whoever writes later has nothing to do with it.
+        assert_eq!(write(), Ok(()));
+    }
+
+    #[test]
+    fn who_swaps_out_finds_a_slot_beside_who_makes_holes() {
+        let memory = memory();
+        let spill = spill_of(&memory);
         let bytes = [7; PAGE_BYTES];
         let write = || spill.write_some(&[(0, &bytes)]).map(drop);
         write().unwrap();

@@ -2,6 +2,7 @@
 
 use crate::Group;
 use crate::shared::Shared;
+use pagetide_core::group::Stalled;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
@@ -68,9 +69,8 @@ impl Drop for Task {
 pub(crate) struct Stall<'a> {
     shared: &'a Shared,
     group: u32,
-    /// The group that the thread works for.
-    task: Option<u32>,
-    is_inner: bool,
+    /// `None` within another stall.
+    stalled: Option<Stalled>,
     _stays: PhantomData<*const ()>,
 }
 
@@ -78,19 +78,17 @@ impl<'a> Stall<'a> {
     /// Begins a stall.
     pub(crate) fn begin(shared: &'a Shared, group: u32) -> Stall<'a> {
         let begun = own(|own| own.begin_stall(shared)).unwrap_or(Begun::Outer(None));
-        let (is_inner, task) = match begun {
-            Begun::Inner => (true, None),
-            Begun::Outer(task) => (false, task),
+        let stalled = match begun {
+            Begun::Inner => None,
+            Begun::Outer(task) => {
+                let tree = shared.core.groups();
+                Some(tree.begin_stall(group, shared.now(), task))
+            }
         };
-        if !is_inner {
-            let tree = shared.core.groups();
-            tree.begin_stall(group, shared.now(), task);
-        }
         Stall {
             shared,
             group,
-            task,
-            is_inner,
+            stalled,
             _stays: PhantomData,
         }
     }
@@ -98,13 +96,13 @@ impl<'a> Stall<'a> {
 
 impl Drop for Stall<'_> {
     fn drop(&mut self) {
-        if self.is_inner {
+        let Some(stalled) = self.stalled else {
             return;
-        }
+        };
         // Where this fails, the thread ends and forgot already.
         let _forgotten = own(|own| own.stalls.retain(|memory| *memory != key(self.shared)));
         let tree = self.shared.core.groups();
-        tree.end_stall(self.group, self.shared.now(), self.task);
+        tree.end_stall(self.group, self.shared.now(), stalled);
     }
 }
 
@@ -334,6 +332,21 @@ mod tests {
             drop(web);
         });
         assert_eq!(counts(&root), [0, 0]);
+    }
+
+    #[test]
+    fn a_task_that_goes_with_its_group_during_a_stall_leaves_that_to_end() {
+        let memory = memory();
+        let [web, worker] = ["web", "worker"].map(|name| memory.root().child(name).unwrap());
+        let root = memory.root();
+        let task = worker.task();
+        // The task has the last handle: what a shrinker drops, say.
+        drop(worker);
+        let lasting = stall(&web);
+        assert_eq!([counts(&web), counts(&root)], [[1, 1]; 2]);
+        drop(task);
+        drop(lasting);
+        assert_eq!([counts(&web), counts(&root)], [[0, 0]; 2]);
     }
 
     #[test]

@@ -258,10 +258,11 @@ pub struct NodeStats {
 }
 
 impl Memory {
-    /// Counts of a node; zeros for one that is not there.
+    /// Counts of a node; zeros for one that is not there, and in a forked child.
     #[must_use]
     pub fn node_stats(&self, node: u32) -> NodeStats {
-        let Some(node) = Node::new(node) else {
+        let node = Node::new(node).filter(|_| !self.home().is_forked());
+        let Some(node) = node else {
             return NodeStats::default();
         };
         let core = self.home().core.zones().node_stats(node);
@@ -275,15 +276,22 @@ impl Memory {
     }
 
     /// Watermarks, free pages and per-CPU page caches of each zone, in the words of
-    /// `/proc/zoneinfo`.
+    /// `/proc/zoneinfo`. Empty in a forked child.
     #[must_use]
     pub fn zoneinfo(&self) -> String {
+        if self.home().is_forked() {
+            return String::new();
+        }
         self.home().core.zones().zoneinfo().to_string()
     }
 
-    /// The per-CPU page caches, zone by zone. Takes the lock of each for a moment.
+    /// The per-CPU page caches, zone by zone. Takes the lock of each for a moment. None in a forked
+    /// child.
     #[must_use]
     pub fn pagesets(&self) -> Vec<Pageset> {
+        if self.home().is_forked() {
+            return Vec::new();
+        }
         let zones = self.home().core.zones();
         let nr_cpus = zones.config().topology.nr_cpus();
         let of_zone = |(number, zone): (u32, &pagetide_core::alloc::Zone)| {
@@ -303,15 +311,22 @@ impl Memory {
         (0..).zip(zones.iter()).flat_map(of_zone).collect()
     }
 
-    /// Free blocks of each zone by order, in the words of `/proc/buddyinfo`.
+    /// Free blocks of each zone by order, in the words of `/proc/buddyinfo`. Empty in a forked
+    /// child.
     #[must_use]
     pub fn buddyinfo(&self) -> String {
+        if self.home().is_forked() {
+            return String::new();
+        }
         self.home().core.zones().buddyinfo().to_string()
     }
 
-    /// Counts.
+    /// Counts. Zeros in a forked child: another thread may have had their locks when it was forked.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if self.home().is_forked() {
+            return Stats::default();
+        }
         let core = self.home().core.stats();
         let io = &self.home().io;
         let [

@@ -19,9 +19,10 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Bytes that can be read at an offset, and written where the store says so.
 ///
-/// Called from any thread, several at once, with no lock of pagetide held. No two calls at a time
-/// write the same bytes. A call must not use the same `Memory`, except that writes may ask it for
-/// working memory: a few pages are kept for that.
+/// Called from any thread, several at once. No two calls at a time write the same bytes. A call
+/// must not wait for a lock that somebody holds while calling the same `Memory`: what it is called
+/// for may hold what that one waits for. Nor may it use the same `Memory`, except that writes may
+/// ask it for working memory: a few pages are kept for that.
 pub trait Store: Send + Sync {
     /// Reads into `buf` from `offset`; returns the bytes read, 0 at the end only.
     ///
@@ -178,6 +179,7 @@ pub(crate) struct DirectFile {
     base: u64,
     found: Found,
     nr_buffered_reads: AtomicU64,
+    nr_buffered_writes: AtomicU64,
     is_writable: bool,
     /// A write through the kernel's page cache failed.
     has_lost_writes: AtomicBool,
@@ -269,6 +271,7 @@ impl DirectFile {
             base: 0,
             found,
             nr_buffered_reads: AtomicU64::new(0),
+            nr_buffered_writes: AtomicU64::new(0),
             is_writable,
             has_lost_writes: AtomicBool::new(false),
         }
@@ -421,6 +424,11 @@ impl DirectFile {
     pub(crate) fn nr_buffered_reads(&self) -> u64 {
         self.nr_buffered_reads.load(Ordering::Relaxed)
     }
+
+    /// Writes that went through the kernel's page cache: those of the calling thread are counted.
+    pub(crate) fn nr_buffered_writes(&self) -> u64 {
+        self.nr_buffered_writes.load(Ordering::Relaxed)
+    }
 }
 
 impl Found {
@@ -519,6 +527,7 @@ impl Store for DirectFile {
         if let Some(done) = self.write_direct(bufs, offset) {
             return done;
         }
+        self.nr_buffered_writes.fetch_add(1, Ordering::Relaxed);
         let written = rustix::io::pwritev(self.buffered(), bufs, offset);
         written.map_err(|error| {
             let error = io::Error::from(error);

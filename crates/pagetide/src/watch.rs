@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -130,7 +131,9 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.state.memory.home().is_forked() {
-            // The socket is the parent's.
+            // The socket is the parent's, and so is the thread: to drop its handle would detach one
+            // of this process.
+            mem::forget(self.thread.take());
             return;
         }
         self.state.is_closed.store(true, Ordering::Relaxed);

@@ -10,6 +10,7 @@ use crate::trace;
 use pagetide_core::units::{Node, index};
 use rustix::thread::CpuSet;
 use std::fs;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -118,6 +119,8 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if self.alive.is_forked() {
+            // The parent's: to drop their handles would detach threads of this process.
+            mem::forget(mem::take(&mut self.threads));
             return;
         }
         for (stop, _) in &self.threads {

@@ -9,10 +9,12 @@ use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
 use crate::stall;
 use crate::trace;
-use crate::{Error, cpu, park};
-use pagetide_core::memory::{Effects, PageWrite, Write, Writes};
+use crate::{Error, cpu};
+use pagetide_core::memory::{Effect, Effects, PageWrite, Write, Writes};
 use run::{By, Run};
-use std::cell::Cell;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::iter;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -178,22 +180,49 @@ impl<'a> Pass<'a> {
     }
 }
 
+/// Whom the ends of writes wake, by foreign code that may close a file and wait for writes of it:
+/// when this is dropped, and all that the thread has begun are over.
+struct Woken<'a> {
+    shared: &'a Shared,
+    /// Kept on the stack: writing needs no memory.
+    effects: RefCell<SmallVec<[Effect; MAX_OFFERED]>>,
+}
+
+impl<'a> Woken<'a> {
+    fn new(shared: &'a Shared) -> Woken<'a> {
+        let effects = RefCell::default();
+        Woken { shared, effects }
+    }
+
+    fn add(&self, effects: impl IntoIterator<Item = Effect>) {
+        self.effects.borrow_mut().extend(effects);
+    }
+}
+
+impl Drop for Woken<'_> {
+    fn drop(&mut self) {
+        let effects = self.effects.take();
+        self.shared
+            .carry_out(effects, |_| unreachable!("a write asks for no read"));
+    }
+}
+
 /// Writes that reclaim offered and nobody has run yet: as if they had not begun where this is
-/// dropped, because a store or a waker unwinds.
+/// dropped, because a store unwinds.
 struct Offered<'a> {
     shared: &'a Shared,
+    woken: &'a Woken<'a>,
     begun: [Option<Write>; MAX_OFFERED],
 }
 
 impl Drop for Offered<'_> {
     fn drop(&mut self) {
-        let left = self.begun.iter_mut().filter_map(Option::take);
-        park::to_each(left, |write| {
+        for write in self.begun.iter_mut().filter_map(Option::take) {
             let mut effects = Effects::new();
             let core = &self.shared.core;
             core.put_back_write(cpu::current(), write, &mut effects);
-            self.shared.wake_all(&mut effects);
-        });
+            self.woken.add(iter::from_fn(|| effects.pop()));
+        }
     }
 }
 
@@ -312,8 +341,10 @@ impl Shared {
     /// Writes what reclaim offers, files in turn, until nothing is left of it; where others write
     /// it already and that `may_wait`, waits for one of them.
     pub(crate) fn write_offered(&self, writes: &mut Writes<'_>, may_wait: bool) {
+        let woken = Woken::new(self);
         let mut offered = Offered {
             shared: self,
+            woken: &woken,
             begun: [const { None }; MAX_OFFERED],
         };
         let mut len = 0;
@@ -339,10 +370,10 @@ impl Shared {
                 let mut effects = Effects::new();
                 self.core
                     .complete_write(cpu::current(), write, lost, &mut effects);
-                self.wake_all(&mut effects);
+                woken.add(iter::from_fn(|| effects.pop()));
                 continue;
             };
-            let mut run = Run::new(self, &backing, By::Reclaim);
+            let mut run = Run::new(self, &backing, By::Reclaim).waking_later(&woken);
             run.push(write);
             let goes_with = |run: &Run<'_>, next: &Write| {
                 next.key().mapping() == number && run.has_room_for(next.key().page())

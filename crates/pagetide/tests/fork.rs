@@ -9,6 +9,8 @@
 mod child;
 #[path = "fork/soak.rs"]
 mod soak;
+#[path = "fork/threads.rs"]
+mod threads;
 
 use pagetide::{
     Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Policy,
@@ -56,9 +58,35 @@ fn in_child(work: impl FnOnce()) -> WaitStatus {
         // SAFETY: it ends the child at once, without what the parent asked for at its own end.
         unsafe { libc::_exit(i32::from(worked.is_err())) };
     }
+    status_of(child)
+}
+
+/// Runs `work` in a child, until whose end the calling thread sleeps, as in `vfork`, where neither
+/// signals nor the kernel's own work wake it; how that ended.
+fn sleep_beside(work: impl FnOnce() -> i32) -> WaitStatus {
+    let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: without `CLONE_VM` it is a fork, to a stack at the same place; the child makes system
+    // calls only, and ends below.
+    let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    assert!(child >= 0, "clone: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        let code = work();
+        // SAFETY: as in `in_child`.
+        unsafe { libc::_exit(code) };
+    }
+    status_of(i32::try_from(child).unwrap())
+}
+
+fn status_of(child: i32) -> WaitStatus {
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
     status
+}
+
+/// Kills a child that hangs.
+fn ends_in(seconds: u32) {
+    // SAFETY: the call takes a number.
+    unsafe { libc::alarm(seconds) };
 }
 
 fn is_forked<T>(result: Result<T, Error>) -> bool {
@@ -378,8 +406,7 @@ fn a_child_is_refused_though_the_file_was_being_cut() {
         barrier.wait();
         let status = in_child(|| {
             // Killed where it waits.
-            // SAFETY: the call takes a number.
-            unsafe { libc::alarm(10) };
+            ends_in(10);
             assert!(is_forked(file.write_at(&[1], 0)));
             assert!(is_forked(file.pin_mut(0)) && is_forked(file.pin_new(0)));
             assert!(is_forked(file.punch(..)) && is_forked(file.set_len(1)));
@@ -413,8 +440,7 @@ fn a_child_forked_while_the_global_memory_is_built_waits_for_nobody() {
         let mut nr_refused = 0;
         for _ in 0..20 {
             let status = in_child(|| {
-                // SAFETY: it has no condition; the signal ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                ends_in(10);
                 let refused = Memory::global().err();
                 let is_forked = matches!(refused, Some(Error::Forked));
                 // SAFETY: as in `in_child`.

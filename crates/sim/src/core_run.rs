@@ -19,7 +19,7 @@ const CPU: Cpu = Cpu::new(0);
 #[non_exhaustive]
 pub enum RunError {
     /// The memory was not built.
-    #[error("no memory of {frames} frames: {error:?}")]
+    #[error("no memory of {frames} frames: {}", problem(*error))]
     Build {
         /// Frames asked for.
         frames: u32,
@@ -37,6 +37,22 @@ pub enum RunError {
         /// Why.
         error: PageError,
     },
+}
+
+/// Why a memory was not built, for people.
+fn problem(error: BuildError) -> String {
+    match error {
+        BuildError::BudgetTooSmall {
+            budget_pages,
+            needed_pages,
+        } => {
+            format!("{budget_pages} pages with core's records, at least {needed_pages} are needed")
+        }
+        BuildError::NoMetadata(refused) => {
+            format!("{} bytes of core's records were refused", refused.bytes)
+        }
+        BuildError::Config(error) => format!("the configuration does not add up: {error:?}"),
+    }
 }
 
 /// What a replay cost beside its misses.

@@ -1,5 +1,6 @@
 //! Recorded traces: zstd of differences, text, CSV.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -73,6 +74,14 @@ pub enum TraceError {
         /// The columns that there are, in order, each shortened.
         columns: Vec<String>,
     },
+    /// A column was asked for of a file that is no CSV.
+    #[error("trace {path} is no .csv: it has no column '{column}'", path = path.display())]
+    NoCsv {
+        /// The trace.
+        path: PathBuf,
+        /// The column asked for.
+        column: String,
+    },
     /// More requests than a trace may have.
     #[error("trace {path} has more than {max} requests", path = path.display(), max = MAX_REQUESTS)]
     TooManyRequests {
@@ -98,12 +107,17 @@ pub enum TraceError {
     },
 }
 
+/// Endings of file names.
+const DIFFERENCES: &str = ".d64.zst";
+const CSV: &str = ".csv";
 /// Distinct pages of a trace at most.
 const MAX_PAGES: usize = u32::MAX as usize - 1;
 /// Requests of a trace at most: a few kilobytes of zstd can become any number of them.
 const MAX_REQUESTS: usize = 1 << 28;
 /// Bytes of a text line at most, with its end: a file without line ends must not fill memory.
 const MAX_LINE_BYTES: usize = 4096;
+/// Bytes of a CSV record at most, give or take a block that is read: it may have many columns.
+const MAX_RECORD_BYTES: usize = 1 << 16;
 /// Characters of a malformed line that an error quotes.
 const QUOTED: usize = 40;
 /// The largest window that a compressed trace may use, as a power of two.
@@ -112,6 +126,7 @@ const WINDOW_LOG_MAX: u32 = 27;
 impl Trace {
     /// Reads a trace: `.d64.zst` (zstd of little-endian 64-bit differences), `.csv` (a header with
     /// named columns), or text of one page number a line (blank lines and `#` comments skipped).
+    /// Letters of the ending may be upper-case.
     ///
     /// A trace has at most 2^28 requests. Takes some 20 bytes a request at the peak, 4 afterwards.
     ///
@@ -124,16 +139,22 @@ impl Trace {
         };
         let file = File::open(path).map_err(failed)?;
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-        let ids = if file_name.ends_with(".d64.zst") {
-            differences(path, file)?
-        } else if file_name.ends_with(".csv") {
-            csv(path, file, options.column.as_deref().unwrap_or("page"))?
-        } else {
-            text(path, file)?
+        let is = |ending: &str| file_name.to_ascii_lowercase().ends_with(ending);
+        let (column, is_csv) = (options.column.as_deref(), is(CSV));
+        let ids = match column {
+            Some(column) if !is_csv => {
+                return Err(TraceError::NoCsv {
+                    path: path.to_owned(),
+                    column: column.to_owned(),
+                });
+            }
+            _ if is_csv => csv(path, file, column.unwrap_or("page"))?,
+            _ if is(DIFFERENCES) => differences(path, file)?,
+            _ => text(path, file)?,
         };
-        let name = match file_name.strip_suffix(".d64.zst") {
-            Some(name) => name.to_owned(),
-            None => path
+        let name = match is(DIFFERENCES) {
+            true => file_name[..file_name.len() - DIFFERENCES.len()].to_owned(),
+            false => path
                 .file_stem()
                 .unwrap_or_default()
                 .to_string_lossy()
@@ -269,8 +290,14 @@ fn malformed(path: &Path, line: u64, expected: &str, found: &str) -> TraceError 
 
 /// What an error shows of a piece of a file: short, and nothing that moves a terminal's cursor.
 fn quoted(found: &str) -> String {
-    let found = found.chars().take(QUOTED);
-    found.filter(|c| !c.is_control()).collect()
+    let mut shown = String::new();
+    for c in found.chars().take(QUOTED) {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Bytes without carriage returns.
@@ -298,9 +325,32 @@ impl<R: Read> Read for WithoutReturns<R> {
     }
 }
 
+/// As many bytes as a record may have: a file without line ends must not fill memory.
+struct Bounded<'a, R> {
+    source: R,
+    /// Bytes until the record that is being read is too long.
+    left: &'a Cell<usize>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = buffer.len().min(self.left.get());
+        if room == 0 && !buffer.is_empty() {
+            return Err(ErrorKind::FileTooLarge.into());
+        }
+        let read = self.source.read(&mut buffer[..room])?;
+        self.left.set(self.left.get() - read);
+        Ok(read)
+    }
+}
+
 fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
     // The last line gets an end, so that after a record the reader always stands one line further.
-    let source = WithoutReturns(file).chain(&b"\n"[..]);
+    let left = Cell::new(MAX_RECORD_BYTES);
+    let source = Bounded {
+        source: WithoutReturns(file).chain(&b"\n"[..]),
+        left: &left,
+    };
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
         .from_reader(source);
@@ -320,8 +370,14 @@ fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
     let mut ids = Vec::new();
     let mut record = csv::ByteRecord::new();
     loop {
+        left.set(MAX_RECORD_BYTES);
+        let start = reader.position().line();
         let read = reader.read_byte_record(&mut record);
-        let line = reader.position().line() - 1;
+        let line = match &read {
+            // Where it began: it has no end.
+            Err(error) if is_too_long(error) => start,
+            _ => reader.position().line() - 1,
+        };
         if !read.map_err(|error| rubbish(path, line, error))? {
             return Ok(ids);
         }
@@ -334,6 +390,14 @@ fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
     }
 }
 
+/// Whether [`Bounded`] refused to read on.
+fn is_too_long(error: &csv::Error) -> bool {
+    let csv::ErrorKind::Io(error) = error.kind() else {
+        return false;
+    };
+    error.kind() == ErrorKind::FileTooLarge
+}
+
 /// What the CSV reader says, at the line where the record ends.
 fn rubbish(path: &Path, line: u64, error: csv::Error) -> TraceError {
     if let csv::ErrorKind::UnequalLengths {
@@ -343,8 +407,72 @@ fn rubbish(path: &Path, line: u64, error: csv::Error) -> TraceError {
         let expected = format!("{expected_len} columns");
         return malformed(path, line, &expected, &format!("{len} columns"));
     }
+    if is_too_long(&error) {
+        let expected = format!("a record of at most {MAX_RECORD_BYTES} bytes");
+        return malformed(path, line, &expected, "a longer one");
+    }
     TraceError::Io {
         path: path.to_owned(),
         source: error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads what a file of this name with these bytes has.
+    fn open(name: &str, bytes: &[u8], column: Option<&str>) -> Result<Trace, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("room");
+        let column = column.map(ToOwned::to_owned);
+        let trace = Trace::open(&path, &TraceOptions { column });
+        let folder = format!("{}/", folder.path().display());
+        trace.map_err(|error| error.to_string().replace(&folder, ""))
+    }
+
+    #[test]
+    fn a_csv_record_without_end_is_refused() {
+        let long = "7".repeat(2 * MAX_RECORD_BYTES);
+        let expected = "expected a record of at most 65536 bytes, found 'a longer one'";
+        for (text, line) in [
+            (long.clone(), 1),
+            (format!("page\n1\n{long}"), 3),
+            (format!("page,op\n1,r\n2,\"{}", "a\n".repeat(1 << 16)), 3),
+        ] {
+            let error = open("a.csv", text.as_bytes(), None).expect_err("too long");
+            assert_eq!(error, format!("a.csv:{line}: {expected}"));
+        }
+        // Any number of records, and one of about the largest.
+        let many = format!(
+            "page,op\n{}9,{}\n",
+            "7,r\n".repeat(1 << 16),
+            "x".repeat(65_000)
+        );
+        let trace = open("a.csv", many.as_bytes(), None).expect("records that have ends");
+        assert_eq!((trace.pages.len(), trace.nr_unique), ((1 << 16) + 1, 2));
+    }
+
+    #[test]
+    fn control_characters_are_spelled_out_in_errors() {
+        let error = open("a.txt", b"1\n\x1b[2J7\n", None);
+        let expected = "a.txt:2: expected a page number, found '\\u{1b}[2J7'";
+        assert_eq!(error, Err(expected.to_owned()));
+    }
+
+    #[test]
+    fn endings_in_upper_case_and_columns_of_what_has_none() {
+        let csv = b"time,page\n1,30\n2,10\n";
+        let trace = open("A.CSV", csv, Some("time")).expect("a trace");
+        assert_eq!((trace.name.as_str(), &trace.pages[..]), ("A", &[0, 1][..]));
+        let error = open("a.txt", b"1\n", Some("page"));
+        let expected = "trace a.txt is no .csv: it has no column 'page'";
+        assert_eq!(error, Err(expected.to_owned()));
+        let encoded = zstd::encode_all(&7_i64.to_le_bytes()[..], 1).expect("bytes");
+        assert_eq!(
+            open("A.D64.ZST", &encoded, None).expect("a trace").name,
+            "A"
+        );
     }
 }

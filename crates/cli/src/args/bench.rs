@@ -46,6 +46,9 @@ pub(crate) enum BenchName {
     /// Holds what `random-read --device` borrows from the machine, until its input ends.
     #[command(hide = true)]
     DeviceHolder(HolderArgs),
+    /// Holds a folder of data files, until its input ends.
+    #[command(hide = true)]
+    FolderHolder(FolderArgs),
     /// Read pages that are there, by copies and by views: beside `memcpy`, `pread` and a mapping.
     Hit(HitArgs),
     /// Write pages at random and in order, synced now and then: beside `pwrite` and `fdatasync`.
@@ -165,7 +168,8 @@ pub(crate) struct RandomReadArgs {
     #[arg(long, value_name = "N", default_value = "500000",
           value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) requests: u32,
-    /// Times that each policy is timed, in turn and in both orders; 0 for none.
+    /// Times that each policy is timed, in turn and in both orders; 0 for none, where there is no
+    /// `--device`.
     #[arg(long, value_name = "N", default_value = "5",
           value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) runs: u32,
@@ -212,6 +216,13 @@ pub(crate) struct HolderArgs {
     /// Room for files on a block device in memory.
     #[arg(long)]
     pub(crate) zram_bytes: Option<u64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FolderArgs {
+    /// Where the folder is made [default: the temporary folder].
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -345,7 +356,7 @@ pub(crate) struct ReclaimCostArgs {
 pub(crate) struct StockArgs {
     /// Charges of each run, each given back.
     #[arg(long, value_name = "N", default_value = "200000",
-          value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) pairs: u64,
     /// Run one variant once, for a tool that counts.
     #[arg(long, hide = true)]

@@ -1,6 +1,7 @@
 //! Where the instructions of a function go: callgrind counts them for each address, addr2line says
 //! which functions were inlined there.
 
+use super::counted::output_of;
 use crate::failure::Failure;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -57,9 +58,8 @@ pub(super) fn callgrind(args: &[&str]) -> Result<Option<(Profile, String)>, Fail
         .arg(format!("--callgrind-out-file={}", out.path().display()))
         .arg(&program)
         .args(args);
-    let done = match command.output() {
-        Ok(done) if done.status.success() => done,
-        _ => return Ok(None),
+    let Some(done) = output_of(&mut command)? else {
+        return Ok(None);
     };
     let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
     let mut profile = Profile {

@@ -4,7 +4,7 @@ use super::stocks::{Cost, Median, VARIANTS, cost, counted, in_turn};
 use crate::args::StockArgs;
 use crate::failure::Failure;
 use crate::output;
-use pagetide_core::group::{ByteLine, Item, OwnerStock, SpinStock, StockLine};
+use pagetide_core::group::{ByteLine, InHand, Item, OwnerStock, SpinStock, StockLine};
 use pagetide_core::memory::{Config, Memory};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Order, PAGE_BYTES};
@@ -140,6 +140,7 @@ fn call(function: usize, variant: usize, calls: u64) -> Cost {
 
 fn call_of_lines(function: usize, calls: u64) -> Cost {
     let (pages, bytes) = (&StockLine::default(), &ByteLine::default());
+    let in_hand = &InHand::default();
     let refill = |nr| assert!(pages.refill(GROUP, nr, BATCH).is_none());
     let out = || |out| panic!("{out:?} does not fit");
     let refill_bytes = |nr| _ = black_box(bytes.refill(GROUP, nr, || 0, &mut out()));
@@ -151,7 +152,7 @@ fn call_of_lines(function: usize, calls: u64) -> Cost {
             calls,
             || (),
             || {
-                bytes.mod_state(GROUP, ITEM, delta, &mut out());
+                bytes.mod_state((GROUP, ITEM, delta), in_hand, &mut out());
                 delta = -delta;
             },
         ),

@@ -1,7 +1,8 @@
 //! What a run took: instructions and cache misses by cachegrind, system calls by strace.
 
 use crate::failure::Failure;
-use std::process::Command;
+use std::io::ErrorKind;
+use std::process::{Command, Output, Stdio};
 
 /// Instructions, and misses of the last level, of a run of this program with these arguments.
 /// `None` where there is no valgrind.
@@ -17,12 +18,39 @@ pub(super) fn cachegrind(args: &[&str]) -> Result<Option<[i64; 2]>, Failure> {
         .arg(format!("--cachegrind-out-file={}", out.path().display()))
         .arg(program)
         .args(args);
-    match command.output() {
-        Ok(done) if done.status.success() => {}
-        _ => return Ok(None),
+    if output_of(&mut command)?.is_none() {
+        return Ok(None);
     }
     let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
     Ok(summary(&text))
+}
+
+/// What a tool that counts wrote; `None` where there is no such tool.
+///
+/// # Errors
+/// What it said, where it failed, or the program that it ran.
+pub(super) fn output_of(command: &mut Command) -> Result<Option<Output>, Failure> {
+    let tool = command.get_program().display().to_string();
+    let done = match command.stdin(Stdio::null()).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Failure::of(&format!("cannot run {tool}"), &error)),
+        Ok(done) => done,
+    };
+    match done.status.success() {
+        true => Ok(Some(done)),
+        false => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            let (status, said) = (done.status, said.trim());
+            Err(Failure::Run(format!("{tool} ended with {status}: {said}")))
+        }
+    }
+}
+
+/// Whether strace is there and the system lets it trace anything.
+fn may_trace() -> bool {
+    let mut command = Command::new("strace");
+    let traced = command.args(["-o", "/dev/null", "true"]).output();
+    traced.is_ok_and(|done| done.status.success())
 }
 
 /// System calls of a run of this program with these arguments, of all its threads, between those
@@ -34,9 +62,8 @@ pub(super) fn system_calls(args: &[&str], begin: &str, end: &str) -> Result<Opti
     let mut command = Command::new("strace");
     command.args(["-f", "-s", "256", "-o"]).arg(out.path());
     command.arg(program).args(args);
-    match command.output() {
-        Ok(done) if done.status.success() => {}
-        _ => return Ok(None),
+    if !may_trace() || output_of(&mut command)?.is_none() {
+        return Ok(None);
     }
     let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
     Ok(calls_between(&text, begin, end))
@@ -80,6 +107,16 @@ fn summary(text: &str) -> Option<[i64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_that_fails_is_told_from_one_that_is_not_there() {
+        let missing = output_of(&mut Command::new("/nonexistent/valgrind"));
+        assert!(missing.expect("nothing failed").is_none());
+        let script = "echo no room >&2; exit 3";
+        let failed = output_of(Command::new("sh").args(["-c", script]));
+        let failed = failed.expect_err("it failed").to_string();
+        assert_eq!(failed, "sh ended with exit status: 3: no room");
+    }
 
     #[test]
     fn the_summary_of_cachegrind() {

@@ -62,7 +62,7 @@ struct Run {
 
 pub(super) fn run(args: &DrainArgs) -> Result<(), Failure> {
     let variants = &VARIANTS[..3];
-    let bar = load::progress("draining", (CPUS.len() * RUNS) as u64);
+    let bar = load::progress("draining", CPUS.len() as u64 * u64::from(RUNS));
     let mut rows = Vec::new();
     for (cpus, seed_percent) in CPUS {
         let mut runs: Vec<Vec<Run>> = variants.iter().map(|_| Vec::new()).collect();
@@ -77,8 +77,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Failure> {
             }
             bar.inc(1);
         }
-        let until_empty =
-            |runs: &[Run]| Median::of(runs.iter().map(|run| run.until_empty).collect());
+        let until_empty = |runs: &[Run]| Median::of(runs.iter().map(|run| run.until_empty));
         let scheduled = until_empty(&runs[2]).ns;
         for ((variant, kind), runs) in variants.iter().zip(&runs) {
             let ns = until_empty(runs).ns;
@@ -102,7 +101,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Failure> {
 }
 
 fn row((variant, kind): (&'static str, StockKind), cpus: u32, seed: f64, runs: &[Run]) -> Row {
-    let of = |of: fn(&Run) -> Cost| Median::of(runs.iter().map(of).collect());
+    let of = |of: fn(&Run) -> Cost| Median::of(runs.iter().map(of));
     let (call, of_empty) = (of(|run| run.call), of(|run| run.of_empty));
     // All slots are one group's, which is walked up once; an owner walks itself.
     let walks = f64::from(LEVELS);
@@ -184,7 +183,7 @@ fn drain_here(kind: StockKind, cpus: u32, rounds: u32) -> Result<Run, Failure> {
         }));
     }
     let cost = |costs: Vec<Cost>| {
-        let Median { ns, rmws, .. } = Median::of(costs);
+        let Median { ns, rmws, .. } = Median::of(costs.into_iter());
         Cost { ns, rmws }
     };
     let nr_drains = u64::from(rounds) * TREES as u64;

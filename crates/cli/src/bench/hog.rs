@@ -41,6 +41,7 @@ pub(super) fn run(args: &MemoryHogArgs) -> Result<(), Failure> {
         pairs(topology, cache, args.pairs);
         return Ok(());
     }
+    check(args)?;
     let measured = Costs::measured();
     let mut costs = vec![("measured".to_owned(), measured)];
     if args.sensitivity {
@@ -93,6 +94,20 @@ pub(super) fn run(args: &MemoryHogArgs) -> Result<(), Failure> {
         };
     }
     output::text(&text)
+}
+
+/// Refuses threads of which some would touch nothing.
+fn check(args: &MemoryHogArgs) -> Result<(), Failure> {
+    let nr_pages = u64::from(args.topology.nodes) * u64::from(args.node_pages);
+    let least = TOUCHED.into_iter().min().unwrap_or(0);
+    let touched = nr_pages * u64::from(least) / 1000;
+    let mut threads = args.threads.iter();
+    match threads.find(|&&threads| u64::from(threads) > touched) {
+        Some(threads) => Err(Failure::Usage(format!(
+            "--threads: {threads} threads are more than the {touched} pages that are touched"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Instructions of an allocation and a free that the first zone serves.

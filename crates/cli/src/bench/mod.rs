@@ -9,6 +9,7 @@ mod counted;
 mod device;
 mod drain;
 mod evacuate;
+mod folder;
 mod hit;
 mod hog;
 mod key_value;
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::RandomRead(args) => random_read::run(args),
         BenchName::DeviceChild { spec } => device::child::run(spec),
         BenchName::DeviceHolder(args) => device::holder::serve(args),
+        BenchName::FolderHolder(args) => folder::serve(args),
         BenchName::Hit(args) => hit::run(args),
         BenchName::Write(args) => write::run(args),
         BenchName::OpenClose(args) => open_close::run(args),

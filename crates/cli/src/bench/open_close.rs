@@ -1,6 +1,7 @@
 //! `bench open-close`: many files are opened, a page of each is read, and they are closed: beside
 //! `open`, `pread` and `close`.
 
+use super::folder::Folder;
 use super::{counted, turns};
 use crate::args::OpenCloseArgs;
 use crate::failure::Failure;
@@ -89,17 +90,13 @@ fn system_calls(at: usize, args: &OpenCloseArgs) -> Result<Option<f64>, Failure>
 /// Files in a folder of their own, gone when dropped.
 struct Files {
     paths: Vec<PathBuf>,
-    _folder: tempfile::TempDir,
+    _folder: Folder,
 }
 
 impl Files {
     fn make(args: &OpenCloseArgs) -> Result<Files, Failure> {
         let failed = |error: std::io::Error| Failure::of("cannot make the data files", &error);
-        let folder = match &args.dir {
-            Some(dir) => tempfile::tempdir_in(dir),
-            None => tempfile::tempdir(),
-        };
-        let folder = folder.map_err(failed)?;
+        let folder = Folder::make(args.dir.as_deref())?;
         let mut paths = Vec::new();
         for file in 0..args.files {
             let path = folder.path().join(file.to_string());

@@ -36,6 +36,12 @@ struct Row {
 }
 
 pub(super) fn run(args: &PageFaultArgs) -> Result<(), Failure> {
+    let nr_nodes = args.nodes;
+    let mut machines = args.simulate.iter();
+    if let Some(cpus) = machines.find(|cpus| !cpus.is_multiple_of(nr_nodes)) {
+        let problem = format!("--nodes: {cpus} CPUs do not fit {nr_nodes} nodes");
+        return Err(Failure::Usage(problem));
+    }
     let variants = if args.sensitivity { 15 } else { 1 };
     let nr_runs = args.workers.len() + args.simulate.len() * variants;
     let bar = load::progress("running", (nr_runs * CoreTuner::ALL.len()) as u64);
@@ -163,10 +169,6 @@ fn simulated(
     what: &str,
     costs: Costs,
 ) -> Result<Row, Failure> {
-    if !workers.is_multiple_of(nr_nodes) {
-        let problem = format!("--nodes: {workers} CPUs do not fit {nr_nodes} nodes");
-        return Err(Failure::Usage(problem));
-    }
     let outcome = fault_on(workers).on_nodes(nr_nodes).run(tuner, costs);
     let outcome = outcome.map_err(|error| Failure::of("cannot simulate", &error))?;
     let pages_per_s = outcome.steady.pages_per_s().round();

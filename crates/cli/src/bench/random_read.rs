@@ -1,7 +1,7 @@
 //! `bench random-read`: pages of a file are read at random under a limit of a quarter of it,
 //! policies side by side: counted in the simulator, timed in the runtime.
 
-use super::device;
+use super::{device, turns};
 use crate::args::RandomReadArgs;
 use crate::failure::{Failure, chain};
 use crate::{load, output, scratch};
@@ -168,41 +168,25 @@ fn time(
 ) -> Result<Vec<Timed>, Failure> {
     let (trace, nr_warm_up) = requests(args, pages);
     let policies = CorePolicy::ALL;
-    let mut runs: Vec<Vec<Run>> = policies.iter().map(|_| Vec::new()).collect();
-    for round in 0..args.runs {
-        for turn in 0..policies.len() {
-            let at = match round % 2 {
-                0 => turn,
-                _ => policies.len() - 1 - turn,
-            };
-            runs[at].push(time_one(
-                args,
-                policies[at],
-                &trace.pages,
-                nr_warm_up,
-                data,
-            )?);
-            bar.inc(1);
-        }
-    }
-    let rows = policies.iter().zip(runs).map(|(policy, mut runs)| {
-        let mut median = |of: fn(&Run) -> u64| {
-            runs.sort_by_key(of);
-            of(&runs[runs.len() / 2])
-        };
-        let (ns_p50, ns_p99) = (median(|run| run.ns_p50), median(|run| run.ns_p99));
-        let iops = median(|run| run.iops);
+    let runs = turns::run(args.runs, policies.len(), |at| {
+        bar.inc(1);
+        time_one(args, policies[at], &trace.pages, nr_warm_up, data)
+    })?;
+    let rows = policies.iter().zip(runs).map(|(policy, runs)| {
+        let median =
+            |of: fn(&Run) -> u64| output::whole(turns::median(&runs, |run| of(run) as f64));
+        let iops = || runs.iter().map(|run| run.iops);
         Timed {
             pages: pages.to_string(),
             policy: policy.name(),
             frames: args.frames,
             requests: u64::from(args.requests),
             hit_ratio: runs[0].hit_ratio,
-            iops,
-            iops_min: runs[0].iops,
-            iops_max: runs[runs.len() - 1].iops,
-            ns_p50,
-            ns_p99,
+            iops: median(|run| run.iops),
+            iops_min: iops().min().unwrap_or(0),
+            iops_max: iops().max().unwrap_or(0),
+            ns_p50: median(|run| run.ns_p50),
+            ns_p99: median(|run| run.ns_p99),
         }
     });
     Ok(rows.collect())

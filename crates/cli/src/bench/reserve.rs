@@ -1,7 +1,7 @@
 //! `bench reserve`: bytes of the program's own heap are reserved out of a clean page cache that
 //! fills the budget.
 
-use super::counted;
+use super::{counted, turns};
 use crate::args::ReserveArgs;
 use crate::failure::Failure;
 use crate::{load, output, scratch};
@@ -51,25 +51,25 @@ pub(super) fn run(args: &ReserveArgs) -> Result<(), Failure> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    runs.sort_by(|a, b| a.ms.total_cmp(&b.ms));
-    let (first, middle) = (&runs[0], &runs[runs.len() / 2]);
+    let median = |of: fn(&Run) -> f64| turns::median(&runs, of);
+    let (least, most) = turns::range(&runs, |run| run.ms);
     let reserved = args.size.as_u64();
     let regions = reserved.div_ceil(REGION).max(1);
-    let per_region = |calls: u64| output::rounded(calls as f64 / regions as f64);
+    let per_region = |calls: f64| output::rounded(calls / regions as f64);
     let row = Row {
         budget_bytes: args.budget.as_u64(),
         reserved_bytes: reserved,
-        cached_bytes: middle.cached,
-        ms: output::rounded(middle.ms),
-        ms_min: output::rounded(first.ms),
-        ms_max: output::rounded(runs[runs.len() - 1].ms),
+        cached_bytes: output::whole(median(|run| run.cached as f64)),
+        ms: output::rounded(median(|run| run.ms)),
+        ms_min: output::rounded(least),
+        ms_max: output::rounded(most),
         regions,
-        release_calls_per_region: per_region(middle.calls),
-        system_calls_per_region: counted_calls(args)?.map(per_region),
+        release_calls_per_region: per_region(median(|run| run.calls as f64)),
+        system_calls_per_region: counted_calls(args)?.map(|calls| per_region(calls as f64)),
         pages_evicted_per_page: output::rounded(
-            middle.evicted as f64 * PAGE_BYTES as f64 / reserved.max(1) as f64,
+            median(|run| run.evicted as f64) * PAGE_BYTES as f64 / reserved.max(1) as f64,
         ),
-        released_bytes: middle.released,
+        released_bytes: output::whole(median(|run| run.released as f64)),
     };
     output::rows(args.json, &[row], table)
 }

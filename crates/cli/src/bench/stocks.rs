@@ -1,5 +1,6 @@
 //! What the benches of charge stocks share: the variants, trees to charge, runs in turn.
 
+use super::turns;
 use crate::failure::Failure;
 use pagetide_core::group::{StockKind, Tree};
 use pagetide_core::sync::nr_rmws;
@@ -13,7 +14,7 @@ pub(super) const VARIANTS: [(&str, StockKind); 4] = [
     ("none", StockKind::None),
 ];
 /// Runs of each variant, in turn and in both orders.
-pub(super) const RUNS: usize = 7;
+pub(super) const RUNS: u32 = 7;
 /// Pages of the root: no batch is small.
 const ROOM: u64 = 1 << 24;
 
@@ -80,14 +81,15 @@ pub(super) struct Median {
 }
 
 impl Median {
-    pub(super) fn of(mut runs: Vec<Cost>) -> Median {
-        runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
-        let middle = runs[runs.len() / 2];
+    pub(super) fn of(runs: impl Iterator<Item = Cost>) -> Median {
+        let runs: Vec<Cost> = runs.collect();
+        let rmws: Vec<f64> = runs.iter().filter_map(|run| run.rmws).collect();
+        let (least, most) = turns::range(&runs, |run| run.ns);
         Median {
-            ns: middle.ns,
-            least: runs[0].ns,
-            most: runs[runs.len() - 1].ns,
-            rmws: middle.rmws,
+            ns: turns::median(&runs, |run| run.ns),
+            least,
+            most,
+            rmws: (!rmws.is_empty()).then(|| turns::median(&rmws, |&rmws| rmws)),
         }
     }
 }
@@ -95,16 +97,13 @@ impl Median {
 /// Runs `nr` variants in turn, every second time in the opposite order.
 pub(super) fn in_turn(
     nr: usize,
-    mut run: impl FnMut(usize) -> Result<Cost, Failure>,
+    run: impl FnMut(usize) -> Result<Cost, Failure>,
 ) -> Result<Vec<Median>, Failure> {
-    let mut runs = vec![Vec::with_capacity(RUNS); nr];
-    for round in 0..RUNS {
-        for at in 0..nr {
-            let at = if round % 2 == 0 { at } else { nr - 1 - at };
-            runs[at].push(run(at)?);
-        }
-    }
-    Ok(runs.into_iter().map(Median::of).collect())
+    let runs = turns::run(RUNS, nr, run)?;
+    Ok(runs
+        .iter()
+        .map(|runs| Median::of(runs.iter().copied()))
+        .collect())
 }
 
 /// A count for people, `-` where the build does not count.

@@ -21,14 +21,18 @@ pub(super) fn run<T>(
     Ok(results)
 }
 
-/// The value in the middle.
+/// The value in the middle, of an even number the mean of the two there.
 ///
 /// # Panics
 /// Where there is none.
 pub(super) fn median<T>(results: &[T], of: impl Fn(&T) -> f64) -> f64 {
     let mut values: Vec<f64> = results.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        0 => f64::midpoint(values[middle - 1], values[middle]),
+        _ => values[middle],
+    }
 }
 
 /// The least and the largest value.
@@ -42,6 +46,16 @@ pub(super) fn range<T>(results: &[T], of: impl Fn(&T) -> f64) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_between_the_two_in_the_middle() {
+        let of = |values: &[f64]| median(values, |&value| value);
+        assert_eq!([of(&[7.0]), of(&[9.0, 1.0])], [7.0, 5.0]);
+        assert_eq!(
+            [of(&[9.0, 1.0, 4.0]), of(&[9.0, 1.0, 4.0, 2.0])],
+            [4.0, 3.0]
+        );
+    }
 
     #[test]
     fn both_orders_by_turns() {

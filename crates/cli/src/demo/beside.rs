@@ -1,6 +1,5 @@
 //! The demo's reads without a limit on `batch`: what other policies, and the kernel, make of them.
 
-use super::kernel;
 use super::stage::Stage;
 use crate::failure::Failure;
 use crate::output;
@@ -45,13 +44,8 @@ impl Beside {
     }
 }
 
-/// The default policy, the multi-gen LRU and the classic two lists; and the kernel's page cache in
-/// a memory cgroup of the budget's size, where that is asked for.
-pub(super) fn run_all(
-    data: &File,
-    phase: Duration,
-    kernel: Option<&kernel::Cgroup>,
-) -> Result<Vec<Beside>, Failure> {
+/// The default policy, the multi-gen LRU and the classic two lists.
+pub(super) fn run_all(data: &File, phase: Duration) -> Result<Vec<Beside>, Failure> {
     let mut runs = Vec::new();
     for policy in [Policy::default(), Policy::Mglru, Policy::TwoList] {
         let copy = data.try_clone();
@@ -75,9 +69,6 @@ pub(super) fn run_all(
             batch_requests: batch.requests,
             seen: Some(seen),
         });
-    }
-    if let Some(group) = kernel {
-        runs.push(kernel::run(group, data, phase)?);
     }
     Ok(runs)
 }

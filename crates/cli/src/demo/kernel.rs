@@ -10,11 +10,13 @@ use super::stage::BUDGET;
 use super::tenants::{batch_pages, web_pages};
 use crate::args::KernelCacheArgs;
 use crate::failure::{self, Failure};
+use crate::output::Skipped;
 use crate::{load, output};
 use hdrhistogram::Histogram;
 use pagetide::PAGE_BYTES;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut, Read};
 use std::os::fd::AsRawFd;
@@ -82,6 +84,23 @@ fn own_folder() -> Option<(PathBuf, &'static str)> {
         let below = Path::new(path).strip_prefix(fields.get(3)?).ok()?;
         is_memory.then(|| (Path::new(fields[4]).join(below), limit_file))
     })
+}
+
+/// # Errors
+/// Why the file system cannot say whether a page is there: `tmpfs` cannot.
+pub(super) fn try_nowait(data: &File) -> io::Result<()> {
+    let mut byte = [0];
+    let mut buffers = [IoSliceMut::new(&mut byte)];
+    match preadv2(data, &mut buffers, 0, ReadWriteFlags::NOWAIT) {
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The kernel's page cache was left out; all else of the demo is told.
+pub(super) fn skipped(reason: &dyn Error) -> Skipped {
+    let reason = failure::chain(reason);
+    Skipped::new("the kernel's page cache", &reason)
 }
 
 /// Runs the phases `warm` and `scan`.

@@ -8,8 +8,6 @@ use crate::chart::{Chart, Curve, STYLE};
 use crate::failure::Failure;
 use crate::output;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use std::fs;
-use std::path::Path;
 
 const PAGE_STYLE: &str = "\
 :root{color-scheme:light dark;--back:#fff;--card:#f7f7f5;--text:#222;--soft:#555;--line:#d8d8d4;\
@@ -29,20 +27,6 @@ ul{padding-left:1.2rem;margin:.3rem 0}.good{color:var(--good)}.bad{color:var(--b
 summary{cursor:pointer;color:var(--soft);font-size:.9rem;margin-top:.5rem}\
 td{white-space:nowrap}@media(max-width:40rem){.rows table{font-size:.66rem}\
 th,td{padding:.2rem .15rem}td:first-child{white-space:normal}section{padding:.6rem}}";
-
-/// Makes sure that the file can be written; changes nothing in it.
-pub(super) fn check(path: &Path) -> Result<(), Failure> {
-    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|error| failed(path, &error))
-}
-
-pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| failed(path, &error))
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::of(&format!("cannot write {}", path.display()), error)
-}
 
 /// The page.
 pub(super) fn page(demo: &Demo) -> Result<String, Failure> {
@@ -79,6 +63,7 @@ pub(super) fn page(demo: &Demo) -> Result<String, Failure> {
                         h2 { "The same reads with nothing to hold batch" }
                         p { "What the scan leaves of web's hits depends on the cache alone here." }
                         (table(&Beside::HEADER, beside))
+                        @if let Some(skipped) = &demo.skipped { p { (skipped.to_string()) } }
                     }
                 }
             }

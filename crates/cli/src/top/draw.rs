@@ -50,7 +50,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     let title = "Per-CPU page caches: free pages held, of how many at most";
     frame.render_widget(panel(title, caches), areas[4]);
     let line = match &view.trouble {
-        Some(trouble) => Line::from(format!("old figures: {trouble}")).bold(),
+        Some(trouble) => {
+            let trouble = output::printable(trouble);
+            Line::from(format!("old figures: {trouble}")).bold()
+        }
         None => Line::from("up, down: the generations of another group; q: quit").dim(),
     };
     frame.render_widget(Paragraph::new(line), areas[6]);
@@ -157,10 +160,10 @@ fn draw_groups(frame: &mut Frame<'_>, area: Rect, view: &View) {
 /// The last part of a group's path, moved to the right for each above it.
 fn tree_name(group: &GroupSnapshot) -> String {
     match group.path.rsplit_once('/') {
-        None | Some((_, "")) => group.path.clone(),
+        None | Some((_, "")) => output::printable(&group.path),
         Some((parents, name)) => {
             let depth = 1 + parents.matches('/').count();
-            format!("{} {name}", "  ".repeat(depth - 1))
+            format!("{} {}", "  ".repeat(depth - 1), output::printable(name))
         }
     }
 }
@@ -191,7 +194,8 @@ fn draw_generations(frame: &mut Frame<'_>, area: Rect, group: &GroupSnapshot) {
         true => vec![Line::from("no pages of its own")],
         false => lines.collect(),
     };
-    let title = format!("Own pages of {} by age, under {}", group.path, group.policy);
+    let path = output::printable(&group.path);
+    let title = format!("Own pages of {path} by age, under {}", group.policy);
     frame.render_widget(panel(&title, lines), area);
 }
 

@@ -1,7 +1,11 @@
-//! The benches of charge stocks, run small: what they count, not what they time.
+//! The benches of charge stocks, run small: what they count, not what they time; and what benches
+//! refuse and leave.
 
-use super::json;
+use super::{BIN, failure, json};
 use serde_json::Value;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap()
@@ -116,4 +120,58 @@ fn ping_pong_finds_no_cliff_in_the_default_stock() {
     }
     assert_eq!((nr_atomic, rows.len()), (18, 3 * 18));
     assert!(has_cliff, "one group a CPU has a cliff at two");
+}
+
+#[test]
+fn benches_refuse_at_once_what_they_cannot_tell() {
+    for (args, text) in [
+        (&["charge", "--pairs", "0"][..], "0 is not in 1.."),
+        (&["ping-pong", "--pairs", "0"], "0 is not in 1.."),
+        (
+            &["page-fault", "--simulate", "56,9", "--nodes", "2"],
+            "9 CPUs do not fit 2 nodes",
+        ),
+        (
+            &[
+                "memory-hog",
+                "--topology",
+                "1x2",
+                "--node-pages",
+                "1024",
+                "--threads",
+                "1,129",
+            ],
+            "129 threads are more than the 128 pages",
+        ),
+    ] {
+        let (code, message) = failure(&[&["bench"], args].concat());
+        assert_eq!(code, 2, "{args:?}: {message}");
+        assert!(message.contains(text), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn files_of_open_close_are_gone_however_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let nr_folders = || fs::read_dir(dir.path()).unwrap().count();
+    let wait_until = |what: &str, nr: usize| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while nr_folders() != nr {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let mut killed = Command::new(BIN)
+        .args(["bench", "open-close", "--files", "1000000", "--dir"])
+        .arg(dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("a folder", 1);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    wait_until("the folder is left", 0);
+    let (code, message) = failure(&["bench", "open-close", "--dir", "/nonexistent"]);
+    assert_eq!(code, 1, "{message}");
+    assert!(message.contains("/nonexistent"), "{message}");
 }

@@ -180,3 +180,65 @@ fn a_device_in_memory_is_given_back_however_the_run_ends() {
     let is_left = |line: &str| line.contains("/pagetide-zram");
     wait_until("a mount is left", || !mounts.lines().any(is_left));
 }
+
+#[test]
+fn what_cannot_be_measured_is_refused_before_anything_is_borrowed() {
+    let none = ["bench", "random-read", "--device", "/none/such"];
+    for (more, text) in [
+        (&["--runs", "0"][..], "--runs: "),
+        (
+            &["--frames", "256", "--depths", "1,128"],
+            "2 threads that hold 128 pages each need more than 256",
+        ),
+        (
+            &["--frames", "64", "--threads", "64", "--depths", "1"],
+            "64 threads",
+        ),
+    ] {
+        let (code, message) = failure(&[&none[..], more].concat());
+        assert_eq!(code, 2, "{more:?}: {message}");
+        assert!(message.contains(text), "{more:?}: {message}");
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_mounted_is_not_made() {
+    let mut command = Command::new(BIN);
+    command.args(SMALL).args(["--device", "zram"]);
+    let output = command.env("TMPDIR", "/nonexistent").output().unwrap();
+    assert!(output.status.success());
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let reason = line["reason"].as_str().unwrap();
+    assert!(reason.starts_with("no folder to mount it"), "{reason}");
+}
+
+#[test]
+fn what_tells_nothing_is_skipped_by_name() {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    if !mounts
+        .lines()
+        .any(|line| line.starts_with("tmpfs /dev/shm "))
+    {
+        return println!("skipped: device bench: there is no tmpfs at /dev/shm");
+    }
+    let args = ["--frames", "512", "--requests", "1000", "--runs", "2"];
+    let more = ["--threads", "1", "--depths", "8", "--device", "/dev/shm"];
+    let bench = ["bench", "random-read", "--json"];
+    let rows = json(&[&bench[..], &args, &more].concat());
+    let of =
+        |field: &str| -> Vec<&str> { rows.iter().filter_map(|row| row[field].as_str()).collect() };
+    let engines = of("engine");
+    assert!(!engines.is_empty());
+    assert!(
+        engines
+            .iter()
+            .all(|engine| engine.starts_with("pagetide pin_many"))
+    );
+    let skipped = of("skipped");
+    for what in [
+        "the kernel's page cache and direct reads",
+        "pagetide read_at",
+    ] {
+        assert!(skipped.contains(&what), "{what} is not in {skipped:?}");
+    }
+}

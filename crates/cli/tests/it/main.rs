@@ -221,6 +221,26 @@ fn usage_errors_exit_with_2_and_name_the_thing() {
             &["mrc", &sample, "--policy", "best"],
             "unknown policy 'best'",
         ),
+        (
+            &["replay", &sample, "--memory", "1K"],
+            "--memory: 1000 bytes are too few: at least",
+        ),
+        (
+            &["replay", &sample, "--memory", "0"],
+            "--memory: 0 bytes are too few",
+        ),
+        (
+            &["replay", &sample, "--memory", "10EiB"],
+            "--memory: 11529215046068469760 bytes are too many",
+        ),
+        (
+            &["replay", &sample, "--frames", "4200000000"],
+            "--frames: 4200000000 pages are too many",
+        ),
+        (
+            &["replay", &sample, "--frames", "9", "--column", "page"],
+            "is no .csv: it has no column 'page'",
+        ),
         (&["mrc", &sample, "--fractions", "2"], "a fraction of 2"),
         (&["sim", "--seed", "18446744073709551615"], "is not in"),
         (&["sim", "--for", "500000000000years"], "no clock"),
@@ -248,16 +268,8 @@ fn failures_exit_with_1_and_name_the_thing() {
             ":3: expected a page number, found 'three'",
         ),
         (
-            &["replay", &sample, "--memory", "8KiB"],
-            "a budget of 8192 bytes is too small",
-        ),
-        (
-            &["replay", &sample, "--frames", "4200000000"],
-            "is too large: at most",
-        ),
-        (
             &["mrc", &sample, "--frames", "4294967295", "--policy", "fifo"],
-            "no memory of 4294967295 frames",
+            "no memory of 4294967295 frames: ",
         ),
         (
             &["replay", &sample, "--frames", "9", "--file", path(&rubbish)],
@@ -283,6 +295,7 @@ fn failures_exit_with_1_and_name_the_thing() {
             "{args:?}: {message}"
         );
         assert!(message.contains(text), "{args:?}: {message}");
+        assert!(!message.contains(" { "), "for programmers: {message}");
     }
 }
 

@@ -153,3 +153,42 @@ fn a_sample_with_hardly_a_page_is_refused() {
     assert_eq!(code, 2, "{message}");
     assert!(message.contains("of 50 pages"), "{message}");
 }
+
+#[test]
+fn results_are_printed_where_the_plot_cannot_be_written() {
+    let sample = sample();
+    let args = ["mrc", &sample, "--policy", "lru, fifo", "--frames", "100"];
+    let output = pagetide(&[&args[..], &["--plot", "/dev/full"]].concat());
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        printed.contains("| lru ") && printed.contains("| fifo "),
+        "{printed}"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("cannot write /dev/full"), "{message}");
+}
+
+#[test]
+fn a_name_cannot_move_the_cursor() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("a\u{1b}[2Jb.txt");
+    std::fs::write(&trace, "1\n2\n1\n").unwrap();
+    let trace = trace.to_str().unwrap();
+    let shown = text(&["mrc", trace, "--frames", "1", "--policy", "lru"]);
+    assert!(shown.contains("a\\u{1b}[2Jb"), "{shown}");
+    std::fs::write(trace, "").unwrap();
+    let (_, message) = failure(&["mrc", trace]);
+    assert!(message.contains("a\\u{1b}[2Jb.txt is empty"), "{message}");
+}
+
+#[test]
+fn a_target_and_its_bound_are_not_rounded_up() {
+    // Two pages are missed of 200,000.
+    let trace = written(format!("1\n2\n{}", "1\n".repeat(199_998)).as_bytes());
+    let args = ["--policy", "lru", "--frames", "1", "--target", "99.9995%"];
+    let shown = text(&[&["mrc", path(&trace)], &args[..]].concat());
+    for words in ["hit ratio of 99.9995 %", "more than 99.9990 %"] {
+        assert!(shown.contains(words), "{words} is not in {shown}");
+    }
+}

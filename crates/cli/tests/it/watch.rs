@@ -120,6 +120,57 @@ fn a_report_is_one_page_with_all_plots_and_no_script() {
     let (code, message) = failure(&["demo", "--report", "/nonexistent/a.html"]);
     assert_eq!(code, 1, "{message}");
     assert!(message.contains("/nonexistent/a.html"), "{message}");
+    let none = dir.path().join("none.html");
+    failure(&[
+        "demo",
+        "--dir",
+        "/nonexistent",
+        "--report",
+        none.to_str().unwrap(),
+    ]);
+    assert!(!none.exists(), "a demo that fails leaves a report");
+}
+
+#[test]
+fn a_kernel_row_that_cannot_be_is_skipped_and_all_else_is_told() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    if !mounts
+        .lines()
+        .any(|line| line.starts_with("tmpfs /dev/shm "))
+    {
+        return println!("skipped: device bench: there is no tmpfs at /dev/shm");
+    }
+    let args = [
+        "demo",
+        "--kernel",
+        "--json",
+        "--phase-ms",
+        "200",
+        "--dir",
+        "/dev/shm",
+    ];
+    let output = pagetide(&args);
+    let said = String::from_utf8(output.stderr).unwrap();
+    if said.contains("for --kernel") || said.contains("no memory cgroups") {
+        return println!("skipped: memory cgroup: {said}");
+    }
+    // Claims about time may fail on a busy machine.
+    assert!(
+        output.status.success() || said.contains("claims that did not hold"),
+        "{said}"
+    );
+    let told = String::from_utf8(output.stdout).unwrap();
+    for words in [
+        "\"beside\":\"two-list\"",
+        "\"peak_resident_bytes\"",
+        "\"phase\":\"after\"",
+    ] {
+        assert!(told.contains(words), "{words} is not in {told}");
+    }
+    // Kernels differ in what they can read of a tmpfs without waiting.
+    let kernel = "the kernel's page cache";
+    let [skipped, read] = ["skipped", "beside"].map(|key| format!("\"{key}\":\"{kernel}\""));
+    assert!(told.contains(&skipped) != told.contains(&read), "{told}");
 }
 
 /// Before anything else is done: not after all the phases.

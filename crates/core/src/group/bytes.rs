@@ -124,7 +124,9 @@ impl Tree {
             Ok(delta) if is_small && group.batch.load(Ordering::Relaxed) > 0 => {
                 let parked = || group.take_all_parked();
                 let out = &mut |out| self.book(out);
-                self.stocks.mod_state(cpu, (id, item, delta), parked, out);
+                let change = (id, item, delta);
+                self.stocks
+                    .mod_state(cpu, change, parked, &self.in_hand, out);
                 self.drain_if_exact(cpu, group, id);
             }
             _ => self.add_state(id, item, delta),

@@ -3,7 +3,7 @@
 use super::record::{Count, Event, Group, Limit};
 use super::stock::{AllLines, Counts, Stocks};
 use super::{MAX_DEPTH, Out, OverLimit, Surplus, Tree};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, full_fence};
 use crate::units::{Cpu, PAGE_BYTES};
 
 /// What a charge found on its way.
@@ -356,7 +356,10 @@ impl Tree {
         };
         let is_root = subtree == self.root;
         let wanted = |group| is_root || self.is_in(group, subtree);
-        self.stocks.drain(wanted, out);
+        self.stocks.drain(wanted, &self.in_hand, out);
+        // What was not there may be in somebody's hands: see `InHand`. Before the caller uncharges
+        // the last page of the group.
+        full_fence();
         self.uncharge_surplus(same);
         if nr_slots > 0 {
             // No read-modify-write: of two drains at once, one's count may be lost.

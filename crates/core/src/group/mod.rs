@@ -17,12 +17,12 @@ mod walk;
 pub use charge::Charged;
 pub use limits::{MinOverMax, Protection};
 pub use placement::{CpuMask, Place};
-pub use pressure::{PressureLine, PressureStats, Window};
+pub use pressure::{PressureLine, PressureStats, Stalled, Window};
 pub use reclaim_counts::ReclaimCount;
 pub use record::{Count, Event, Events, Gauge, Group, Limit, NO_LIMIT};
 pub use stock::{
-    ByteLine, Item, Line, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink, SpinStock,
-    StockKind, StockLine, StockStats, Surplus,
+    ByteLine, InHand, Item, Line, NR_BYTE_WORDS, NR_ITEMS, NR_SLOTS, Out, OwnerStock, Sink,
+    SpinStock, StockKind, StockLine, StockStats, Surplus,
 };
 
 use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, PerCpu, SpinLock, Table};
@@ -75,6 +75,8 @@ pub struct Tree {
     counts: PerCpu<Counts>,
     /// Stocks of a group that drains emptied.
     nr_drained: AtomicU64,
+    /// Who took statistics out of stocks: no record goes meanwhile.
+    in_hand: InHand,
     /// Groups whose records went, twice; odd while one's counts pass to its parent.
     burials: AtomicU64,
     root: u32,
@@ -122,6 +124,7 @@ impl Tree {
             kind,
             counts,
             nr_drained: AtomicU64::new(0),
+            in_hand: InHand::default(),
             burials: AtomicU64::new(0),
             root,
             walks: walk::Walks::default(),
@@ -245,6 +248,8 @@ impl Tree {
     /// Says that the last handle of a group is gone. Its record goes once nothing is charged.
     pub fn kill(&self, id: u32) {
         let group = self.live(id);
+        // Before it is dead: nobody buries it until its statistics are booked.
+        let _taking = self.in_hand.begin();
         let shape = self.shape.lock();
         // Exact from here on: nothing may stay in a stock.
         group.set_shares(Shares::default());
@@ -258,7 +263,7 @@ impl Tree {
         self.drain(id);
     }
 
-    /// Whether [`Tree::bury`] would free the record of a group.
+    /// Whether [`Tree::bury`] would free the record of a group, once no statistic is in hand.
     #[must_use]
     pub fn is_empty(&self, id: u32) -> bool {
         self.get(id).is_some_and(|group| {
@@ -267,11 +272,15 @@ impl Tree {
         })
     }
 
-    /// Frees the record of a dead group to which nothing is charged and which has no children.
-    /// Returns the id of its first lruvec (0 for none) if it did: of several callers, one does.
+    /// Frees the record of a dead group to which nothing is charged and which has no children;
+    /// later, where somebody has a statistic in hand, which may be its own. Returns the id of its
+    /// first lruvec (0 for none) if it did: of several callers, one does.
     pub fn bury(&self, id: u32) -> Option<u32> {
         let _shape = self.shape.lock();
         let group = self.get(id).filter(|_| self.is_empty(id))?;
+        if self.in_hand.is_any() {
+            return None;
+        }
         let lruvec = group.lruvec();
         self.tell_claims(group);
         self.count_burial();

@@ -115,15 +115,23 @@ impl Tree {
         }
     }
 
-    /// Where the next request of a group goes; `None`, after one load, where no group ever said.
+    /// Where the next request of a group goes, whose turn this takes; `None`, after one load, where
+    /// no group ever said.
     #[inline]
     #[must_use]
     pub fn place(&self, id: u32) -> Option<Place> {
-        // Acquire pairs with the Release in `change_placement`.
-        if self.is_placed.load(Ordering::Acquire) == 0 {
+        if !self.is_placed() {
             return None;
         }
         self.place_of(id)
+    }
+
+    /// Whether any group ever said where it is. One load, and no turn of any.
+    #[inline]
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        // Acquire pairs with the Release in `change_placement`.
+        self.is_placed.load(Ordering::Acquire) != 0
     }
 
     /// Whether a group's blocks may be anywhere, the nearest node first.
@@ -132,7 +140,7 @@ impl Tree {
             let is_local = group.placement.policy.load(Ordering::Relaxed) == 0;
             is_local && self.allowed(id) == (NodeMask::ALL, CpuMask::ALL)
         };
-        self.is_placed.load(Ordering::Acquire) == 0 || self.get(id).is_some_and(is_anywhere)
+        !self.is_placed() || self.get(id).is_some_and(is_anywhere)
     }
 
     #[cold]

@@ -7,6 +7,7 @@ pub use window::Window;
 
 use super::Tree;
 use crate::sync::{SpinLock, rank};
+use crate::units::count;
 use averages::{Averages, PERIOD_NS};
 use core::fmt;
 
@@ -180,38 +181,55 @@ impl fmt::Display for PressureLine {
     }
 }
 
+/// A stall that lasts: from its group up, at how many levels its thread is a task because of it.
+///
+/// Its thread's own group is not asked again at its end: it may be gone by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the stall lasts until `Tree::end_stall` is told of it"]
+pub struct Stalled(u32);
+
+impl Stalled {
+    fn is_task(self, depth: u32) -> bool {
+        depth < self.0
+    }
+}
+
 impl Tree {
     /// Says that a task of a group waits for memory from `now` on, at every level up to the root.
     ///
     /// `task` is the group that the thread has declared itself a task of, `None` where it has not.
     /// At levels where it is none it counts as a task while it stalls. [`Tree::end_stall`] follows
-    /// with the same `task`; until then the group is kept by a handle. A thread that stalls
-    /// already says nothing.
+    /// with the answer; until then the group `id` is kept by a handle, that of `task` may go. A
+    /// thread that stalls already says nothing.
     ///
     /// Cost: a lock a level; after up to 38 minutes without a change, 1,140 multiplications an
     /// average. So it is for [`Tree::end_stall`], [`Tree::enter_task`], [`Tree::leave_task`].
-    pub fn begin_stall(&self, id: u32, now: u64, task: Option<u32>) {
-        self.change(id, now, task, |state, is_task| {
+    pub fn begin_stall(&self, id: u32, now: u64, task: Option<u32>) -> Stalled {
+        let has_task = |level| task.is_some_and(|task| self.is_in(task, level));
+        let without = self.path(id).take_while(|&(level, _)| !has_task(level));
+        let stalled = Stalled(count(without.count()));
+        self.change(id, now, |state, depth| {
             state.nr_stalled += 1;
-            state.nr_tasks += u32::from(!is_task);
+            state.nr_tasks += u32::from(stalled.is_task(depth));
         });
+        stalled
     }
 
     /// Ends what [`Tree::begin_stall`] began.
     ///
     /// # Panics
     /// Where more stalls end than began.
-    pub fn end_stall(&self, id: u32, now: u64, task: Option<u32>) {
-        self.change(id, now, task, |state, is_task| {
+    pub fn end_stall(&self, id: u32, now: u64, stalled: Stalled) {
+        self.change(id, now, |state, depth| {
             state.nr_stalled = less(state.nr_stalled, 1);
-            state.nr_tasks = less(state.nr_tasks, u32::from(!is_task));
+            state.nr_tasks = less(state.nr_tasks, u32::from(stalled.is_task(depth)));
         });
     }
 
     /// Declares a task of a group and of its ancestors: it works there, unless it says that it
     /// stalls. [`Tree::leave_task`] follows; until then the group is kept by a handle.
     pub fn enter_task(&self, id: u32, now: u64) {
-        self.change(id, now, None, |state, _| state.nr_tasks += 1);
+        self.change(id, now, |state, _| state.nr_tasks += 1);
     }
 
     /// Ends what [`Tree::enter_task`] began.
@@ -219,7 +237,7 @@ impl Tree {
     /// # Panics
     /// Where more tasks leave than entered.
     pub fn leave_task(&self, id: u32, now: u64) {
-        self.change(id, now, None, |state, _| {
+        self.change(id, now, |state, _| {
             state.nr_tasks = less(state.nr_tasks, 1);
         });
     }
@@ -240,15 +258,12 @@ impl Tree {
         })
     }
 
-    /// Changes the counts of a group and its ancestors; `change` is told whether a task of `task`
-    /// is one at that level.
-    fn change(&self, id: u32, now: u64, task: Option<u32>, change: impl Fn(&mut State, bool)) {
-        let mut is_task = false;
-        for (level, group) in self.path(id) {
-            is_task = is_task || task.is_some_and(|task| self.is_in(task, level));
+    /// Changes the counts of a group and its ancestors; `change` is told how far above it.
+    fn change(&self, id: u32, now: u64, change: impl Fn(&mut State, u32)) {
+        for (depth, (_, group)) in (0..).zip(self.path(id)) {
             let mut state = group.pressure.state.lock();
             state.advance(now, self.nr_cpus);
-            change(&mut state, is_task);
+            change(&mut state, depth);
         }
     }
 }

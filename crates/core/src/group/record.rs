@@ -132,6 +132,9 @@ pub struct Group {
     limits: [AtomicU32; NR_LIMITS],
     /// Claims by `min` and by `low`.
     claims: Claims,
+    /// Frames that reclaimers are taking of it, where it is protected. Never reset: a group may go
+    /// with the last of them.
+    taken: AtomicU32,
     /// Pages a stock slot keeps for this group; 0: charges are exact.
     pub(super) batch: AtomicU32,
     /// Pages that a CPU keeps for this group's large blocks; 0: none.
@@ -460,6 +463,33 @@ impl Group {
             before >= nr_pages,
             "uncharge of {nr_pages} pages from {before}"
         );
+    }
+
+    /// Charged pages beyond `kept` that no reclaimer is taking.
+    pub(crate) fn spare(&self, kept: u64) -> u64 {
+        // Acquire pairs with the Release in `give_spare`: what went is not in the usage any more.
+        let taken = self.taken.load(Ordering::Acquire);
+        self.usage().saturating_sub(kept + u64::from(taken))
+    }
+
+    /// Takes up to `nr_pages` pages beyond `kept`, which count as gone for others until they are
+    /// given up; returns how many.
+    pub(crate) fn take_spare(&self, kept: u64, nr_pages: u32) -> u32 {
+        let mut more = 0;
+        let take = |taken: u32| {
+            let spare = self.usage().saturating_sub(kept + u64::from(taken));
+            more = nr_pages.min(pages(spare));
+            (more > 0).then(|| taken.saturating_add(more))
+        };
+        // Acquire as in `spare`.
+        let (order, failed) = (Ordering::Acquire, Ordering::Acquire);
+        let _none_is_left = self.taken.fetch_update(order, failed, take);
+        more
+    }
+
+    /// Gives up pages of [`Group::take_spare`]: ones that stay, or that were uncharged before.
+    pub(crate) fn give_spare(&self, nr_pages: u32) {
+        self.taken.fetch_sub(nr_pages, Ordering::Release);
     }
 
     /// Whether it has a `min` or a `low`, or still claims some.

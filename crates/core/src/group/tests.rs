@@ -236,3 +236,15 @@ fn claims_that_cross_are_not_read_as_more_than_all_protection() {
     parent.add_claims([(0, 10), (0, 0)]);
     assert_eq!(parent.children_claim(Limit::Min), 4);
 }
+
+#[test]
+fn a_group_stays_while_somebody_has_statistics_in_hand() {
+    let tree = Tree::try_new(2, 1 << 20, StockKind::Atomic).unwrap();
+    let child = tree.child(A, tree.root()).unwrap();
+    tree.kill(child);
+    let taking = tree.in_hand.begin();
+    assert_eq!(tree.bury(child), None);
+    assert!(tree.get(child).is_some());
+    drop(taking);
+    assert_eq!(tree.bury(child), Some(0));
+}

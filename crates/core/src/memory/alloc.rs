@@ -4,7 +4,7 @@ use super::evacuate::Evacuated;
 use super::held::{Held, What};
 use super::reclaim::Reach;
 use super::write::Reclaimed;
-use super::{AllocError, Here, MAX_RETRIES, Memory};
+use super::{AllocError, Here, MAX_RETRIES, MAX_ROUNDS_IN_VAIN, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
@@ -105,7 +105,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
-    #[inline(always)] // Once in each of its three callers: its result goes through no memory.
+    #[inline(always)] // Once in each of its callers: its result goes through no memory.
     pub(super) fn take_block(
         &self,
         here: Here<'_>,
@@ -113,10 +113,7 @@ impl Memory {
         order: Order,
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
-        let nr_pages = order.nr_pages();
-        if !here.ahead.is_some_and(|ahead| ahead.take(group, nr_pages)) {
-            self.charge_pages(here, group, nr_pages)?;
-        }
+        self.charge_pages(here, group, order.nr_pages())?;
         let request = Request::new(order, mobility);
         let frame = match self.groups.place(group) {
             None => self.take_charged(here, group, request, true)?,
@@ -125,19 +122,34 @@ impl Memory {
                 self.take_charged(here, group, request, is_anywhere)?
             }
         };
+        Ok(self.block_of(group, frame))
+    }
+
+    /// A block that was just taken, as the group's.
+    #[inline(always)]
+    pub(super) fn block_of(&self, group: u32, frame: Frame) -> Block {
         let was_ours = self.frames.group(frame) == group;
         if !was_ours {
             self.frames.set_group(frame, group);
         }
-        Ok(Block { frame, was_ours })
+        Block { frame, was_ours }
     }
 
-    /// Charges pages to `group`, reclaiming where a limit is met.
+    /// Charges pages to `group`, reclaiming where a limit is met, or takes those that were charged
+    /// ahead.
     ///
     /// # Errors
     /// [`AllocError`]; nothing stays charged.
     #[inline(always)]
-    fn charge_pages(&self, here: Here<'_>, group: u32, nr_pages: u32) -> Result<(), AllocError> {
+    pub(super) fn charge_pages(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        nr_pages: u32,
+    ) -> Result<(), AllocError> {
+        if here.ahead.is_some_and(|ahead| ahead.take(group, nr_pages)) {
+            return Ok(());
+        }
         match self.groups.charge(here.cpu, group, nr_pages) {
             Ok(Charged::Within) => Ok(()),
             charged => self.charge(here, group, Amount::Pages(nr_pages), charged),
@@ -146,7 +158,7 @@ impl Memory {
 
     /// A block for what was charged; whether the request may go anywhere.
     #[inline(always)] // Twice, so that a request from anywhere is made in place.
-    fn take_charged(
+    pub(super) fn take_charged(
         &self,
         here: Here<'_>,
         group: u32,
@@ -376,7 +388,7 @@ impl Memory {
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
-        let mut is_unwritten = false;
+        let (mut is_unwritten, mut nr_rounds) = (false, 0);
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
@@ -416,7 +428,10 @@ impl Memory {
                 };
                 let round = self.reclaim_round(here, group, reach, nr_pages);
                 is_unwritten = round.is_unwritten;
-                if round.nr_freed == 0 {
+                nr_rounds += 1;
+                // What each round frees others take, shrinkers perhaps that look at pages.
+                let is_in_vain = nr_rounds > MAX_ROUNDS_IN_VAIN;
+                if round.nr_freed == 0 || is_in_vain {
                     retries += 1;
                     // Others may have in hand what is charged ahead, and give it back.
                     yield_now();
@@ -548,7 +563,10 @@ impl Memory {
     /// Takes a free block that the OS holds memory for and that was not used since `before` (ns).
     /// The caller lets the OS have the memory and gives the block back by [`Memory::put_idle`].
     pub fn take_idle(&self, before: u64) -> Option<Idle> {
+        // In hand it is neither free nor in use, as what is evicted for a block.
+        let under_way = self.evacuation.begin();
         let (frame, order) = self.zones.take_idle(&self.frames, before)?;
+        core::mem::forget(under_way);
         Some(Idle::new(frame, order, true))
     }
 
@@ -557,6 +575,7 @@ impl Memory {
         let Idle { frame, order, .. } = idle;
         self.zones
             .put_idle(&self.frames, (frame, order), is_released);
+        self.evacuation.end();
     }
 
     /// Empties magazines and per-CPU page caches, so that what they hold can merge and be released.

@@ -105,7 +105,8 @@ impl Memory {
     /// from there.
     fn lruvec_near(&self, here: Here<'_>, group: u32) -> Option<&LruvecRecord> {
         let node = self.config.alloc.topology.node_of(here.cpu);
-        let is_placed = self.groups.place(group).is_some();
+        // Not `place`: that takes a turn, which is the next request's.
+        let is_placed = self.groups.is_placed();
         let first = self.groups.get(group).filter(|_| !is_placed)?.lruvec();
         self.lruvec_from(first, node)
     }

@@ -34,7 +34,8 @@ pub(super) struct Evacuation {
     obstacles: Words,
     /// Requests that are not looked for among what stays, because for one just now none was found.
     nr_skipped: AtomicU32,
-    /// Threads that empty a block just now: what they evicted is neither in use nor free.
+    /// Threads that empty a block just now, or let the OS have one: what they evicted or have in
+    /// hand is neither in use nor free.
     nr_under_way: AtomicU32,
     pub(super) scanned: AtomicU64,
     pub(super) success: AtomicU64,
@@ -49,8 +50,7 @@ pub(super) struct UnderWay<'a>(&'a Evacuation);
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `is_under_way`: what was given back is seen then.
-        self.0.nr_under_way.fetch_sub(1, Ordering::Release);
+        self.0.end();
     }
 }
 
@@ -91,9 +91,15 @@ impl Evacuation {
         UnderWay(self)
     }
 
-    /// Whether any thread empties a block.
+    /// Ends what was begun, where the answer was forgotten because a free block is in hand.
+    pub(super) fn end(&self) {
+        // Release pairs with the Acquire in `is_under_way`: what was given back is seen then.
+        self.nr_under_way.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether any thread empties a block, or has a free one in hand.
     pub(super) fn is_under_way(&self) -> bool {
-        // Acquire pairs with the Release in `UnderWay::drop`.
+        // Acquire pairs with the Release in `end`.
         self.nr_under_way.load(Ordering::Acquire) > 0
     }
 

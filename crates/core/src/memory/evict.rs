@@ -6,7 +6,7 @@ use crate::alloc::Pieces;
 use crate::frame::{State, Word, flag};
 use crate::group::ReclaimCount;
 use crate::page_cache;
-use crate::reclaim::{Batch, Lruvec, LruvecRecord, MAX_BATCH, Outcome, Victim};
+use crate::reclaim::{Batch, LruvecRecord, MAX_BATCH, Outcome, Victim};
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, PageKey, PageType};
 
@@ -73,33 +73,6 @@ impl Memory {
         }
         self.put_blocks(cpu, lruvec.group(), &to_free[..nr_to_free]);
         freed
-    }
-
-    /// Whether the coldest page of a lruvec has no more frames than may be taken: one that has more
-    /// is not moved for nothing each time. A look under its lock where its group is protected.
-    pub(super) fn may_give_page(&self, lruvec: &LruvecRecord, spare: u32) -> bool {
-        let nr_frames = |frame| self.frames.block(frame).0.nr_pages();
-        let fits = |lists: &Lruvec| lists.coldest().is_none_or(|page| nr_frames(page) <= spare);
-        spare == u32::MAX || lruvec.look(fits)
-    }
-
-    /// Puts back what of a batch is more than may be taken: a page of several frames, the last one.
-    pub(super) fn leave_beyond(
-        &self,
-        cpu: Cpu,
-        lruvec: &LruvecRecord,
-        (batch, spare): (&mut Batch, u32),
-    ) {
-        while batch.nr_frames() > spare
-            && let Some(victim) = batch.pop(&self.frames)
-        {
-            let mut lists = lruvec.lock();
-            let left_its_file = lists.settle(&self.frames, &victim, Outcome::Refused);
-            drop(lists);
-            if left_its_file {
-                self.reap(cpu, victim.frame);
-            }
-        }
     }
 
     /// Has fetched the entries that the eviction of a frame's page looks at, whatever page that is.

@@ -24,16 +24,19 @@ impl Memory {
         group: u32,
         order: Order,
     ) -> Result<Block, AllocError> {
-        let block = self.take_block(here, group, order, Mobility::Unmovable)?;
-        let is_settled = order >= REGION || !self.is_movable(block.frame);
-        if is_settled || !here.may_reclaim {
-            return Ok(block);
-        }
+        self.charge_pages(here, group, order.nr_pages())?;
         let request = Request::new(order, Mobility::Unmovable);
+        // Once: both blocks are of one turn.
         let (request, is_anywhere) = match self.groups.place(group) {
             None => (request, true),
             Some(place) => self.placed(here.cpu, request, &place),
         };
+        let frame = self.take_charged(here, group, request, is_anywhere)?;
+        let block = self.block_of(group, frame);
+        let is_settled = order >= REGION || !self.is_movable(block.frame);
+        if is_settled || !here.may_reclaim {
+            return Ok(block);
+        }
         let subtree = if is_anywhere {
             self.groups.root()
         } else {

@@ -110,9 +110,12 @@ impl Memory {
         }
         // Pinned, so that it is this page from here on.
         let order = self.frames.block(old).0;
-        let is_smaller = order < pieces.order();
-        let new = is_smaller.then(|| self.take_beside(here, old, pieces));
-        let Some(new) = new.flatten() else {
+        if order >= pieces.order() {
+            // It came there since somebody looked.
+            self.leave(here, old);
+            return Moved::InUse;
+        }
+        let Some(new) = self.take_beside(here, old, pieces) else {
             self.leave(here, old);
             return Moved::NoFrame;
         };

@@ -33,6 +33,7 @@ mod refaults;
 mod region;
 mod reserve;
 mod room;
+mod spare;
 mod stat;
 mod write;
 mod write_reserve;
@@ -55,7 +56,7 @@ pub use write::{PageWrite, Write, Writes};
 
 use crate::alloc::{Config as AllocConfig, ConfigError, Topology, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{BATCH, ChildError, CpuMask, Limit, MinOverMax, StockKind, Tree};
+use crate::group::{BATCH, ChildError, CpuMask, StockKind, Tree};
 
 use crate::page_cache::{Claims, Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Policy, Shadows};
@@ -74,6 +75,9 @@ use write_reserve::WriteReserve;
 pub const MIN_PAGES: u32 = 16;
 /// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
+/// Rounds that free pages which others take each time, before they count as rounds without
+/// progress: many more than threads that compete need.
+const MAX_ROUNDS_IN_VAIN: u32 = 4096;
 /// Frames beyond the budget, besides 1/64 of it: 12 MiB of the 16 that the budget's promise allows.
 const MAX_SLACK: u32 = 3072;
 /// Source: the kernel's default of `vm.swappiness`.
@@ -485,27 +489,6 @@ impl Memory {
                 return made;
             }
         }
-    }
-
-    /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
-    /// because they are in use; the limit stays set.
-    ///
-    /// # Errors
-    /// [`MinOverMax`]; nothing is changed.
-    pub fn set_max(&self, here: Here<'_>, group: u32, max: u64) -> Result<u64, MinOverMax> {
-        self.set_limit(group, Limit::Max, max)?;
-        let over = || {
-            let record = self.groups.get(group);
-            record.map_or(0, |record| record.usage().saturating_sub(record.max()))
-        };
-        let mut idle = 0;
-        while over() > 0 && idle < MAX_RETRIES && here.may_reclaim {
-            let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
-            let freed = self.reclaim_for(here, (group, group), want);
-            idle = if freed == 0 { idle + 1 } else { 0 };
-            self.drain_charges(group);
-        }
-        Ok(over())
     }
 
     /// Says that the last handle of a group is gone: its pages are evicted, and its record goes

@@ -1,7 +1,9 @@
-//! Reclaim because the program asks for it. Source: the kernel's `memory.reclaim`.
+//! Reclaim because the program asks for it, or lowers a limit. Source: the kernel's
+//! `memory.reclaim`.
 
 use super::reclaim::{Reach, Reclaimer};
 use super::{Here, MAX_RETRIES, Memory};
+use crate::group::{BATCH, Limit, MinOverMax};
 use crate::reclaim::MAX_BATCH;
 
 impl Memory {
@@ -20,7 +22,10 @@ impl Memory {
     ) -> u64 {
         let reach = Reach::of(subtree).by(Reclaimer::Proactive);
         let reach = reach.at(swappiness);
-        let (mut nr_freed, mut nr_idle) = (0, 0);
+        // What is charged for nobody goes first, and is nothing that a protection covers.
+        let nr_drained = self.drain_magazines_of(subtree);
+        self.groups.drain(subtree);
+        let (mut nr_freed, mut nr_idle) = (u64::from(nr_drained), 0);
         while nr_freed < nr_pages && nr_idle < MAX_RETRIES && here.may_reclaim {
             let left = u32::try_from(nr_pages - nr_freed).unwrap_or(u32::MAX);
             match self.reclaim_all(here, reach, left.min(MAX_BATCH)).nr_freed {
@@ -34,5 +39,29 @@ impl Memory {
         // What was given back is charged to nobody, so that it shows in the usage.
         self.drain_charges(subtree);
         nr_freed
+    }
+
+    /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
+    /// because they are in use; the limit stays set.
+    ///
+    /// # Errors
+    /// [`MinOverMax`]; nothing is changed.
+    pub fn set_max(&self, here: Here<'_>, group: u32, max: u64) -> Result<u64, MinOverMax> {
+        self.set_limit(group, Limit::Max, max)?;
+        let over = || {
+            let record = self.groups.get(group);
+            record.map_or(0, |record| record.usage().saturating_sub(record.max()))
+        };
+        // Less than ever before is progress: what goes may come back, by a shrinker that looks at
+        // pages.
+        let (mut idle, mut least) = (0, u64::MAX);
+        while over() > 0 && idle < MAX_RETRIES && here.may_reclaim {
+            idle = if over() < least { 0 } else { idle + 1 };
+            least = least.min(over());
+            let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
+            self.reclaim_for(here, (group, group), want);
+            self.drain_charges(group);
+        }
+        Ok(over())
     }
 }

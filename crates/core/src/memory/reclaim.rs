@@ -1,7 +1,9 @@
 //! Whose pages go: the choice among groups, what is left to each, and one batch of reclaim.
 
+use super::spare::Taken;
 use super::{AllocError, Here, Memory};
-use crate::group::{Event, Group, Protection};
+use crate::alloc::PAGEBLOCK_PAGES;
+use crate::group::{Event, Group};
 use crate::reclaim::{
     Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
 };
@@ -253,13 +255,18 @@ impl Memory {
         }
         let limit = self.groups.get(subtree).map_or(0, Group::max_or_high);
         let want = self.policy(giver.group).batch(limit).max(nr_pages);
-        let spare = self.spare(giver.group, subtree, giver.is_low_kept);
-        let spare = u32::try_from(spare).unwrap_or(u32::MAX);
-        if !self.may_give_page(giver.lruvec, spare) {
+        let want = want.min(MAX_BATCH);
+        let mut taken = Taken::of(
+            self,
+            (giver.group, subtree),
+            giver.is_low_kept,
+            giver.lruvec,
+        );
+        if !taken.take(want) {
             return 0;
         }
-        let control = ScanControl {
-            nr_pages: want.min(spare).min(MAX_BATCH),
+        let mut control = ScanControl {
+            nr_pages: want.min(taken.most),
             at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
             part: giver.part,
             swappiness: self.swappiness(reach),
@@ -267,8 +274,14 @@ impl Memory {
             ns: self.zones.now(),
         };
         let mut batch = Batch::noting(unwritten.take());
+        batch.take_at_most(taken.most);
         self.isolate(giver, &control, &mut batch);
-        self.leave_beyond(cpu, giver.lruvec, (&mut batch, spare));
+        if batch.is_empty() && batch.has_met_larger() && taken.take(PAGEBLOCK_PAGES) {
+            control.nr_pages = want.min(taken.most);
+            batch.take_at_most(taken.most);
+            self.isolate(giver, &control, &mut batch);
+        }
+        taken.keep(batch.nr_frames());
         self.count_looked(reach.by, giver.group, batch.looked());
         let freed = self.evict((cpu, reach.by), giver.lruvec, &batch, None);
         *unwritten = batch.into_unwritten();
@@ -347,17 +360,6 @@ impl Memory {
             // The part that should give has nothing to give.
             control.part = None;
         }
-    }
-
-    /// Pages that reclaim for `subtree` may take from a group: those beyond its protection.
-    pub(super) fn spare(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
-        if !self.groups.is_protected() {
-            return u64::MAX;
-        }
-        let Protection { min, low } = self.groups.protection(id, subtree);
-        let kept = if is_low_kept { min.max(low) } else { min };
-        let usage = self.groups.get(id).map_or(0, Group::usage);
-        usage.saturating_sub(kept)
     }
 
     /// Who is to give pages in a subtree: the one with the coldest beyond its `low`, or, where no

@@ -54,6 +54,14 @@ impl Memory {
         let surplus = nr_pages * PAGE_BYTES as u64 - nr_bytes;
         let nr_pages = u32::try_from(nr_pages).expect("at most 2^32 - 1 pages");
         self.groups.charge_forced(here.cpu, group, nr_pages);
+        let levels = self.groups.path(group);
+        if let Some((over, _)) = levels
+            .filter(|(_, level)| level.usage() > level.max())
+            .last()
+        {
+            // What comes back to a magazine that is there would serve a new request.
+            self.forget_magazines_of(over);
+        }
         self.groups.uncharge_bytes(here.cpu, group, surplus);
         self.count_reserved(here.cpu, group, nr_bytes);
     }

@@ -5,6 +5,7 @@
 //! writes to the platform: so writing needs no memory of core's.
 
 use super::reclaim::Reach;
+use super::spare::Taken;
 use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Event, Gauge, Group};
@@ -84,7 +85,7 @@ pub struct Writes<'a> {
     subtree: u32,
     unwritten: &'a Unwritten,
     nr_taken: usize,
-    /// Pages that go when their writes end.
+    /// Frames of pages that are to go when their writes end.
     nr_cold: u32,
     /// Only those of this type are offered.
     only: Option<PageType>,
@@ -144,7 +145,7 @@ impl Iterator for Writes<'_> {
         if let Some((write, cold)) = &mut write
             && self.nr_cold > 0
         {
-            self.nr_cold -= 1;
+            self.nr_cold = self.nr_cold.saturating_sub(write.order.nr_pages());
             write.cold = Some(*cold);
         }
         write.map(|(write, _)| write)
@@ -466,14 +467,11 @@ impl Memory {
     fn evict_frame(&self, cpu: Cpu, reach: Reach, (frame, token): (Frame, Token)) -> u32 {
         let word = self.frames.word(frame);
         let group = self.frames.group(frame);
-        let nr_frames = u64::from(self.frames.block(frame).0.nr_pages());
+        let nr_frames = self.frames.block(frame).0.nr_pages();
         let may_go = word.is_evictable() && !word.has(flag::ISOLATED);
         let is_meant = || {
-            let subtree = reach.subtree;
             let is_there = reach.nodes.has(self.zones.node_of(&self.frames, frame));
-            is_there
-                && self.groups.is_in(group, subtree)
-                && self.spare(group, subtree, reach.is_low_kept) >= nr_frames
+            is_there && self.groups.is_in(group, reach.subtree)
         };
         if !may_go || !is_meant() {
             return 0;
@@ -482,6 +480,10 @@ impl Memory {
         let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
             return 0;
         };
+        let mut taken = Taken::of(self, (group, reach.subtree), reach.is_low_kept, lruvec);
+        if !taken.take(nr_frames) || taken.most < nr_frames {
+            return 0;
+        }
         let mut batch = Batch::default();
         let mut lists = lruvec.lock();
         lists.isolate_frame(&self.frames, (group, frame), &mut batch);

@@ -8,7 +8,7 @@ use crate::units::{Frame, index};
 #[derive(Clone, Copy, Debug)]
 pub struct ScanControl {
     /// Frames wanted, at most [`MAX_BATCH`]. A page of several counts as so many, and the last one
-    /// may have more.
+    /// may have more, where the batch [may take them](Batch::take_at_most).
     pub nr_pages: u32,
     /// Frames that a part gives, even where another becomes the better one: 1 or more.
     pub at_least: u32,
@@ -80,6 +80,10 @@ pub struct Batch {
     len: u32,
     /// Frames of the victims.
     nr_frames: u32,
+    /// Frames that they may have.
+    most: u32,
+    /// Whether a page was met that had too many frames.
+    has_met_larger: bool,
     pub(super) looked: Looked,
     /// `None` where nobody asks for them.
     unwritten: Option<Unwritten>,
@@ -91,6 +95,8 @@ impl Default for Batch {
             victims: [None; MAX_BATCH as usize],
             len: 0,
             nr_frames: 0,
+            most: u32::MAX,
+            has_met_larger: false,
             looked: Looked::default(),
             unwritten: None,
         }
@@ -122,12 +128,25 @@ impl Batch {
         self.nr_frames
     }
 
-    /// Takes the last victim out.
-    pub fn pop(&mut self, frames: &FrameTable) -> Option<Victim> {
-        self.len = self.len.checked_sub(1)?;
-        let victim = self.victims[index(self.len)].take()?;
-        self.nr_frames -= frames.block(victim.frame).0.nr_pages();
-        Some(victim)
+    /// Says how many frames all victims together may have: of a protected group, what it can spare.
+    /// A page that has more than are left stays, as one in use does.
+    pub fn take_at_most(&mut self, nr_frames: u32) {
+        self.most = nr_frames;
+        self.has_met_larger = false;
+    }
+
+    /// Whether a page was met that has more frames than may be taken.
+    #[must_use]
+    pub fn has_met_larger(&self) -> bool {
+        self.has_met_larger
+    }
+
+    /// Whether a page has no more frames than may be taken still.
+    pub(super) fn has_room_for(&mut self, frames: &FrameTable, frame: Frame) -> bool {
+        let nr_frames = frames.block(frame).0.nr_pages();
+        let has_room = nr_frames <= self.most.saturating_sub(self.nr_frames);
+        self.has_met_larger |= nr_frames > self.most;
+        has_room
     }
 
     /// An empty batch; where `unwritten` is there, what must be written is added to it.

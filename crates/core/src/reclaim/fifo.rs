@@ -46,10 +46,13 @@ impl Rules for Fifo {
             let word = frames.word(frame);
             let isolate = || super::isolated(frames, frame, word);
             let token = Token::new(0);
-            if let Some(word) = word.is_evictable().then(isolate).flatten() {
+            let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
+            if let Some(word) = may_go.then(isolate).flatten() {
                 batch.push(frames, Victim { frame, word, token });
             } else {
-                batch.note(frames, (frame, word), token);
+                if word.is_unwritten() {
+                    batch.note(frames, (frame, word), token);
+                }
                 self.pages.push_head(frames, frame);
             }
         }

@@ -182,9 +182,14 @@ impl Gated2q {
             Class::Probation if refs >= REFS_TO_PROTECT => Some((Class::Protected, 0)),
             Class::Protected if refs > 0 => Some((Class::Protected, refs - 1)),
             // Not clean.
-            class if !word.is_evictable() => Some((class, refs)),
+            _ if !word.is_evictable() => Some(Self::as_it_is(word)),
             _ => None,
         }
+    }
+
+    /// Where a page goes that stays though nobody uses it.
+    fn as_it_is(word: Word) -> (Class, u8) {
+        (class_of(word), word.refs().saturating_sub(NO_REFS))
     }
 
     /// The class that gives the next victim.
@@ -445,11 +450,12 @@ impl Rules for Gated2q {
                 frames.touch_before(next);
             }
             let word = frames.word(frame);
-            nr_busy += u32::from(!word.is_evictable());
+            let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
+            nr_busy += u32::from(!may_go);
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
                 batch.note(frames, (frame, word), self.token(frames, frame, word));
             }
-            if let Some(to) = Self::kept(word) {
+            if let Some(to) = Self::kept(word).or_else(|| (!may_go).then(|| Self::as_it_is(word))) {
                 self.count_kept(frames, frame);
                 let is_activated = class_of(word) == Class::Probation && to.0 == Class::Protected;
                 batch.looked.nr_activated += u32::from(is_activated);

@@ -44,7 +44,7 @@ struct Hold<'a> {
     up_to: u64,
     /// Pages looked at.
     nr_scanned: u32,
-    /// Pages of files that were noted in the place of victims: once they are written they go.
+    /// Frames of pages of files that were noted in the place of victims: once written they go.
     nr_to_write: u32,
     /// Whether a generation was opened or passed.
     has_stepped: bool,
@@ -336,7 +336,8 @@ impl Mglru {
 
     /// Looks at the last page on the list of the oldest generation; true where it stays in memory,
     /// on another list.
-    fn sort(&mut self, frames: &FrameTable, frame: Frame, (word, cut_off): (Word, usize)) -> bool {
+    fn sort(&mut self, hold: &mut Hold<'_>, frame: Frame, (word, cut_off): (Word, usize)) -> bool {
+        let frames = hold.frames;
         let page_type = frames.page_type(frame);
         let form = self.form;
         let seq = self.generations.seq_of(page_type, word);
@@ -361,10 +362,11 @@ impl Mglru {
             }
             return true;
         }
-        if !word.is_evictable() {
+        let may_go = word.is_evictable() && hold.batch.has_room_for(frames, frame);
+        if !may_go {
             self.move_up(frames, frame);
         }
-        !word.is_evictable()
+        !may_go
     }
 
     /// Isolates pages of the oldest generation of a type until the batch is full; returns the pages
@@ -381,7 +383,7 @@ impl Mglru {
             hold.look_at(page_type);
             let frames = hold.frames;
             let word = frames.word(frame);
-            if self.sort(frames, frame, (word, cut_off)) {
+            if self.sort(hold, frame, (word, cut_off)) {
                 hold.batch.looked.nr_refilled += 1;
                 let page = self.form.use_of(word);
                 let is_kept = word.has(flag::YOUNG) || self.form.always_protects(page);
@@ -389,7 +391,9 @@ impl Mglru {
                     let token = self.token(frames, frame, word);
                     let is_noted = hold.batch.note(frames, (frame, word), token);
                     let is_taken = is_noted && self.form.takes_dirty_file(page_type);
-                    hold.nr_to_write += u32::from(is_taken);
+                    if is_taken {
+                        hold.nr_to_write += frames.block(frame).0.nr_pages();
+                    }
                 }
                 continue;
             }

@@ -175,6 +175,8 @@ pub struct Lruvec {
     queues: Queues,
     /// Frames of the pages on the lists, and of those that are isolated, by type.
     nr_frames: [u32; 2],
+    /// Frames of the smallest page since there was none, or fewer.
+    smallest: u32,
 }
 
 impl Default for Lruvec {
@@ -214,6 +216,7 @@ impl Lruvec {
         Lruvec {
             queues,
             nr_frames: [0; 2],
+            smallest: 0,
         }
     }
 
@@ -251,6 +254,12 @@ impl Lruvec {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nr_frames == [0; 2]
+    }
+
+    /// Frames of its smallest page, or fewer.
+    #[must_use]
+    pub fn smallest(&self) -> u32 {
+        self.smallest
     }
 
     /// How cold its pages of a type are. Where its policy has one class, all are in probation, and
@@ -293,7 +302,12 @@ impl Lruvec {
         moment: Moment,
     ) -> Refault {
         let listing = self.rules().insert(frames, frame, refault, moment);
-        self.nr_frames[frames.page_type(frame).index()] += frames.block(frame).0.nr_pages();
+        let nr_frames = frames.block(frame).0.nr_pages();
+        self.smallest = match self.is_empty() {
+            true => nr_frames,
+            false => self.smallest.min(nr_frames),
+        };
+        self.nr_frames[frames.page_type(frame).index()] += nr_frames;
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
             Some(word.next_version())

@@ -200,11 +200,13 @@ impl Rules for TwoList {
             };
             nr_scanned += 1;
             let word = frames.word(frame);
-            nr_busy += u32::from(!word.is_evictable());
+            let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
+            nr_busy += u32::from(!may_go);
             if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
                 batch.note(frames, (frame, word), Self::token_at(self.nonresident_age));
             }
-            if let Some(to) = Self::kept(word) {
+            let as_it_is = || (INACTIVE, word.refs().saturating_sub(NO_REFS));
+            if let Some(to) = Self::kept(word).or_else(|| (!may_go).then(as_it_is)) {
                 let is_activated = to.0 == ACTIVE;
                 self.nonresident_age += u64::from(is_activated);
                 batch.looked.nr_activated += u32::from(is_activated);

@@ -5,7 +5,8 @@ use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, PageType, index};
 
 /// What reclaim met at the cold end and could not evict, because it is not written: up to
-/// [`MAX_BATCH`] dirty pages, and how many it met that are being written.
+/// [`MAX_BATCH`] frames of dirty pages, of which the last page may have more, and how many it met
+/// that are being written.
 ///
 /// A hint: any of the frames may hold something else when they are looked at.
 #[derive(Clone, Debug)]
@@ -67,10 +68,10 @@ impl Unwritten {
         self.nr_dirty == 0 && self.nr_writeback == 0
     }
 
-    /// Whether no dirty page more fits.
+    /// Whether as many are noted as a batch may have: no more fits.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.nr_dirty == MAX_BATCH
+        self.nr_dirty == MAX_BATCH || self.nr_frames >= MAX_BATCH
     }
 
     /// Adds the page of a frame that would go if it were written, as its word has it.

@@ -1,6 +1,6 @@
 //! Pressure beside a naive twin: threads in place of counts, exact fractions in place of rounding.
 
-use pagetide_core::group::{PressureLine, PressureStats, StockKind, Tree};
+use pagetide_core::group::{PressureLine, PressureStats, Stalled, StockKind, Tree};
 use pagetide_core::units::{Cpu, SECOND};
 use proptest::prelude::*;
 
@@ -187,6 +187,8 @@ struct Both {
     tree: Tree,
     ids: [u32; NR_GROUPS],
     twin: Twin,
+    /// By thread.
+    stalled: [Option<Stalled>; NR_THREADS],
     now: u64,
     lag: u64,
     lagged: u64,
@@ -210,6 +212,7 @@ impl Both {
             tree,
             ids,
             twin,
+            stalled: [None; NR_THREADS],
             now: 0,
             lag: 0,
             lagged: 0,
@@ -217,12 +220,13 @@ impl Both {
         }
     }
 
-    fn change(&mut self, group: usize, change: impl Fn(&Tree, u32, u64)) {
+    fn change<R>(&mut self, group: usize, change: impl Fn(&Tree, u32, u64) -> R) -> R {
         let now = self.now.saturating_sub(self.lag);
-        change(&self.tree, self.ids[group], now);
+        let changed = change(&self.tree, self.ids[group], now);
         self.twin.change(group, now);
         self.lagged += self.lag;
         self.lag = 0;
+        changed
     }
 
     fn read(&mut self, group: usize) {
@@ -263,10 +267,12 @@ impl Both {
         let own = &mut self.twin.threads[thread];
         let task = own.task.map(|group| self.ids[group]);
         if let Some(group) = own.stall.take() {
-            self.change(group, |tree, id, now| tree.end_stall(id, now, task));
+            let stalled = self.stalled[thread].take().expect("it began");
+            self.change(group, |tree, id, now| tree.end_stall(id, now, stalled));
         } else {
             own.stall = Some(group);
-            self.change(group, |tree, id, now| tree.begin_stall(id, now, task));
+            let begin = |tree: &Tree, id, now| tree.begin_stall(id, now, task);
+            self.stalled[thread] = Some(self.change(group, begin));
         }
     }
 

@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 const CPU: Cpu = Cpu::new(0);
+/// Of pages.
+const MAX_ORDER: u8 = 3;
 /// Times that one call looks at each page at most, for what is not protected and for what is.
 const MAX_SCANS: u64 = 24;
 /// Pages looked at in one lock hold, which may be the last one of a group.
@@ -26,10 +28,11 @@ enum Kept {
     WritingAndDirty,
 }
 
-/// A page: what keeps it, whether it came before anybody asked for it, and how often it was read
-/// and looked at since.
+/// A page: its size, what keeps it, whether it came before anybody asked for it, and how often it
+/// was read and looked at since.
 #[derive(Clone, Copy, Debug)]
 struct Page {
+    order: u8,
     kept: Kept,
     is_ahead: bool,
     nr_reads: u8,
@@ -53,8 +56,10 @@ fn page() -> impl Strategy<Value = Page> {
         1 => Just(Kept::WritingAndDirty),
     ];
     let reads = prop_oneof![2 => Just(0), 3 => 0..8u8];
-    (kept, any::<bool>(), reads, any::<bool>()).prop_map(
-        |(kept, is_ahead, nr_reads, is_looked_at)| Page {
+    let order = prop_oneof![5 => Just(0), 2 => 1..MAX_ORDER + 1];
+    (order, kept, any::<bool>(), reads, any::<bool>()).prop_map(
+        |(order, kept, is_ahead, nr_reads, is_looked_at)| Page {
+            order,
             kept,
             is_ahead,
             nr_reads,
@@ -85,7 +90,7 @@ struct World {
 
 impl World {
     fn new(policy: Policy, tenants: &[Tenant]) -> World {
-        let memory = Memory::try_new(Config::for_resident(700, 1, policy)).expect("memory");
+        let memory = Memory::try_new(Config::for_resident(5000, 1, policy)).expect("memory");
         let mut world = World {
             memory,
             groups: Vec::new(),
@@ -104,9 +109,12 @@ impl World {
         let memory = &self.memory;
         let root = memory.groups().root();
         let group = memory.new_group(CPU.into(), root).expect("a group");
-        let file = memory.open_mapping(CPU.into(), Order::ZERO).expect("room");
+        let orders = (0..=MAX_ORDER).map(|order| Order::new(order).expect("small"));
+        let files = orders.map(|order| memory.open_mapping(CPU.into(), order).expect("room"));
+        let files: Vec<u32> = files.collect();
         let mut free = BTreeSet::new();
         for (number, page) in (0..).zip(&tenant.pages) {
+            let file = files[usize::from(page.order)];
             let access = match page.is_ahead {
                 true => Access::Prefetch,
                 false => Access::Copy,
@@ -152,16 +160,56 @@ impl World {
         let groups = self.memory.groups();
         let spare = |group: u32| {
             let usage = groups.get(group).expect("a group").usage();
-            usage.saturating_sub(groups.protection(group, groups.root()).min)
+            // What is in stocks is nobody's page.
+            let kept = groups.protection(group, groups.root()).min;
+            usage.saturating_sub(kept + u64::from(groups.stocked(group)))
         };
         let mut tenants = self.groups.iter().zip(&self.free);
-        tenants.any(|(&group, free)| !free.is_empty() && spare(group) > 0)
+        tenants.any(|(&group, free)| {
+            let mut fits = free
+                .iter()
+                .map(|&frame| self.nr_frames(frame) <= spare(group));
+            fits.any(|fits| fits)
+        })
+    }
+
+    fn nr_frames(&self, frame: Frame) -> u64 {
+        self.memory.frames().block(frame).0.nr_pages().into()
+    }
+
+    /// Frames of pages that each group has.
+    fn nr_resident(&self) -> Vec<u64> {
+        let kept = |group| {
+            let kept = self.kept.iter().map(|&(frame, _)| frame);
+            let ours = kept.filter(move |&frame| self.memory.frames().group(frame) == group);
+            ours.map(|frame| self.nr_frames(frame)).sum::<u64>()
+        };
+        let sizes = |free: &BTreeSet<Frame>| -> u64 {
+            free.iter().map(|&frame| self.nr_frames(frame)).sum()
+        };
+        let groups = self.groups.iter().zip(&self.free);
+        groups
+            .map(|(&group, pages)| kept(group) + sizes(pages))
+            .collect()
+    }
+
+    /// No group is below its `min` that was not before.
+    fn check_protection(&self, before: &[u64]) {
+        let groups = self.memory.groups();
+        for ((&group, after), &before) in self.groups.iter().zip(self.nr_resident()).zip(before) {
+            let min = groups.get(group).expect("a group").limit(Limit::Min);
+            assert!(
+                after >= before.min(min),
+                "{after} of {before} pages left, {min} protected"
+            );
+        }
     }
 
     /// One call of reclaim; what is left afterwards is what it should be.
     fn reclaim(&mut self) -> u32 {
         let nr_pages: usize = self.free.iter().map(BTreeSet::len).sum();
         let nr_pages = (nr_pages + self.kept.len()) as u64;
+        let resident = self.nr_resident();
         let before = self.memory.stats().pgscan;
         let freed = self.memory.reclaim(CPU, self.memory.groups().root(), 1);
         let nr_scanned = self.memory.stats().pgscan - before;
@@ -169,16 +217,17 @@ impl World {
         let most = self.nr_passes * most;
         assert!(nr_scanned <= most, "{nr_scanned} scans of {nr_pages} pages");
         let table = self.memory.frames();
-        let nr_left = |free: &Vec<BTreeSet<Frame>>| free.iter().map(BTreeSet::len).sum::<usize>();
-        let nr_before = nr_left(&self.free);
+        let nr_before: u64 = resident.iter().sum();
         for free in &mut self.free {
             free.retain(|frame| table.word(*frame).state() == State::Live);
         }
-        let nr_gone = nr_before - nr_left(&self.free);
+        let nr_gone = nr_before - self.nr_resident().iter().sum::<u64>();
         assert_eq!(
-            nr_gone, freed as usize,
+            nr_gone,
+            u64::from(freed),
             "pages that are freed were free to go"
         );
+        self.check_protection(&resident);
         for (frame, kept) in &self.kept {
             let word = table.word(*frame);
             let is_dirty = matches!(
@@ -244,8 +293,9 @@ proptest! {
         }
         let which = which.index(pages.len());
         pages[which].kept = Kept::No;
+        let pages_order = pages[which].order;
         let mut world = World::new(policy, &[Tenant { pages, protects: None }]);
-        prop_assert_eq!(world.reclaim(), 1);
+        prop_assert_eq!(world.reclaim(), 1 << pages_order);
         prop_assert_eq!(world.reclaim(), 0);
     }
 }

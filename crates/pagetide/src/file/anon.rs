@@ -168,8 +168,7 @@ impl Anon {
     /// back.
     ///
     /// # Errors
-    /// As [`Anon::pin_mut`]. Where it is [`Error::PageBusy`], a page that was not in memory may
-    /// read as zeros since.
+    /// As [`Anon::pin_mut`]; the page is what it was then.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
         self.check_end(page)?;

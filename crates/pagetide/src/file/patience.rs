@@ -1,6 +1,7 @@
 //! Which refusals are waited out, whatever way a page is brought in: those that other readers' pins
 //! may be the cause of, because theirs are short.
 
+use crate::shrinker::is_shrinking;
 use pagetide_core::memory::{AllocError, PageError};
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,8 @@ impl Patience {
 
     /// Whether to ask again after a refusal. Then others have run; the caller holds no page.
     pub(super) fn goes_on(&mut self, error: &PageError) -> bool {
-        if !is_passing(error) {
+        // Nothing is freed for who asks from within a shrinker.
+        if !is_passing(error) || is_shrinking() {
             return false;
         }
         let now = Instant::now();

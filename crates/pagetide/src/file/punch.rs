@@ -26,8 +26,11 @@ impl File {
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::PageBusy`] where somebody changes a page of the range, or has
     /// one pinned whose bytes are zeroed, for more than a second: the file is as it was; as
-    /// [`File::read_at`] for such a page. [`Error::WritebackFailed`] where the store fails: the
-    /// range reads as zeros all the same, and the next write or `sync` of the file tries again.
+    /// [`File::read_at`] for such a page. [`Error::WritebackFailed`] where the store fails to make
+    /// this hole: the range reads as zeros all the same, and the next write or `sync` of the file
+    /// tries again; but the file is as it was where the store fails again to make an earlier hole
+    /// or end, or takes no more writes. Which of them it is, a byte of the range tells. Pages that
+    /// cannot be written, or wait for the log, are no error here.
     pub fn punch(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_may_write()?;
         let Some((start, last)) = super::write::bytes_of(range) else {
@@ -50,7 +53,7 @@ impl File {
         let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone_after(wait, start / page_bytes..=last / page_bytes)?;
-        self.check_writable()?;
+        self.check_droppable()?;
         let len = backing.len();
         let end = last.saturating_add(1).min(len);
         if start >= end {
@@ -243,6 +246,10 @@ impl File {
             shared.core.resident_pages(self.open.mapping, drop_page);
         }
         backing.settle_all(shared, pages);
+        if backing.nr_dirty() == 0 {
+            // What could not be written is gone.
+            backing.is_failing.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -278,7 +285,7 @@ fn dirty_in(shared: &Shared, backing: &Backing, pages: RangeInclusive<u64>) -> O
 }
 
 /// Drops a page, when nobody reads, writes or changes it any more.
-fn discard(shared: &Shared, backing: &Backing, page: u64) {
+pub(super) fn discard(shared: &Shared, backing: &Backing, page: u64) {
     let Some(key) = backing.key(page) else { return };
     loop {
         let mut effects = Effects::new();

@@ -11,11 +11,16 @@ impl File {
     /// Not durable before [`File::sync`]. O(resident pages of the file) where it gets shorter.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where the store cannot be made so long, or
-    /// the page in which the file is to end cannot be written: the file stays as it was, except
-    /// that a shorter one is short for all handles, and the next write or `sync` of it tries to
-    /// cut the store again; [`Error::PastEnd`] beyond the last page that can be numbered;
+    /// [`Error::ReadOnly`]; [`Error::PastEnd`] beyond the last page that can be numbered;
     /// [`Error::PageBusy`] where somebody changes a page behind the new end for more than a second.
+    ///
+    /// Of a file that is to be longer, as [`File::write_at`]; [`Error::WritebackFailed`] where the
+    /// store cannot be made so long: it stays as it was. Of one that is to be shorter,
+    /// [`Error::WritebackFailed`] where the store cannot be cut: it is short for all handles, and
+    /// the next write or `sync` of it tries again; but it stays as it was where the page in which
+    /// it is to end cannot be written ([`Error::LogBehind`] where that waits for the log), or the
+    /// store fails again to make an earlier end or hole, or takes no more writes. Pages behind the
+    /// new end need not be written: a full store keeps no file long.
     pub fn set_len(&self, len: u64) -> Result<(), Error> {
         self.check_may_write()?;
         let backing = &*self.open.backing;
@@ -25,10 +30,11 @@ impl File {
         }
         let first = len / self.open.order.bytes() as u64;
         let _alone = self.alone(first..=u64::MAX)?;
-        self.check_writable()?;
         if len < backing.len() {
+            self.check_droppable()?;
             return self.cut(len);
         }
+        self.check_writable()?;
         if let Err(error) = backing.source.written().set_len(len) {
             return Err(backing.failed_with(&error));
         }

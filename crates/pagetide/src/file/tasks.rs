@@ -192,6 +192,11 @@ impl File {
     /// its end wakes the task. Dropped, it waits no more; the read goes on for whoever wants the
     /// page next.
     ///
+    /// From its first poll until it is ready or dropped, it counts in the group's pin budget, and
+    /// holds the page pinned as soon as that is being read: also after the read has ended, so that
+    /// the page stays in memory and nobody changes it. So whoever has polled one polls it again
+    /// when it is woken, or drops it, and does not keep it aside.
+    ///
     /// Polling may reclaim on the calling thread, but never sleeps: what is charged above `high` is
     /// paid by a later call that may. Where neither io_uring nor a thread can finish the read, the
     /// first poll reads. Under [`Builder::without_thread`](crate::Builder::without_thread) the
@@ -221,7 +226,8 @@ impl File {
     }
 
     /// [`File::read_at`] as a future, as [`File::pin_async`]. All missing pages of the range are
-    /// read together, as many as one [`File::prefetch`] takes.
+    /// read together, as many as one [`File::prefetch`] takes. While it waits for a page, that one
+    /// is pinned, as there, but counts in no pin budget.
     ///
     /// # Errors
     /// As [`File::read_at`], but for [`Error::TimedOut`] as [`File::pin_async`].

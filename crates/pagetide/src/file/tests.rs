@@ -5,7 +5,8 @@ use crate::store::tests::Takes;
 use crate::{ByteSize, Memory, Order, Store};
 use pagetide_core::memory::Effect;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Barrier, OnceLock};
+use std::sync::{Barrier, Mutex, OnceLock};
+use std::task::{Wake, Waker};
 
 /// A store whose reads begin and end with the test's.
 struct Gate {
@@ -185,4 +186,74 @@ fn a_read_that_ends_when_a_file_was_cut_and_is_longer_again_gives_no_old_bytes()
     let mut bytes = [9; 8192];
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 8192);
     assert!(bytes[..100] == [7; 100] && bytes[100..] == [0; 8092]);
+}
+
+/// Does something instead of waking anybody.
+struct Does<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Does<F> {
+    fn wake(self: Arc<Does<F>>) {
+        (self.0)();
+    }
+}
+
+/// Has `act` done as soon as what came into a frame can be seen: once for each frame, until the
+/// tickets are dropped by this.
+fn while_frames_act<T>(
+    file: &File,
+    act: impl Fn() + Send + Sync + 'static,
+    test: impl FnOnce() -> T,
+) -> T {
+    let shared = &file.open.shared;
+    let waker = Waker::from(Arc::new(Does(act)));
+    let frames = (0..shared.core.frames().len()).map(Frame::new);
+    let tickets = frames.map(|frame| shared.waiters.register(frame, &waker, || true));
+    let tickets: Vec<_> = tickets.flatten().collect();
+    let result = test();
+    tickets
+        .into_iter()
+        .for_each(|ticket| shared.waiters.forget(ticket));
+    result
+}
+
+#[test]
+fn a_new_page_is_not_written_before_its_caller_has_it() {
+    let (data, file) = sevens();
+    let (other, nr_flushes) = (file.clone(), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&nr_flushes);
+    let flush = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        other.flush_range(..).unwrap();
+    };
+    let mut view = while_frames_act(&file, flush, || file.pin_new(1).unwrap());
+    assert!(nr_flushes.load(Ordering::Relaxed) > 0);
+    assert!(view[..] == [0; 4096]);
+    let on_disk = || std::fs::read(data.path()).unwrap();
+    assert!(
+        on_disk() == [7; 8192],
+        "zeros that nobody wrote are written"
+    );
+    view.fill(8);
+    drop(view);
+    file.sync().unwrap();
+    assert!(on_disk()[4096..] == [8; 4096]);
+    assert_eq!(file.open.shared.bytes_read(), 0);
+}
+
+#[test]
+fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
+    let (data, file) = sevens();
+    let pinned = Arc::new(Mutex::new(Vec::new()));
+    let (other, keep) = (file.clone(), Arc::clone(&pinned));
+    let pin = move || keep.lock().unwrap().push(other.pin(1).unwrap());
+    let refused = while_frames_act(&file, pin, || file.pin_new(1));
+    assert!(matches!(refused, Err(Error::PageBusy { page: 1, .. })));
+    assert!(!pinned.lock().unwrap().is_empty());
+    assert!(file.pin(1).unwrap()[..] == [7; 4096]);
+    pinned.lock().unwrap().clear();
+    file.sync().unwrap();
+    assert!(std::fs::read(data.path()).unwrap() == [7; 8192]);
+    let mut view = file.pin_new(1).unwrap();
+    assert!(view[..] == [0; 4096]);
+    view[0] = 1;
 }

@@ -1,15 +1,17 @@
 //! Views that write: pages for their holder alone.
 
-use super::File;
 use super::latch_wait::{Held, LatchWait};
-use super::write::Part;
+use super::punch::discard;
+use super::{File, Fill};
 use crate::backing::Room;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group};
+use pagetide_core::memory::PageIn;
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
 use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// A pinned page that did not become a view that writes, and why.
@@ -63,7 +65,8 @@ impl File {
     ///
     /// Waits up to a second for pins on the page to drop, for whoever else changes it, and for a
     /// write of it to end. A page that is not cached is read first. Where much of the group is
-    /// dirty, writes some of it back, as [`File::write_at`] does. What the caller has pinned
+    /// dirty, or of the one that the page is charged to, writes some of it back, as
+    /// [`File::write_at`] does. What the caller has pinned
     /// itself it has to drop first, or hand to [`File::upgrade`].
     ///
     /// # Errors
@@ -88,12 +91,13 @@ impl File {
     }
 
     /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
-    /// from the store. At the end of the file or beyond, the file ends with the page as soon as it
-    /// is dropped; what lies between reads as zeros.
+    /// from the store, but where others ask for the page just then. They may find zeros, which are
+    /// not written before the caller has the page. At the end of the file or beyond, the file ends
+    /// with the page as soon as it is dropped; what lies between reads as zeros.
     ///
     /// # Errors
     /// As [`File::pin_mut`], but [`Error::PastEnd`] beyond the last page that can be numbered only.
-    /// Where it is [`Error::PageBusy`], a page that was not cached may read as zeros since.
+    /// The page is what it was then.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
@@ -124,7 +128,8 @@ impl File {
         let mut wait = LatchWait::new(self);
         let mut length = self.begin_change(page)?;
         loop {
-            self.balance();
+            self.balance(self.charged_to(page).unwrap_or(group.id()));
+            self.check_log_of(page)?;
             let len = self.len_of(page);
             if len == 0 && content == Content::Stored {
                 return Err(self.past_end(page));
@@ -264,6 +269,7 @@ impl File {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
         let room = backing.expect_dirty(shared, page)?;
+        let mut is_new = content == Content::New;
         loop {
             match shared.latch(key) {
                 Latch::Held(frame) => return Ok(Ok((frame, room))),
@@ -271,9 +277,11 @@ impl File {
                     let at = (frame, version);
                     return Ok(Err(Held { page, at }));
                 }
-                Latch::Miss if content == Content::New && backing.stored_of(page) > 0 => {
-                    self.bring_in_changed(group, Part::zeros(page))?;
-                }
+                Latch::Miss if is_new => match self.latched_new(group, page)? {
+                    Some(frame) => return Ok(Ok((frame, room))),
+                    // Whoever asks for it from here on finds what it was.
+                    None => is_new = false,
+                },
                 Latch::Miss => {
                     let pin = self.pinned_until(group, page..page, Access::Pin, None)?;
                     if let Some(frame) = pin.into_latch() {
@@ -282,5 +290,22 @@ impl File {
                 }
             }
         }
+    }
+
+    /// The latch of a page that comes in as zeros, unless others have it by then. Until its caller
+    /// has the page it is clean: nobody writes zeros that are no content yet.
+    fn latched_new(&self, group: &Group, page: u64) -> Result<Option<Frame>, Error> {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let fill = Fill::zeros();
+        let make = |key| PageIn::new(key, group.id(), Access::Pin);
+        let pin = self.bring_in(group, page, make, &fill)?;
+        if shared.core.upgrade(pin.frame()) {
+            return Ok(Some(ManuallyDrop::new(pin).frame()));
+        }
+        if fill.is_done() {
+            // By the pin it is that page still.
+            discard(shared, backing, page);
+        }
+        Ok(None)
     }
 }

@@ -59,24 +59,12 @@ pub(super) struct Part<'a> {
     /// Where they begin in the page.
     skip: usize,
     bytes: &'a [u8],
-    /// Nothing else of the page is kept: the rest gets zeros.
-    is_all: bool,
 }
 
 impl Part<'_> {
-    /// Zeros only.
-    pub(super) fn zeros(page: u64) -> Part<'static> {
-        Part {
-            page,
-            skip: 0,
-            bytes: &[],
-            is_all: true,
-        }
-    }
-
     /// Whether nothing of the first `nr_bytes` bytes of the page is left by them.
     fn covers(&self, nr_bytes: usize) -> bool {
-        nr_bytes == 0 || self.is_all || self.skip == 0 && self.bytes.len() >= nr_bytes
+        nr_bytes == 0 || self.skip == 0 && self.bytes.len() >= nr_bytes
     }
 
     fn copy_to(&self, page: &mut [u8]) {
@@ -98,7 +86,8 @@ impl File {
     /// background, when memory is needed, and by [`File::flush_range`] and [`File::sync`]; only
     /// these last make them durable. A page that is not cached is read first, unless all that the
     /// file has of it is overwritten. Waits up to a second for pins on a page to drop, and for
-    /// writes of it to end; where much of the group is dirty, writes some of it back. Where much is
+    /// writes of it to end; where much of the group is dirty, or of the one that a page is charged
+    /// to, writes some of it back. Where much is
     /// dirty in a group above it and all below that one together, writes some of theirs back: once
     /// for 64 pages that become dirty it looks at all groups.
     ///
@@ -121,7 +110,6 @@ impl File {
                 page: at / page_bytes,
                 skip,
                 bytes: &buf[done..][..room.min(buf.len() - done)],
-                is_all: false,
             };
             if let Err(held) = self.write_part(part)? {
                 length = self.go_on(length, &mut wait, held)?;
@@ -186,13 +174,19 @@ impl File {
         Err(Error::ReadOnly { file })
     }
 
-    /// [`File::check_may_write`], and another try where the store failed to take something. With
+    /// [`File::check_may_write`] for those who drop pages: what cannot be written, or waits for the
+    /// log, is no matter. With the lock of the file's length.
+    pub(super) fn check_droppable(&self) -> Result<(), Error> {
+        self.check_may_write()?;
+        self.open.backing.catch_up(&self.open.shared)
+    }
+
+    /// [`File::check_droppable`], and another try where the store failed to take something. With
     /// the lock of the file's length: what is found holds until the change is made.
     pub(super) fn check_writable(&self) -> Result<(), Error> {
         let backing = &*self.open.backing;
-        self.check_may_write()?;
         // Behind a shorter end and in a hole would be old bytes.
-        backing.catch_up(&self.open.shared)?;
+        self.check_droppable()?;
         if backing.is_failing.load(Ordering::Relaxed) {
             // Whoever writes on gives the store another chance; the others' files are not asked.
             // Who has a page latched may need the lock of the length to go on, or be this thread.
@@ -203,18 +197,21 @@ impl File {
             };
             self.open.shared.write_dirty(backing, 0..=u64::MAX, some)?;
         }
-        self.check_log()
+        self.check_log(self.group.id())
+    }
+
+    /// Whether pages of the file wait for the log.
+    fn is_gated(&self) -> bool {
+        let hooked = self.open.backing.hooked.get();
+        hooked.is_some_and(Hooked::is_gated)
     }
 
     /// Where pages wait for the log and too many are dirty, in the group or at a level above it,
     /// somebody has to write some first: this file or, where it cannot, others at that level.
-    fn check_log(&self) -> Result<(), Error> {
+    fn check_log(&self, group: u32) -> Result<(), Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let is_gated = || backing.hooked.get().is_some_and(Hooked::is_gated);
-        let Some(level) = is_gated()
-            .then(|| shared.hard_level(self.group.id()))
-            .flatten()
-        else {
+        let is_gated = self.is_gated();
+        let Some(level) = is_gated.then(|| shared.hard_level(group)).flatten() else {
             return Ok(());
         };
         let any = Which {
@@ -225,13 +222,32 @@ impl File {
             return Ok(());
         }
         shared.write_some_below(level, backing);
-        match shared.hard_level(self.group.id()) {
-            Some(level) if is_gated() => Err(Error::DirtyLimit {
+        match shared.hard_level(group) {
+            Some(level) if self.is_gated() => Err(Error::DirtyLimit {
                 group: shared.name_of(level),
                 file: backing.name.to_string(),
             }),
             _ => Ok(()),
         }
+    }
+
+    /// [`File::check_log`] for the group that a page is charged to, where that is not the handle's.
+    pub(super) fn check_log_of(&self, page: u64) -> Result<(), Error> {
+        let charged = self.is_gated().then(|| self.charged_to(page)).flatten();
+        match charged.filter(|&group| group != self.group.id()) {
+            Some(group) => self.check_log(group),
+            None => Ok(()),
+        }
+    }
+
+    /// The group that a page is charged to, where it is there. Mostly found if so, which is enough
+    /// for limits.
+    pub(super) fn charged_to(&self, page: u64) -> Option<u32> {
+        let core = &self.open.shared.core;
+        let key = self.open.backing.key(page)?;
+        let frame = core.touch_record(key)?;
+        let is_its = core.frames().key(frame) == Some(key);
+        is_its.then(|| core.frames().group(frame))
     }
 
     /// Says that the engine's log is durable up to `position`: pages that wait for it may be
@@ -257,8 +273,10 @@ impl File {
     fn write_part(&self, part: Part<'_>) -> Result<Result<(), Held>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
+        self.check_log_of(part.page)?;
         let room = backing.expect_dirty(shared, part.page)?;
-        let was_dirty = loop {
+        // The group that has a dirty page more.
+        let charged = loop {
             match shared.latch(key) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
@@ -271,7 +289,7 @@ impl File {
                     if !was_dirty {
                         backing.note_dirty(part.page, shared.second(), room);
                     }
-                    break was_dirty;
+                    break (!was_dirty).then(|| shared.core.frames().group(frame));
                 }
                 Latched::Busy { frame, version } => {
                     let (page, at) = (part.page, (frame, version));
@@ -279,13 +297,13 @@ impl File {
                 }
                 Latched::Miss => {
                     if self.bring_in_changed(&self.group, part)? {
-                        break false;
+                        break Some(self.group.id());
                     }
                 }
             }
         };
-        if !was_dirty {
-            self.balance();
+        if let Some(charged) = charged {
+            self.balance(charged);
         }
         Ok(Ok(()))
     }
@@ -325,12 +343,20 @@ impl File {
         Ok(())
     }
 
-    /// Writes some of this file back where much of the group is dirty, so that its writers are as
-    /// fast as the store and no faster.
-    pub(super) fn balance(&self) {
+    /// Writes some of this file back where much of the handle's group is dirty, or of the one that
+    /// a page is charged to, so that writers are as fast as the store and no faster.
+    pub(super) fn balance(&self, charged: u32) {
+        let own = self.group.id();
+        self.balance_group(own);
+        if charged != own {
+            self.balance_group(charged);
+        }
+    }
+
+    fn balance_group(&self, group: u32) {
         let shared = &self.open.shared;
-        shared.balance_levels(self.group.id(), &self.open.backing);
-        match shared.dirtiness(self.group.id()) {
+        shared.balance_levels(group, &self.open.backing);
+        match shared.dirtiness(group) {
             Dirtiness::Fine => return,
             Dirtiness::Background => return shared.tell_flusher(),
             Dirtiness::Hard => {}

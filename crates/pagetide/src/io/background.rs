@@ -1,4 +1,9 @@
 //! Reads that go on while nobody waits for them: a ring that all share, and who reaps it.
+//!
+//! The kernel ends a read on the thread that handed it over, once that one runs or sleeps lightly.
+//! Whoever begins one may be about to sleep where it does not, in a sync or a `vfork`, and others
+//! would wait for his page as long. So where there is a thread that reaps, it alone hands over;
+//! without threads a page comes when who began it goes on.
 
 use super::run::{self, Next, Run};
 use super::uring::Ring;
@@ -8,22 +13,26 @@ use crate::worker::{keep_off, piece};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 struct Queue {
     ring: Ring,
-    /// Runs that the ring has no room for.
+    /// Runs that the ring has no room for, or that wait for the thread which hands over.
     waiting: VecDeque<Run>,
 }
 
 struct State {
     queue: Mutex<Queue>,
-    /// Counts reads that landed.
+    /// Counts reads that landed, and runs that wait for the thread which hands over.
     event: OwnedFd,
+    has_reaper: bool,
+    /// The thread that reaps, once it runs.
+    reaper: OnceLock<ThreadId>,
     is_over: AtomicBool,
     counts: Arc<Counts>,
     /// The engine's: the kernel allows no ring any more.
@@ -68,12 +77,30 @@ impl State {
         }
     }
 
+    /// Whether the calling thread is one that hands over.
+    fn hands_over(&self) -> bool {
+        !self.has_reaper || self.reaper.get() == Some(&thread::current().id())
+    }
+
+    /// Hands over what waits, or has the thread do it that does.
+    fn go_on(&self, mut queue: MutexGuard<'_, Queue>, over: &mut Vec<Run>) {
+        if self.hands_over() {
+            self.hand_over(&mut queue, over);
+        } else if !queue.waiting.is_empty() {
+            drop(queue);
+            self.tell();
+        }
+    }
+
     fn submit(&self, runs: Vec<Run>) {
         let mut over = Vec::new();
         let mut queue = locked(&self.queue);
-        queue.waiting.extend(runs);
-        self.hand_over(&mut queue, &mut over);
-        drop(queue);
+        self.renew(&mut queue);
+        match queue.ring.is_broken() {
+            true => over = runs,
+            false => queue.waiting.extend(runs),
+        }
+        self.go_on(queue, &mut over);
         over.iter_mut().for_each(Run::read_now);
         run::end(&mut over);
     }
@@ -95,13 +122,17 @@ impl State {
         }
         let mut queue = locked(&self.queue);
         queue.waiting.extend(again);
-        self.hand_over(&mut queue, &mut over);
-        drop(queue);
+        self.go_on(queue, &mut over);
         over.iter_mut().for_each(Run::read_now);
         ended.extend(over);
         // Who is woken may wait here until the file's reads have ended.
         run::end(&mut ended);
         has_landed
+    }
+
+    /// Wakes the thread.
+    fn tell(&self) {
+        let _told = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
     fn clear_event(&self) {
@@ -120,6 +151,7 @@ impl State {
     }
 
     fn keep_reaping(&self) {
+        self.reaper.get_or_init(|| thread::current().id());
         while !self.is_over.load(Ordering::Acquire) {
             self.wait(None);
             self.clear_event();
@@ -147,6 +179,8 @@ impl Background {
         let state = Arc::new(State {
             queue: Mutex::new(queue),
             event,
+            has_reaper: keeps_off.is_some(),
+            reaper: OnceLock::new(),
             is_over: AtomicBool::new(false),
             counts,
             is_lost,
@@ -154,7 +188,7 @@ impl Background {
         let mut reaper = None;
         if let Some(isolated) = keeps_off {
             let (state, isolated) = (Arc::clone(&state), isolated.to_vec());
-            let thread = std::thread::Builder::new().name("pagetide-io".to_owned());
+            let thread = thread::Builder::new().name("pagetide-io".to_owned());
             reaper = Some(thread.spawn(move || {
                 keep_off(&isolated);
                 state.keep_reaping();
@@ -166,7 +200,8 @@ impl Background {
         })
     }
 
-    /// Begins reads, or queues them where as many are under way as the ring has room for.
+    /// Begins reads, or queues them where as many are under way as the ring has room for, and where
+    /// a thread begins them.
     pub(crate) fn submit(&self, runs: Vec<Run>) {
         self.state.submit(runs);
     }
@@ -194,13 +229,19 @@ impl Background {
     /// Ends the thread, and waits for it unless it is the calling one.
     pub(crate) fn end(&self) {
         self.state.is_over.store(true, Ordering::Release);
-        let _told = rustix::io::write(&self.state.event, &1_u64.to_ne_bytes());
+        self.state.tell();
         if let Some(thread) = locked(&self.reaper).take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != thread::current().id()
         {
             // If it panicked, it said so itself.
             let _ = thread.join();
         }
+    }
+
+    /// In a forked child, which has no such thread: its handle would detach another one.
+    pub(crate) fn disown(&mut self) {
+        let reaper = self.reaper.get_mut();
+        mem::forget(reaper.unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

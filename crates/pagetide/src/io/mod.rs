@@ -3,8 +3,8 @@
 //!
 //! Whoever reads a batch borrows a ring for himself alone: few system calls hand all reads over and
 //! wait for some of them, and nobody else is asked meanwhile. Reads in the background share one
-//! ring, which a thread of its own reaps; without threads, whoever waits for a page does, and
-//! `Memory::tick`. What rings keep registered is in `registered.rs`.
+//! ring, which a thread of its own fills and reaps; without threads, whoever waits for a page reaps
+//! it, and `Memory::tick`. What rings keep registered is in `registered.rs`.
 
 mod background;
 mod pool;
@@ -32,6 +32,8 @@ use uring::{DEPTH, Ring};
 
 /// Why there is no ring any more.
 const LOST: &str = "io_uring_enter was refused";
+/// Why a forked child has none.
+const FORKED: &str = "the process was forked";
 
 /// What carries out reads of many pages of a file, and writes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,19 @@ pub struct IoChoice {
     /// registered: of a batch, reads of single pages past the kernel's page cache go there while
     /// one is free, and are copied. That takes less time than the kernel needs to look memory up.
     pub bounce_buffers: Registered,
+}
+
+impl IoChoice {
+    /// Another thread may have been about to choose as the process forked.
+    fn forked() -> IoChoice {
+        IoChoice {
+            engine: IoEngine::Threads,
+            reason: Some(FORKED.to_owned()),
+            registered_files: Registered::Off,
+            registered_buffers: Registered::Off,
+            bounce_buffers: Registered::Off,
+        }
+    }
 }
 
 impl fmt::Display for IoChoice {
@@ -177,6 +192,10 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.registry.alive.is_forked() {
             // The threads are the parent's.
+            if let Some(Some(background)) = self.background.get_mut() {
+                background.disown();
+            }
+            self.pool.disown();
             return;
         }
         if let Some(Some(background)) = self.background.get() {
@@ -212,6 +231,9 @@ impl Engine {
 
     /// What is used, and why. The first call tries to make a ring.
     pub(crate) fn choice(&self) -> IoChoice {
+        if self.registry.alive.is_forked() {
+            return IoChoice::forked();
+        }
         let refused = self.refused.get_or_init(|| match self.is_asked {
             Some(IoEngine::Threads) => Some("as asked".to_owned()),
             _ => match Ring::new(&self.registry) {
@@ -335,9 +357,10 @@ impl Engine {
     }
 
     /// Becomes readable when a read in the background has landed; `None` where a thread sees to
-    /// that, or where there is no ring.
+    /// that, where there is no ring, and in a forked child.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        let background = (!self.has_threads).then(|| self.background())?;
+        let is_reaped_here = !self.has_threads && !self.registry.alive.is_forked();
+        let background = is_reaped_here.then(|| self.background())?;
         background.map(Background::event_fd)
     }
 

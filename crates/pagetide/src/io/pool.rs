@@ -8,7 +8,8 @@ use crate::sleepers::Sleepers;
 use crate::worker::{keep_off, piece};
 use std::collections::VecDeque;
 use std::iter;
-use std::sync::{Arc, Mutex};
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Threads at most: as many reads as a device of today needs to be busy.
@@ -117,6 +118,12 @@ impl Pool {
         has_helped
     }
 
+    /// As [`Background::disown`](super::background::Background::disown).
+    pub(crate) fn disown(&mut self) {
+        let threads = self.threads.get_mut();
+        mem::forget(mem::take(threads.unwrap_or_else(PoisonError::into_inner)));
+    }
+
     /// Ends the threads. Nobody has the memory any more, so that nothing is queued.
     pub(crate) fn end(&mut self) {
         let mut queue = locked(&self.state.queue);
@@ -124,7 +131,7 @@ impl Pool {
         self.state.idle.wake_all(&queue);
         drop(queue);
         let me = std::thread::current().id();
-        let threads = std::mem::take(&mut *locked(&self.threads));
+        let threads = mem::take(&mut *locked(&self.threads));
         for thread in threads
             .into_iter()
             .filter(|thread| thread.thread().id() != me)

@@ -208,7 +208,6 @@ impl SlotMap {
             };
             nr_new += u32::from(leaf.words[word] & KNOWN == 0);
         }
-        let mut is_counted = leaves.join(units.start);
         if nr_new > 0 {
             commit(nr_new)?;
             for (number, word) in units.clone().map(place) {
@@ -217,6 +216,8 @@ impl SlotMap {
                 leaf.words[word] |= KNOWN;
             }
         }
+        // Not before: who is refused is nobody who is about to.
+        let mut is_counted = leaves.join(units.start);
         if nr_new > 0 && !is_counted {
             leaves.expected.push(Expected {
                 first: units.start,
@@ -470,6 +471,12 @@ mod tests {
         let end = |is_changed| map.end_expected(5..6, is_changed, &records);
         assert_eq!([end(false), end(false), end(false)], [0, 0, 1]);
         assert_eq!(map.expect_known(5..6), None);
+        assert_eq!(records.size(), ByteSize(0));
+        // Who was refused is not waited for.
+        let refused = |_| Err(Error::SpillFull { max_bytes: 0 });
+        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert!(map.expect(5..7, &records, refused).is_err());
+        assert_eq!(end(false), 1);
         assert_eq!(records.size(), ByteSize(0));
         // Who gives up leaves what another one has changed.
         assert!(map.expect(5..6, &records, commit).unwrap());

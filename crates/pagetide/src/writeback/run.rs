@@ -2,7 +2,7 @@
 //! writes under way at once where the file is one of the system and there is a ring. Such a run may
 //! be handed over, so that its caller begins pages of another one meanwhile.
 
-use super::{InWrite, MAX_FAILURES};
+use super::{InWrite, MAX_FAILURES, Woken};
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::hooks::{Content, GATED, Hooked};
 use crate::io::{Piece, UnderWay};
@@ -63,6 +63,8 @@ pub(super) struct Run<'a> {
     /// They need not follow each other.
     is_scattered: bool,
     by: By,
+    /// Has whom it wakes, where the thread has begun writes of other files, too.
+    later: Option<&'a Woken<'a>>,
 }
 
 /// Writes that a ring has.
@@ -90,7 +92,15 @@ impl<'a> Run<'a> {
             max_pages: of_hooks.min(if has_many { MAX_PAGES } else { MAX_PIECE }),
             is_scattered: has_many || source.region().is_some(),
             by,
+            later: None,
         }
+    }
+
+    /// The same, which leaves it to somebody else to wake those who wait.
+    pub(super) fn waking_later(self, woken: &'a Woken<'a>) -> Run<'a> {
+        let mut run = self;
+        run.later = Some(woken);
+        run
     }
 
     /// Whether `page` can be written with those that it has.
@@ -437,7 +447,10 @@ impl<'a> Run<'a> {
         backing.settle_each(shared, pages.into_iter());
         shared.landings.count();
         // Who is woken may be foreign code that unwinds: all the writes have ended by then.
-        shared.carry_out(woken, |_| unreachable!("a write asks for no read"));
+        match self.later {
+            Some(later) => later.add(woken),
+            None => shared.carry_out(woken, |_| unreachable!("a write asks for no read")),
+        }
         ended
     }
 }

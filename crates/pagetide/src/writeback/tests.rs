@@ -8,7 +8,8 @@ use pagetide_core::group::Gauge;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -205,6 +206,46 @@ fn a_store_that_unwinds_under_reclaim_leaves_no_other_page_being_written() {
     assert!(*good.bytes.lock().unwrap() == [7; 20 * PAGE]);
     bad_file.discard_dirty().unwrap();
     assert_eq!(memory.audit(), Ok(()));
+}
+
+/// A waker that drops a file, as a task that ends does.
+struct Drops(Mutex<Option<File>>);
+
+impl Wake for Drops {
+    fn wake(self: Arc<Drops>) {
+        drop(self.0.lock().unwrap().take());
+    }
+}
+
+#[test]
+fn who_is_woken_by_a_write_may_close_another_file_that_is_written_with_it() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let (end, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        let memory = memory();
+        let disks = [(); 2].map(|()| Disk {
+            fails: AtomicU64::new(NONE),
+            ..Disk::default()
+        });
+        let disks = disks.map(Arc::new);
+        // The pages of the first are run first.
+        let [first, second] = [0, 1].map(|at: usize| open(&memory, &disks[at], "disk"));
+        for file in [&first, &second] {
+            file.write_at(&[7; 20 * PAGE], 0).unwrap();
+        }
+        let home = memory.home();
+        let waker = Waker::from(Arc::new(Drops(Mutex::new(Some(second)))));
+        let frames = (0..20).map(|page| first.pin(page).unwrap().frame_in(home).unwrap());
+        let tickets = frames.map(|frame| home.waiters.register(frame, &waker, || true));
+        assert!(tickets.flatten().count() == 20);
+        // What goes with the file is not counted.
+        let _reclaimed = memory.reclaim(ByteSize(40 * P));
+        assert!(*disks[1].bytes.lock().unwrap() == [7; 20 * PAGE]);
+        assert_eq!((memory.stats().pages_lost, memory.audit()), (0, Ok(())));
+        end.send(()).unwrap();
+    });
+    let ended = has_ended.recv_timeout(PATIENCE);
+    ended.expect("it waits for a write that it has to run itself");
 }
 
 #[test]

@@ -4,6 +4,9 @@
 use crate::disk::{Disk, EIO, ENOSPC, Fault};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use proptest::prelude::*;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE: usize = 4096;
 const NR_PAGES: usize = 24;
@@ -431,4 +434,86 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     let file = open(&memory, &group, &disk, 0);
     file.write_at(&[3; 100], 0).unwrap();
     file.sync().unwrap();
+}
+
+/// A disk whose first sync unwinds.
+#[derive(Default)]
+struct Unwinds {
+    disk: Disk,
+    has_unwound: AtomicBool,
+}
+
+impl Store for Unwinds {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.disk.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if !self.has_unwound.swap(true, Ordering::Relaxed) {
+            // Without a word to the panic hook.
+            resume_unwind(Box::new("a store that unwinds"));
+        }
+        self.disk.sync()
+    }
+}
+
+#[test]
+fn a_sync_that_unwinds_poisons_the_file() {
+    let (memory, group) = memory();
+    let store = Box::new(Unwinds::default());
+    let file = memory.open_store(store, "disk", Order::new(0), &group);
+    let file = file.unwrap();
+    file.write_at(&[1; 100], 0).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| file.sync())).is_err());
+    // Of what it has lost the store knows nothing any more.
+    for _ in 0..2 {
+        assert!(matches!(file.sync(), Err(Error::WritebackFailed { .. })));
+        assert!(file.write_at(&[2; 100], 0).is_err());
+    }
+    file.read_at(&mut [0; 100], 0).unwrap();
+}
+
+#[test]
+fn pages_that_cannot_be_written_can_be_cut_off_and_punched_out() {
+    const P: u64 = PAGE as u64;
+    let (disk, (memory, _)) = (Disk::default(), memory());
+    let file = open(&memory, &memory.root(), &disk, 0);
+    file.write_at(&[1; 10 * PAGE], 0).unwrap();
+    file.flush_range(..).unwrap();
+    disk.state().is_full = true;
+    file.write_at(&[2; 10 * PAGE], 10 * P).unwrap();
+    let is_full = |nr_pages: u64| {
+        let failed = file.flush_range(..).unwrap_err();
+        let Error::WritebackFailed { dirty_pages, .. } = failed else {
+            panic!("{failed}");
+        };
+        assert_eq!(dirty_pages, nr_pages);
+    };
+    is_full(10);
+    file.punch(10 * P..20 * P).unwrap();
+    // The last one makes the store as long as the file.
+    is_full(1);
+    assert!(file.write_at(&[3; 10], 0).is_err(), "no more of them");
+    let mut bytes = [9; 12 * PAGE];
+    file.read_at(&mut bytes, 8 * P).unwrap();
+    assert!(bytes[..2 * PAGE] == [1; 2 * PAGE] && bytes[2 * PAGE..] == [0; 10 * PAGE]);
+    file.set_len(8 * P).unwrap();
+    assert_eq!((file.len(), disk.state().bytes.len()), (8 * P, 8 * PAGE));
+    // Nothing is left that could not be written.
+    drop(file.try_pin_mut(0).unwrap().unwrap());
+    file.flush_range(..).unwrap();
+    file.set_len(0).unwrap();
+    assert!(file.is_empty() && disk.state().bytes.is_empty());
 }

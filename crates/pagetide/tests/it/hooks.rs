@@ -347,6 +347,57 @@ fn a_log_that_is_no_further_lets_nobody_write_on() {
     change(&log, &file, stopped).unwrap();
 }
 
+#[test]
+fn pages_that_wait_for_the_log_can_be_dropped() {
+    let memory = memory();
+    let group = group(&memory, 64);
+    let (log, disk, file) = logged(&memory, &group);
+    change_until_stopped(&log, &file);
+    file.punch(P..3 * P).unwrap();
+    assert!(file.pin(2).unwrap()[..] == [0; PAGE]);
+    let nr_dirty = group.stat().file_dirty;
+    file.set_len(5 * P).unwrap();
+    assert!(group.stat().file_dirty < nr_dirty);
+    assert_eq!(position_of(&file.pin(4).unwrap()), 5);
+    file.set_len(0).unwrap();
+    assert_eq!(group.stat().file_dirty, 0);
+    assert!(disk.state().bytes.is_empty());
+    assert!(change_until_stopped(&log, &file) > 10);
+}
+
+#[test]
+fn who_changes_pages_of_another_group_is_held_to_the_limit_of_that_one() {
+    for is_view in [true, false] {
+        let memory = memory();
+        let (small, big) = (group(&memory, 64), memory.root().child("big").unwrap());
+        let (log, _disk, file) = logged(&memory, &small);
+        for page in 0..40 {
+            change(&log, &file, page).unwrap();
+        }
+        file.sync().unwrap();
+        log.is_broken.store(true, Ordering::Relaxed);
+        let other = file.for_group(&big);
+        let refused = match is_view {
+            true => (0..40).find_map(|page| change(&log, &other, page).err()),
+            false => other.write_at(&[1; 40 * PAGE], 0).err(),
+        };
+        let Some(Error::DirtyLimit { group, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(group, "small");
+        // A fifth, and one or two more: the others can go.
+        let nr_dirty = small.stat().file_dirty / P;
+        assert!((12..=15).contains(&nr_dirty), "{nr_dirty}");
+        assert_eq!(big.stat().file_dirty, 0);
+        let pages: Vec<u64> = (20..40).collect();
+        drop(file.pin_many(&pages).unwrap());
+        log.is_broken.store(false, Ordering::Relaxed);
+        let end = log.end.fetch_max(u64::MAX, Ordering::Relaxed);
+        assert!(end >= 40);
+        file.sync().unwrap();
+    }
+}
+
 /// Two groups of one with room for 100 pages, with a logged file in the first one.
 fn siblings(memory: &Memory) -> (Group, (Arc<Log>, Disk, File)) {
     let parent = group(memory, 100);

@@ -97,6 +97,24 @@ fn groups_use_the_nodes_that_they_are_told() {
 }
 
 #[test]
+fn pages_that_are_read_together_are_spread_as_those_that_are_not() {
+    let data = numbered_file(64);
+    let topology = "2x1".parse::<Topology>().unwrap();
+    let memory = builder().topology(topology).build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    let both = Mempolicy::Interleave(vec![0, 1]);
+    group.set_mempolicy(&both).unwrap();
+    let file = memory.open(data.path(), &group).unwrap();
+    let numbers: Vec<u64> = (0..64).collect();
+    let hits = || [0, 1].map(|node| memory.node_stats(node).numa_hit);
+    let before = hits();
+    let pages = file.pin_many(&numbers).unwrap();
+    let after = hits();
+    assert_eq!([0, 1].map(|node| after[node] - before[node]), [32, 32]);
+    drop(pages);
+}
+
+#[test]
 fn a_group_on_one_node_evicts_its_own_pages_there() {
     let data = numbered_file(20_000);
     let memory = builder()

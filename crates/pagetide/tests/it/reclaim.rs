@@ -2,8 +2,11 @@
 
 use crate::child;
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Policy, Topology};
+use pagetide::{ByteSize, Error, File, Group, Memory, Order, Policy, Shrinker, Topology};
 use std::fs;
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -196,4 +199,46 @@ fn a_worker_reclaims_for_its_node_and_ends_with_the_memory() {
     while !workers().is_empty() {
         std::thread::yield_now();
     }
+}
+
+/// Gives nothing, and brings back the page that just went.
+struct Looks(OnceLock<File>);
+
+impl Shrinker for Looks {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        if let Some(file) = self.0.get() {
+            let _may_be_refused = file.read_at(&mut [0; 10], 0);
+        }
+        None
+    }
+}
+
+#[test]
+fn a_shrinker_that_reads_what_goes_keeps_nobody_for_ever() {
+    let data = numbered_file(10);
+    let memory = builder().budget(ByteSize::mib(8)).build().unwrap();
+    let root = memory.root();
+    let file = memory.open(data.path(), &root).unwrap();
+    let looks = Arc::new(Looks(OnceLock::new()));
+    let _registration = root.add_shrinker(Arc::clone(&looks));
+    let pin = file.pin(0).unwrap();
+    let bufs: Vec<_> = std::iter::from_fn(|| root.alloc(Order::new(0)).ok()).collect();
+    // The only page that can go.
+    drop(pin);
+    assert!(looks.0.set(file).is_ok());
+    let (done, is_done) = mpsc::channel();
+    let caller = root.clone();
+    thread::spawn(move || done.send(caller.alloc(Order::new(0)).is_ok()));
+    let is_had = is_done.recv_timeout(Duration::from_secs(60));
+    assert!(is_had.is_ok(), "it never ends");
+    let lowered = root.set_max(ByteSize::mib(4));
+    assert!(
+        matches!(lowered, Err(Error::StillOver { .. })),
+        "{lowered:?}"
+    );
+    drop(bufs);
 }

@@ -97,8 +97,11 @@ impl Platform for World<'_> {
 
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         let now = self.state.borrow().now;
-        self.memory.groups().begin_stall(group, now, None);
-        let stalled = Stalled { world: self, group };
+        let stalled = Stalled {
+            world: self,
+            group,
+            of_core: self.memory.groups().begin_stall(group, now, None),
+        };
         self.called_back(2);
         work();
         self.called_back(3);
@@ -120,11 +123,13 @@ impl Platform for World<'_> {
 struct Stalled<'w, 'a> {
     world: &'w World<'a>,
     group: u32,
+    of_core: pagetide_core::group::Stalled,
 }
 
 impl Drop for Stalled<'_, '_> {
     fn drop(&mut self) {
         let now = self.world.state.borrow().now;
-        self.world.memory.groups().end_stall(self.group, now, None);
+        let groups = self.world.memory.groups();
+        groups.end_stall(self.group, now, self.of_core);
     }
 }

@@ -161,16 +161,17 @@ impl Zram {
     /// Why there can be none; then there is none.
     fn make(bytes: u64) -> Result<Zram, String> {
         let told = |what: &str, error: &dyn std::error::Error| format!("{what}: {error}");
+        // Before the device: what fails from there on has to remove it.
+        let mount = tempfile::Builder::new()
+            .prefix("pagetide-zram")
+            .tempdir()
+            .map_err(|error| told("no folder to mount it", &error))?;
         let number = fs::read_to_string(format!("{CONTROL}/hot_add"));
         let number = number.map_err(|error| told("no zram device", &error))?;
         let number = number
             .trim()
             .parse()
             .map_err(|error| told("no zram device", &error))?;
-        let mount = tempfile::Builder::new()
-            .prefix("pagetide-zram")
-            .tempdir()
-            .map_err(|error| told("no folder to mount it", &error))?;
         let mut zram = Zram {
             number,
             mount,
@@ -178,11 +179,10 @@ impl Zram {
         };
         match zram.set_up(bytes) {
             Ok(()) => Ok(zram),
-            Err(error) => {
-                let removed = zram.remove();
-                debug_assert!(removed.is_ok(), "nobody uses it");
-                Err(error.to_string())
-            }
+            Err(error) => match zram.remove() {
+                Ok(()) => Err(error.to_string()),
+                Err(left) => Err(format!("{error}; and {left}")),
+            },
         }
     }
 

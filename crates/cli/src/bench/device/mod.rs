@@ -16,20 +16,22 @@ pub(super) mod sys;
 use super::turns;
 use crate::args::{DataKind, RandomReadArgs};
 use crate::failure::Failure;
+use crate::output::Skipped;
 use crate::{load, output, scratch};
 use holder::Holder;
 use pagetide::PAGE_BYTES;
-use report::Skipped;
+use rustix::fs::{FsWord, statfs};
 use spec::{Engine, Outcome, Spec, TIMES};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 /// The name of a device that is made for the run.
 const ZRAM: &str = "zram";
 
 pub(super) fn run(args: &RandomReadArgs, device: &str) -> Result<(), Failure> {
+    check(args)?;
     let data_bytes = u64::from(args.frames) * u64::from(TIMES) * PAGE_BYTES as u64;
     let holder = Holder::start((device == ZRAM).then_some(data_bytes))?;
     let mut skipped = Vec::new();
@@ -47,6 +49,7 @@ pub(super) fn run(args: &RandomReadArgs, device: &str) -> Result<(), Failure> {
     };
     let stored = holder.loan.device.as_deref().and_then(report::Stored::of);
     let engines = engines(&data.path, &holder, &mut skipped);
+    skipped.extend(without_depth(&engines, &args.depths));
     let specs = specs(args, &data, &engines, &holder);
     let bar = load::progress("reading", specs.len() as u64 * u64::from(args.runs));
     let mut outcomes = Vec::new();
@@ -66,6 +69,23 @@ pub(super) fn run(args: &RandomReadArgs, device: &str) -> Result<(), Failure> {
         output::text(&format!("{stored}\n"))?;
     }
     report::print(args.json, &rows, &skipped)
+}
+
+/// Refuses what cannot be measured, before anything is borrowed.
+fn check(args: &RandomReadArgs) -> Result<(), Failure> {
+    if args.runs == 0 {
+        let problem = "--runs: beside --device at least 1 is needed";
+        return Err(Failure::Usage(problem.to_owned()));
+    }
+    let most = |counts: &[u32]| counts.iter().copied().max().unwrap_or(1);
+    let (threads, depth) = (most(&args.threads), most(&args.depths));
+    match u64::from(threads) * u64::from(depth) < u64::from(args.frames) {
+        true => Ok(()),
+        false => Err(Failure::Usage(format!(
+            "--frames: {threads} threads that hold {depth} pages each need more than {}",
+            args.frames
+        ))),
+    }
 }
 
 /// The data file.
@@ -118,16 +138,13 @@ impl Data {
 
 /// Who can read here; the others are noted.
 fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engine> {
-    let mut engines = vec![Engine::ReadAt, Engine::PinMany];
-    let (registered, huge) = (readers::try_registered(), readers::try_huge_pages());
-    match &registered {
-        Ok(()) => engines.push(Engine::RegisteredPinMany),
-        Err(reason) => skipped.push(Skipped::new("registered memory", reason)),
-    }
-    match (&huge, &registered) {
-        (Ok(()), Ok(())) => engines.extend([Engine::HugePinMany, Engine::HugeRegisteredPinMany]),
-        (Ok(()), Err(_)) => engines.push(Engine::HugePinMany),
-        (Err(reason), _) => skipped.push(Skipped::new("huge pages", reason)),
+    let mut engines = ours(skipped);
+    if is_memory(path) {
+        // The kernel would have no page to read, and a direct read would copy one.
+        let reason = "the data is on a tmpfs, which is memory and no device";
+        let what = "the kernel's page cache and direct reads";
+        skipped.push(Skipped::new(what, reason));
+        return engines;
     }
     match &holder.loan.cgroup {
         Ok(_) => engines.extend([Engine::Pread, Engine::Mmap]),
@@ -152,6 +169,42 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
     }
     engines.sort_unstable();
     engines
+}
+
+/// What of pagetide's can read here.
+fn ours(skipped: &mut Vec<Skipped>) -> Vec<Engine> {
+    let mut engines = vec![Engine::ReadAt, Engine::PinMany];
+    let (registered, huge) = (readers::try_registered(), readers::try_huge_pages());
+    match &registered {
+        Ok(()) => engines.push(Engine::RegisteredPinMany),
+        Err(reason) => skipped.push(Skipped::new("registered memory", reason)),
+    }
+    match (&huge, &registered) {
+        (Ok(()), Ok(())) => engines.extend([Engine::HugePinMany, Engine::HugeRegisteredPinMany]),
+        (Ok(()), Err(_)) => engines.push(Engine::HugePinMany),
+        (Err(reason), _) => skipped.push(Skipped::new("huge pages", reason)),
+    }
+    engines
+}
+
+/// Whether a file lies in memory and on no device.
+fn is_memory(path: &Path) -> bool {
+    const TMPFS: FsWord = 0x0102_1994;
+    const RAMFS: FsWord = 0x8584_58f6;
+    let kind = statfs(path).map(|stat| stat.f_type);
+    kind.is_ok_and(|kind| [TMPFS, RAMFS].contains(&kind))
+}
+
+/// Engines that read one page at a time, where no depth asked for is 1.
+fn without_depth(engines: &[Engine], depths: &[u32]) -> Option<Skipped> {
+    let has_depth = |engine: &Engine| depths.iter().any(|&depth| engine.has_depth(depth));
+    let left_out = engines.iter().filter(|&engine| !has_depth(engine));
+    let names: Vec<&str> = left_out
+        .filter(|engine| engine.has_depth(1))
+        .map(|engine| engine.name())
+        .collect();
+    let reason = "they read one page at a time, and --depths has no 1";
+    (!names.is_empty()).then(|| Skipped::new(&names.join(", "), reason))
 }
 
 fn specs(args: &RandomReadArgs, data: &Data, engines: &[Engine], holder: &Holder) -> Vec<Spec> {
@@ -192,8 +245,40 @@ fn measure(spec: &Spec) -> Result<Outcome, Failure> {
     let done = done.map_err(|error| failed(&error))?;
     if !done.status.success() {
         let errors = String::from_utf8_lossy(&done.stderr);
-        let name = spec.engine.name();
-        return Err(Failure::Run(format!("{name}: {}", errors.trim())));
+        return Err(ended(spec.engine.name(), done.status, &errors));
     }
     serde_json::from_slice(&done.stdout).map_err(|error| failed(&error))
+}
+
+/// What a process that measured ended with, and said: one that is killed says nothing.
+fn ended(name: &str, status: ExitStatus, errors: &str) -> Failure {
+    let said = match errors.trim() {
+        "" => "it said nothing",
+        errors => errors,
+    };
+    Failure::Run(format!("{name}: it ended with {status}: {said}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_process_that_is_killed_is_told() {
+        let killed = ended("kernel mmap", ExitStatus::from_raw(9), " \n").to_string();
+        assert!(killed.contains("kernel mmap: it ended with signal: 9"));
+        assert!(killed.ends_with(": it said nothing"), "{killed}");
+        let failed = ended("kernel mmap", ExitStatus::from_raw(1 << 8), "no room\n");
+        assert!(failed.to_string().ends_with("exit status: 1: no room"));
+    }
+
+    #[test]
+    fn engines_without_a_depth_are_told() {
+        let engines = [Engine::ReadAt, Engine::PinMany, Engine::Pread];
+        let told = |depths: &[u32]| without_depth(&engines, depths).map(|one| one.to_string());
+        assert_eq!(told(&[1, 8]), None);
+        let names = "pagetide read_at, kernel pread";
+        assert!(told(&[8]).is_some_and(|one| one.starts_with(&format!("skipped: {names}: "))));
+    }
 }

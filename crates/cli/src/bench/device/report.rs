@@ -3,7 +3,7 @@
 use super::super::turns;
 use super::spec::{Engine, Outcome, Spec};
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Skipped};
 use serde::Serialize;
 use std::fmt;
 use std::fs;
@@ -41,22 +41,6 @@ pub(super) struct Row {
     of_registered_ceiling: Option<f64>,
     /// The same of CPU time: what hits and direct reads take, to what these reads took.
     cpu_of_ceiling: Option<f64>,
-}
-
-/// What was not measured, and why: a stable interface.
-#[derive(Debug, Serialize)]
-pub(super) struct Skipped {
-    skipped: String,
-    reason: String,
-}
-
-impl Skipped {
-    pub(super) fn new(what: &str, reason: &str) -> Skipped {
-        Skipped {
-            skipped: what.to_owned(),
-            reason: reason.to_owned(),
-        }
-    }
 }
 
 /// What the device in memory made of the data.
@@ -188,15 +172,10 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
 pub(super) fn print(as_json: bool, rows: &[Row], skipped: &[Skipped]) -> Result<(), Failure> {
     if as_json {
         rows.iter().try_for_each(output::json)?;
-        return skipped.iter().try_for_each(output::json);
-    }
-    if !rows.is_empty() {
+    } else if !rows.is_empty() {
         output::text(&table(rows))?;
     }
-    for Skipped { skipped, reason } in skipped {
-        output::text(&format!("skipped: {skipped}: {reason}\n"))?;
-    }
-    Ok(())
+    output::skipped(as_json, skipped)
 }
 
 fn table(rows: &[Row]) -> String {

@@ -31,7 +31,7 @@ fn shares(nr_cpus: u32, nr_tasks: u32, nr_stalled: u32) -> [u64; 2] {
         tree.enter_task(root, 0);
     }
     for _ in 0..nr_stalled {
-        tree.begin_stall(root, 0, Some(root));
+        let _lasts = tree.begin_stall(root, 0, Some(root));
     }
     totals(&tree, root, SECOND)
 }
@@ -41,8 +41,8 @@ fn a_second_of_stall_from_rest() {
     let tree = tree(1);
     let root = tree.root();
     assert_eq!(at(&tree, root, 0), PressureStats::default());
-    tree.begin_stall(root, 0, None);
-    tree.end_stall(root, SECOND, None);
+    let stalled = tree.begin_stall(root, 0, None);
+    tree.end_stall(root, SECOND, stalled);
     let before = at(&tree, root, 2 * SECOND - 1);
     assert_eq!(
         before.some.to_string(),
@@ -73,7 +73,7 @@ fn a_second_of_stall_from_rest() {
 fn a_lasting_stall_is_seen_while_it_lasts_and_reaches_the_whole() {
     let tree = tree(4);
     let root = tree.root();
-    tree.begin_stall(root, 700 * MS, None);
+    let _lasts = tree.begin_stall(root, 700 * MS, None);
     assert_eq!(totals(&tree, root, 800 * MS), [100, 100]);
     assert_eq!(totals(&tree, root, 5700 * MS), [5000, 5000]);
     let full = at(&tree, root, 2282 * SECOND).full;
@@ -104,10 +104,9 @@ fn shares_by_hand() {
 fn without_declared_tasks_full_is_some() {
     let tree = tree(2);
     let root = tree.root();
-    tree.begin_stall(root, 0, None);
-    tree.begin_stall(root, 100 * MS, None);
-    tree.end_stall(root, 200 * MS, None);
-    tree.end_stall(root, 300 * MS, None);
+    let stalled = [0, 100 * MS].map(|now| tree.begin_stall(root, now, None));
+    tree.end_stall(root, 200 * MS, stalled[0]);
+    tree.end_stall(root, 300 * MS, stalled[1]);
     assert_eq!(totals(&tree, root, SECOND), [300, 300]);
     assert_eq!(at(&tree, root, SECOND).nr_tasks, 0);
 }
@@ -120,8 +119,8 @@ fn a_stall_counts_at_every_level_above_and_no_other() {
     let [child, sibling] = [(); 2].map(|()| tree.child(CPU, parent).unwrap());
     let cousin = tree.child(CPU, root).unwrap();
     tree.enter_task(sibling, 0);
-    tree.begin_stall(child, 0, None);
-    tree.end_stall(child, 300 * MS, None);
+    let stalled = tree.begin_stall(child, 0, None);
+    tree.end_stall(child, 300 * MS, stalled);
     assert_eq!(totals(&tree, child, SECOND), [300, 300]);
     assert_eq!(totals(&tree, parent, SECOND), [300, 0]);
     assert_eq!(totals(&tree, root, SECOND), [300, 0]);
@@ -146,9 +145,9 @@ fn a_task_counts_once_where_it_stalls_and_where_it_belongs() {
         (other, [1, 1, 1, 0]),
         (root, [1, 1, 0, 0]),
     ] {
-        tree.begin_stall(id, 0, Some(own));
+        let stalled = tree.begin_stall(id, 0, Some(own));
         assert_eq!(nr_tasks(0), during);
-        tree.end_stall(id, 0, Some(own));
+        tree.end_stall(id, 0, stalled);
         assert_eq!(nr_tasks(0), [1, 1, 0, 0]);
     }
 }
@@ -158,25 +157,43 @@ fn a_task_that_leaves_while_it_stalls_is_one_until_the_end() {
     let tree = tree(2);
     let root = tree.root();
     tree.enter_task(root, 0);
-    tree.begin_stall(root, 0, Some(root));
+    let stalled = tree.begin_stall(root, 0, Some(root));
     tree.leave_task(root, 0);
     assert_eq!(totals(&tree, root, 100 * MS), [100, 100]);
-    tree.end_stall(root, 200 * MS, Some(root));
+    tree.end_stall(root, 200 * MS, stalled);
     assert_eq!(totals(&tree, root, SECOND), [200, 200]);
+}
+
+#[test]
+fn a_stall_ends_where_it_began_though_the_group_of_its_task_is_gone() {
+    let tree = tree(2);
+    let root = tree.root();
+    let [web, worker] = [(); 2].map(|()| tree.child(CPU, root).unwrap());
+    tree.enter_task(worker, 0);
+    let stalled = tree.begin_stall(web, 0, Some(worker));
+    tree.leave_task(worker, 0);
+    tree.kill(worker);
+    tree.bury(worker).unwrap();
+    tree.end_stall(web, 100 * MS, stalled);
+    for id in [root, web] {
+        let stats = at(&tree, id, SECOND);
+        assert_eq!((stats.nr_tasks, stats.nr_stalled), (0, 0));
+        assert_eq!(totals(&tree, id, SECOND), [100, 100]);
+    }
 }
 
 #[test]
 fn a_clock_that_is_behind_adds_nothing() {
     let tree = tree(1);
     let root = tree.root();
-    tree.begin_stall(root, 500 * MS, None);
-    tree.end_stall(root, 400 * MS, None);
+    let stalled = tree.begin_stall(root, 500 * MS, None);
+    tree.end_stall(root, 400 * MS, stalled);
     assert_eq!(totals(&tree, root, SECOND), [0, 0]);
-    tree.begin_stall(root, SECOND, None);
+    let stalled = tree.begin_stall(root, SECOND, None);
     assert_eq!(totals(&tree, root, 0), [0, 0]);
     // What a reader saw stays, though the stall ended before he looked.
     assert_eq!(totals(&tree, root, SECOND + 10 * MS), [10, 10]);
-    tree.end_stall(root, SECOND + 5 * MS, None);
+    tree.end_stall(root, SECOND + 5 * MS, stalled);
     assert_eq!(totals(&tree, root, 2 * SECOND), [10, 10]);
 }
 
@@ -184,14 +201,14 @@ fn a_clock_that_is_behind_adds_nothing() {
 fn a_new_group_in_an_old_record_is_at_rest() {
     let tree = tree(1);
     let old = tree.child(CPU, tree.root()).unwrap();
-    tree.begin_stall(old, 0, None);
-    tree.end_stall(old, 10 * SECOND, None);
+    let stalled = tree.begin_stall(old, 0, None);
+    tree.end_stall(old, 10 * SECOND, stalled);
     tree.kill(old);
     tree.bury(old).unwrap();
     assert_eq!(tree.pressure(old, 10 * SECOND), None);
     let new = tree.child(CPU, tree.root()).unwrap();
     assert_eq!(at(&tree, new, 10 * SECOND), PressureStats::default());
     // Nobody is left to count for.
-    tree.begin_stall(old, 10 * SECOND, None);
+    let _of_nobody = tree.begin_stall(old, 10 * SECOND, None);
     assert_eq!(at(&tree, tree.root(), 11 * SECOND).nr_stalled, 0);
 }

@@ -2,7 +2,7 @@
 //!
 //! As the stock line, every move is one compare-and-swap or one exchange, by any thread.
 
-use super::{Item, NR_ITEMS, Out, PAGE, Sink, carry};
+use super::{InHand, Item, NR_ITEMS, Out, PAGE, Sink, carry};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Groups whose bytes one CPU's line can hold, each at most a page. Loom gets few.
@@ -166,9 +166,14 @@ impl ByteLine {
 
     /// Changes a statistic of a group by at most a page. More than a page of change goes to `out`.
     ///
-    /// One read-modify-write.
+    /// One read-modify-write; where the line changes hands, `in_hand` is told.
     #[inline]
-    pub fn mod_state(&self, group: u32, item: Item, delta: i32, out: Sink<'_>) {
+    pub fn mod_state(
+        &self,
+        (group, item, delta): (u32, Item, i32),
+        in_hand: &InHand,
+        out: Sink<'_>,
+    ) {
         for place in &self.states {
             let word = place.load(Ordering::Relaxed);
             let Some((holder, of, held)) = unpack_state(word) else {
@@ -188,11 +193,10 @@ impl ByteLine {
                 return;
             }
         }
-        self.take_state(group, item, delta, out);
+        self.take_state(pack_state(group, item, delta), in_hand, out);
     }
 
-    fn take_state(&self, group: u32, item: Item, delta: i32, out: Sink<'_>) {
-        let new = pack_state(group, item, delta);
+    fn take_state(&self, new: u64, in_hand: &InHand, out: Sink<'_>) {
         for place in &self.states {
             let word = place.load(Ordering::Relaxed);
             if unpack_state(word).is_none() && put(place, word, new) {
@@ -200,7 +204,10 @@ impl ByteLine {
             }
         }
         match self.turn(TURN_BITS, &self.states) {
-            Some(victim) => send_state(victim.swap(new, Ordering::AcqRel), out),
+            Some(victim) => {
+                let _taking = in_hand.begin();
+                send_state(victim.swap(new, Ordering::AcqRel), out);
+            }
             None => send_state(new, out),
         }
     }
@@ -226,7 +233,8 @@ impl ByteLine {
 
     /// Takes out everything of the groups that `wanted` names, one exchange for each word that
     /// holds something of them and none for the others. Statistics first: bytes keep their group.
-    pub fn drain(&self, wanted: impl Fn(u32) -> bool, out: Sink<'_>) {
+    /// `in_hand` is told of statistics.
+    pub fn drain(&self, wanted: impl Fn(u32) -> bool, in_hand: &InHand, out: Sink<'_>) {
         // Most lines are empty: one question to all words first, whose counts are below the item.
         let words = self.bytes.iter().chain(&self.states);
         let all = words.fold(0, |all, word| all | word.load(Ordering::Relaxed));
@@ -237,6 +245,7 @@ impl ByteLine {
         for place in &self.states {
             let word = place.load(Ordering::Relaxed);
             if is_wanted(unpack(word).0, unpack_state(word).is_some()) {
+                let _taking = in_hand.begin();
                 send_state(place.swap(0, Ordering::Relaxed), out);
             }
         }
@@ -322,28 +331,52 @@ mod tests {
     #[test]
     fn statistics_of_a_page_are_held_and_more_goes_out() {
         let line = ByteLine::default();
-        let change = |group, item, delta| outs(|out| line.mod_state(group, item, delta, out));
+        let change = |group, item, delta| {
+            outs(|out| line.mod_state((group, item, delta), &InHand::default(), out))
+        };
         assert_eq!(change(7, A, 4096), []);
         assert_eq!(change(7, B, -4096), []);
         assert_eq!(change(7, A, 1), [state(7, A, 4097)]);
         assert_eq!(change(7, B, -1), [state(7, B, -4097)]);
         assert_eq!(change(7, B, -5), []);
-        assert_eq!(outs(|out| line.drain(|_| true, out)), [state(7, B, -5)]);
+        let drained = outs(|out| line.drain(|_| true, &InHand::default(), out));
+        assert_eq!(drained, [state(7, B, -5)]);
     }
 
     #[test]
     fn a_drain_takes_the_bytes_and_statistics_of_its_groups() {
-        let line = ByteLine::default();
+        let (line, in_hand) = (ByteLine::default(), &InHand::default());
         for group in [7, 8] {
             assert_eq!(line.refill(group, 30, || 0, &mut |_| ()), 0);
-            line.mod_state(group, A, -3, &mut |_| ());
+            line.mod_state((group, A, -3), in_hand, &mut |_| ());
         }
         let bytes = Out::Bytes {
             group: 7,
             nr_bytes: 30,
         };
-        let drained = outs(|out| line.drain(|group| group == 7, out));
+        let drained = outs(|out| line.drain(|group| group == 7, in_hand, out));
         assert_eq!(drained, [state(7, A, -3), bytes]);
         assert_eq!(line.held(|_| true), 30);
+    }
+
+    #[test]
+    fn statistics_are_said_to_be_in_hand_until_they_are_booked() {
+        let (line, in_hand) = (ByteLine::default(), &InHand::default());
+        let mut booked = Vec::new();
+        let mut book = |out| booked.push((out, in_hand.is_any()));
+        for group in 1..=3 {
+            line.mod_state((group, A, 5), in_hand, &mut book);
+        }
+        // A victim's, its own, and what a drain finds.
+        line.mod_state((4, A, 6), in_hand, &mut book);
+        line.mod_state((5, A, 7), in_hand, &mut book);
+        line.drain(|group| group == 2, in_hand, &mut book);
+        let expected = [
+            (state(1, A, 5), true),
+            (state(5, A, 7), false),
+            (state(2, A, 5), true),
+        ];
+        assert_eq!(booked, expected);
+        assert!(!in_hand.is_any());
     }
 }

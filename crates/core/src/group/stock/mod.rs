@@ -2,6 +2,7 @@
 
 mod atomic;
 mod atomic_bytes;
+mod in_hand;
 mod scheduled;
 mod shares;
 mod single;
@@ -10,6 +11,7 @@ mod stats;
 
 pub use atomic::{Line, NR_SLOTS, StockLine};
 pub use atomic_bytes::{ByteLine, NR_BYTE_WORDS};
+pub use in_hand::InHand;
 pub use scheduled::OwnerStock;
 pub(super) use shares::Shares;
 pub use spinlock::SpinStock;
@@ -326,21 +328,19 @@ impl Stocks {
     pub(super) fn mod_state(
         &self,
         cpu: Cpu,
-        (group, item, delta): (u32, Item, i32),
+        change: (u32, Item, i32),
         parked: impl FnOnce() -> u32,
+        in_hand: &InHand,
         out: Sink<'_>,
     ) {
         match self {
-            Stocks::Atomic(lines) => lines.bytes(cpu).mod_state(group, item, delta, out),
-            Stocks::Spinlock(stocks) => {
-                let change = (group, item, delta);
-                stocks.of(cpu).mod_state(change, parked, out);
+            Stocks::Atomic(lines) => lines.bytes(cpu).mod_state(change, in_hand, out),
+            Stocks::Spinlock(stocks) => stocks.of(cpu).mod_state(change, parked, out),
+            Stocks::Scheduled(stocks) => stocks.of(cpu).mod_state(change, parked, out),
+            Stocks::None => {
+                let (group, item, delta) = change;
+                out(Out::State { group, item, delta });
             }
-            Stocks::Scheduled(stocks) => {
-                let change = (group, item, delta);
-                stocks.of(cpu).mod_state(change, parked, out);
-            }
-            Stocks::None => out(Out::State { group, item, delta }),
         }
     }
 
@@ -364,14 +364,14 @@ impl Stocks {
 
     /// Empties the stocks that hold something of the groups that `wanted` names, or has their
     /// owners asked to.
-    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, out: Sink<'_>) {
+    pub(super) fn drain(&self, wanted: impl Fn(u32) -> bool, in_hand: &InHand, out: Sink<'_>) {
         match self {
             Stocks::Atomic(lines) => {
                 for cpu in lines.cpus.iter() {
                     for line in cpu.pages.iter().take(lines.nr_lines()) {
                         line.drain(&wanted, |surplus| out(Out::Pages(surplus)));
                     }
-                    cpu.bytes.drain(&wanted, out);
+                    cpu.bytes.drain(&wanted, in_hand, out);
                 }
                 for line in lines.all_large() {
                     line.drain(&wanted, |surplus| out(Out::Pages(surplus)));

@@ -124,10 +124,12 @@ impl Single {
         // Statistics first: the bytes keep the group's record.
         for (item, cached) in Item::ALL.into_iter().zip(&self.state) {
             let delta = get(cached).cast_signed();
-            set(cached, 0);
             if delta != 0 {
                 out(Out::State { group, item, delta });
             }
+            // After it was booked, which no charge keeps its group for. Release pairs with the
+            // Acquire in `holds`: who does not take the lock because nothing is there sees that.
+            cached.store(0, Ordering::Release);
         }
         set(&self.nr_bytes, 0);
         if nr_bytes > 0 {
@@ -145,8 +147,9 @@ impl Single {
 
     /// Whether it holds something of a group that `wanted` names; a look without protection.
     pub(super) fn holds(&self, wanted: impl Fn(u32) -> bool) -> bool {
-        let has_state = || self.state.iter().any(|cached| get(cached) != 0);
-        let has_bytes = get(&self.nr_bytes) > 0 || has_state();
+        // Acquire pairs with the Release in `drain_bytes`.
+        let has_state = |cached: &AtomicU32| cached.load(Ordering::Acquire) != 0;
+        let has_bytes = get(&self.nr_bytes) > 0 || self.state.iter().any(has_state);
         get(&self.nr_pages) > 0 && wanted(get(&self.group))
             || has_bytes && wanted(get(&self.byte_group))
     }
@@ -225,5 +228,18 @@ mod tests {
         };
         assert_eq!([change(-4000), change(-96), change(-1)], [0, 0, 1]);
         assert!(!stock.holds(|_| true));
+    }
+
+    #[test]
+    fn a_statistic_is_there_until_it_is_booked() {
+        let stock = Single::default();
+        let (item, delta) = (Item::SlabReclaimable, 100);
+        stock.mod_state((7, item, delta), || 0, &mut |_| ());
+        let mut booked = Vec::new();
+        let holds = || stock.holds(|group| group == 7);
+        stock.drain(&mut |out| booked.push((out, holds())));
+        let group = 7;
+        assert_eq!(booked, [(Out::State { group, item, delta }, true)]);
+        assert!(!holds());
     }
 }

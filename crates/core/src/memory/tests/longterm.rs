@@ -329,3 +329,19 @@ fn who_walks_the_pages_of_a_file_meets_one_that_moves_meanwhile() {
     assert_eq!(met, (0..200).collect::<Vec<u64>>());
     memory.check();
 }
+
+#[test]
+fn a_block_for_which_a_pageblock_is_emptied_takes_one_turn() {
+    let (memory, group, file) = memory(2048, Policy::Fifo);
+    memory.set_mempolicy(group, Mempolicy::Interleave(NodeMask::of(Node::ZERO)));
+    let turn = || memory.groups().place(group).unwrap().turn;
+    (0..2048).for_each(|page| _ = touch(&memory, group, key(file, page)));
+    let before = turn();
+    let block = memory.take_unmovable(CPU.into(), group, Order::ZERO);
+    let frame = block.unwrap().frame;
+    assert!(is_unmovable(&memory, frame));
+    // This one, and the block's.
+    assert_eq!(turn() - before, 2);
+    memory.put_block(CPU, frame);
+    memory.check();
+}

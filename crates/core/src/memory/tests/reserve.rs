@@ -415,3 +415,30 @@ fn what_is_kept_for_writes_is_there_beside_zones_for_pages() {
     }
     memory.check();
 }
+
+#[test]
+fn what_comes_back_after_a_forced_reservation_serves_no_new_request() {
+    let memory = Memory::try_new(Config::new(1 << 18, 2, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let parent = memory.new_group(CPU.into(), root).unwrap();
+    let group = memory.new_group(CPU.into(), parent).unwrap();
+    assert_eq!(memory.set_max(CPU.into(), parent, 4000), Ok(0));
+    let alloc = || memory.alloc_buf(CPU.into(), group, Order::ZERO);
+    let bufs: Vec<Frame> = (0..209).map(|_| alloc().unwrap().0).collect();
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    // Its magazines are there, and empty.
+    let bufs: Vec<Frame> = (0..209).map(|_| alloc().unwrap().0).collect();
+    memory.reserve_forced(CPU.into(), group, pages(5000));
+    bufs.into_iter()
+        .for_each(|frame| memory.free_buf(CPU, frame));
+    assert_eq!(memory.groups().get(parent).unwrap().usage(), 5000);
+    let refused = alloc().map(|_| ());
+    assert_eq!(refused, Err(AllocError::OverLimit { group: parent }));
+    memory.unreserve(CPU, group, pages(5000));
+    // Below its limit again, it has magazines.
+    let (frame, _) = alloc().unwrap();
+    memory.free_buf(CPU, frame);
+    assert!(memory.magazines.nr_blocks() > 0);
+    memory.check();
+}

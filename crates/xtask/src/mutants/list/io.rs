@@ -272,8 +272,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a store that unwinds leaves others' writes without an end",
         file: "writeback.rs",
-        find: "let left = self.begun.iter_mut().filter_map(Option::take);",
-        replace: "let left = self.begun.iter_mut().filter_map(Option::take).skip(1);",
+        find: "for write in self.begun.iter_mut().filter_map(Option::take) {",
+        replace: "for write in self.begun.iter_mut().filter_map(Option::take).skip(1) {",
         tests: Tests::RuntimeUnit("writeback::tests::a_store_that_unwinds"),
     },
     Mutant {

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod callers;
+mod files;
 mod group;
 mod io;
 mod magazines;
@@ -22,6 +23,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Mutant> {
         magazines::MUTANTS,
         memory::MUTANTS,
         runtime::MUTANTS,
+        files::MUTANTS,
         io::MUTANTS,
         callers::MUTANTS,
     ];

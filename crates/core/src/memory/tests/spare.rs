@@ -1,0 +1,154 @@
+//! Named cases of what reclaim leaves: by `min`, and of large pages.
+
+use super::super::spare::Taken;
+use super::*;
+use crate::memory::Writes;
+use std::cell::Cell;
+
+/// A group of a memory that has room for more, with pages of an order that are dirty or clean.
+fn group_with(memory: &Memory, nr_pages: u64, order: u8, is_dirty: bool) -> u32 {
+    let root = memory.groups().root();
+    let group = memory.new_group(CPU.into(), root).unwrap();
+    add_pages(memory, group, nr_pages, order, is_dirty);
+    group
+}
+
+fn add_pages(memory: &Memory, group: u32, nr_pages: u64, order: u8, is_dirty: bool) {
+    let order = Order::new(order).unwrap();
+    let file = memory.open_mapping(CPU.into(), order).unwrap();
+    for page in 0..nr_pages {
+        let (frame, _) = have(memory, group, key(file, page), Ok(())).unwrap();
+        if is_dirty {
+            memory.set_dirty(frame);
+        }
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+}
+
+fn resident(memory: &Memory, group: u32) -> u64 {
+    memory.stat(group).file / PAGE_BYTES as u64
+}
+
+#[test]
+fn what_is_in_stocks_is_no_page_that_may_go() {
+    for &policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(1 << 16, 2, policy)).unwrap();
+        let root = memory.groups().root();
+        let group = group_with(&memory, 128, 0, false);
+        memory.groups().set_limit(group, Limit::Min, 64).unwrap();
+        memory.drain_charges(root);
+        for _ in 0..4 {
+            memory.reclaim(CPU, root, 64);
+        }
+        assert_eq!(resident(&memory, group), 64, "{policy}");
+        memory.check();
+    }
+}
+
+#[test]
+fn what_one_reclaimer_takes_others_leave() {
+    let memory = Memory::try_new(Config::for_resident(1 << 12, 1, Policy::default())).unwrap();
+    let root = memory.groups().root();
+    let group = group_with(&memory, 100, 0, false);
+    memory.groups().set_limit(group, Limit::Min, 30).unwrap();
+    memory.drain_charges(root);
+    let lruvec = memory.groups().get(group).unwrap().lruvec();
+    let lruvec = memory.lruvecs.get(lruvec).unwrap();
+    let taken = || Taken::of(&memory, (group, root), true, lruvec);
+    let (mut one, mut other, mut third) = (taken(), taken(), taken());
+    assert!(one.take(64) && other.take(64) && !third.take(64));
+    assert_eq!([one.most, other.most, third.most], [64, 6, 0]);
+    assert_eq!(memory.spare(group, root, true), 0);
+    one.keep(60);
+    assert!(third.take(64) && third.most == 4);
+    drop((one, other, third));
+    assert_eq!(memory.spare(group, root, true), 70);
+}
+
+#[test]
+fn a_page_that_is_too_large_hides_none_that_is_not() {
+    for &policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(1 << 12, 1, policy)).unwrap();
+        let root = memory.groups().root();
+        let group = group_with(&memory, 4, 6, false);
+        add_pages(&memory, group, 100, 0, false);
+        memory.groups().set_limit(group, Limit::Min, 310).unwrap();
+        memory.drain_charges(root);
+        let mut freed = 0;
+        while memory.reclaim(CPU, root, 64) > 0 {
+            freed = 356 - resident(&memory, group);
+        }
+        // All that is not protected: pages of one frame.
+        assert_eq!(freed, 46, "{policy}");
+        memory.check();
+    }
+}
+
+#[test]
+fn a_page_larger_than_a_batch_goes_where_it_may() {
+    for &policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(1 << 13, 1, policy)).unwrap();
+        let root = memory.groups().root();
+        let group = group_with(&memory, 5, 9, false);
+        // A smaller one, which does not go.
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        let (frame, _) = have(&memory, group, key(file, 0), Ok(())).unwrap();
+        memory.groups().set_limit(group, Limit::Min, 1500).unwrap();
+        memory.drain_charges(root);
+        while memory.reclaim(CPU, root, 1) > 0 {}
+        assert_eq!(resident(&memory, group), 3 * 512 + 1, "{policy}");
+        memory.unpin(CPU, frame, &mut Effects::new());
+        memory.check();
+    }
+}
+
+#[test]
+fn what_nobody_has_goes_before_what_is_protected() {
+    let memory = Memory::try_new(Config::for_resident(1 << 14, 2, Policy::default())).unwrap();
+    let group = group_with(&memory, 500, 0, false);
+    memory.groups().set_limit(group, Limit::Min, 500).unwrap();
+    let alloc = |_| memory.alloc_buf(CPU.into(), group, Order::ZERO).unwrap().0;
+    let bufs: Vec<Frame> = (0..300).map(alloc).collect();
+    bufs.iter().for_each(|&frame| memory.free_buf(CPU, frame));
+    let root = memory.groups().root();
+    memory.reclaim_proactively(CPU.into(), (root, None), 200);
+    assert_eq!(resident(&memory, group), 500);
+}
+
+/// Counts the frames of dirty pages that it is offered, and writes them.
+#[derive(Debug, Default)]
+struct Counting(Cell<u32>);
+
+impl Platform for Counting {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn write_back(&self, writes: &mut Writes<'_>, _nr_pages: u32) {
+        while let Some(write) = writes.next() {
+            self.0.set(self.0.get() + write.order().nr_pages());
+            let memory = writes.memory();
+            memory.complete_write(CPU, write, Ok(()), &mut Effects::new());
+        }
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn no_more_is_written_for_a_batch_than_a_batch_of_frames() {
+    for &policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(1 << 13, 1, policy)).unwrap();
+        let group = group_with(&memory, 64, 6, true);
+        let counting = Counting::default();
+        let here = Here::new(CPU, &counting);
+        assert_eq!(memory.reclaim_proactively(here, (group, None), 64), 64);
+        let nr_offered = counting.0.get();
+        assert!(nr_offered <= 2 * 64, "{nr_offered} frames, {policy}");
+        memory.check();
+    }
+}

@@ -1,0 +1,118 @@
+//! Faults of files, of their writes, and of what a forked child does.
+
+use crate::mutants::{Mutant, Tests};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "a page that no new one can take the place of is lost",
+        file: "file/view.rs",
+        find: "            discard(shared, backing, page);",
+        replace: "            let _ = (backing, discard);",
+        tests: Tests::RuntimeUnit("a_page_of_which_no_new"),
+    },
+    Mutant {
+        name: "a new page is brought in as it is stored",
+        file: "file/view.rs",
+        find: "Latch::Miss if is_new =>",
+        replace: "Latch::Miss if false && is_new =>",
+        tests: Tests::RuntimeUnit("a_new_page_is_not_written"),
+    },
+    Mutant {
+        name: "what cannot be written cannot be cut off",
+        file: "file/resize.rs",
+        find: "            self.check_droppable()?;",
+        replace: "            self.check_writable()?;",
+        tests: Tests::Runtime("pages_that_cannot_be_written_can"),
+    },
+    Mutant {
+        name: "what waits for the log cannot be punched out",
+        file: "file/punch.rs",
+        find: "        self.check_droppable()?;",
+        replace: "        self.check_writable()?;",
+        tests: Tests::Runtime("pages_that_wait_for_the_log_can"),
+    },
+    Mutant {
+        name: "a file whose failing pages were dropped takes no views",
+        file: "file/punch.rs",
+        find: "        if backing.nr_dirty() == 0 {",
+        replace: "        if false {",
+        tests: Tests::Runtime("pages_that_cannot_be_written_can"),
+    },
+    Mutant {
+        name: "a sync that unwinds is forgotten",
+        file: "backing.rs",
+        find: "            self.poison(NO_NUMBER);",
+        replace: "",
+        tests: Tests::Runtime("a_sync_that_unwinds"),
+    },
+    Mutant {
+        name: "a writer is held to the limits of its own group only",
+        file: "file/write.rs",
+        find: "charged.filter(|&group| group != self.group.id())",
+        replace: "charged.filter(|_| false)",
+        tests: Tests::Runtime("who_changes_pages_of_another"),
+    },
+    Mutant {
+        name: "a write wakes before all that are under way have ended",
+        file: "writeback/run.rs",
+        find: "match self.later {",
+        replace: "match self.later.filter(|_| false) {",
+        tests: Tests::RuntimeUnit("who_is_woken_by_a_write"),
+    },
+    Mutant {
+        name: "who reads ahead hands its reads over itself",
+        file: "io/background.rs",
+        find: "!self.has_reaper || self.reaper.get() == Some(&thread::current().id())",
+        replace: "true",
+        tests: Tests::Fork("a_page_comes_though"),
+    },
+    Mutant {
+        name: "a sync of the spill file tells its error to one",
+        file: "spill/syncs.rs",
+        find: "self.nr_failed.fetch_add(1, Ordering::Release);",
+        replace: "return Err(*last_error);",
+        tests: Tests::RuntimeUnit("an_error_that_another"),
+    },
+    Mutant {
+        name: "a spill file that was opened for direct writes is not synced",
+        file: "spill.rs",
+        find: "Bytes::File(file) if self.nr_buffered_writes() != nr_buffered => {",
+        replace: "Bytes::File(file) if !file.is_direct() => {",
+        tests: Tests::RuntimeUnit("what_goes_through_the_page_cache"),
+    },
+    Mutant {
+        name: "a forked child detaches the worker",
+        file: "worker.rs",
+        find: "mem::forget(mem::take(&mut self.threads));",
+        replace: "",
+        tests: Tests::Fork("a_child_that_drops_a_memory"),
+    },
+    Mutant {
+        name: "a forked child detaches the flusher",
+        file: "flusher.rs",
+        find: "mem::forget(self.thread.take());",
+        replace: "",
+        tests: Tests::Fork("a_child_that_drops_a_memory"),
+    },
+    Mutant {
+        name: "a forked child detaches who reaps",
+        file: "io/mod.rs",
+        find: "background.disown();",
+        replace: "_ = background;",
+        tests: Tests::Fork("a_child_that_drops_a_memory"),
+    },
+    Mutant {
+        name: "a forked child takes locks to drain",
+        file: "builder.rs",
+        find: "            return Drained::default();\n",
+        replace: "",
+        tests: Tests::Fork("a_child_takes_no_lock"),
+    },
+    Mutant {
+        name: "a forked child takes locks to count",
+        file: "stats.rs",
+        find: "            return Stats::default();\n",
+        replace: "",
+        tests: Tests::Fork("a_child_takes_no_lock"),
+    },
+];
