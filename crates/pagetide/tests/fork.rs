@@ -424,9 +424,11 @@ fn a_child_forked_while_the_global_memory_is_built_waits_for_nobody() {
     }
     // Room for some of the tables, so that building takes a while and fails.
     let limit = getrlimit(Resource::As);
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let nr_pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
     let room = memory_limit().unwrap().limit().as_u64() / 4;
     let short = Rlimit {
-        current: Some(room),
+        current: Some(nr_pages * PAGE as u64 + room),
         ..limit
     };
     setrlimit(Resource::As, short).unwrap();

@@ -35,7 +35,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "pages go though a depot has what nobody uses",
         file: "memory/proactive.rs",
         find: "let nr_drained = self.drain_magazines_of(subtree);",
-        replace: "let nr_drained = 0;",
+        replace: "let nr_drained = 0_u32;",
         tests: Tests::Unit("spare::what_nobody"),
     },
     Mutant {
