@@ -304,6 +304,16 @@ impl Mappings {
 }
 
 impl Access {
+    /// A word that tells of this access, if the page is there: of one that is being read reads are
+    /// not counted, as who finds such a page looks for it again.
+    #[inline]
+    fn seen(self, word: Word) -> Word {
+        match self {
+            Access::Copy if word.state() == State::Reading => word,
+            _ => self.mark(word),
+        }
+    }
+
     /// A word that tells of this access.
     #[inline]
     fn mark(self, word: Word) -> Word {
@@ -449,10 +459,7 @@ fn pin_record(record: Record<'_>, seen: Word, access: Access) -> Result<Word, Wo
     let mut word = seen;
     loop {
         let pinned = word.may_be_pinned().then(|| word.pinned()).flatten();
-        let mut pinned = pinned.ok_or(word)?;
-        if word.state() != State::Reading {
-            pinned = access.mark(pinned);
-        }
+        let pinned = access.seen(pinned.ok_or(word)?);
         match record.replace(word, pinned) {
             Ok(()) => return Ok(word),
             Err(found) => word = found,
@@ -460,8 +467,8 @@ fn pin_record(record: Record<'_>, seen: Word, access: Access) -> Result<Word, Wo
     }
 }
 
-/// Counts an access to a page that is being read, which a pin of it does not: who finds such a page
-/// may look for it more than once. By a holder of a pin that waits. One read-modify-write.
+/// Counts an access to a page that is being read. By a holder of a pin that waits, once: a pin does
+/// not count reads of such a page. One read-modify-write.
 #[cold]
 pub fn count_access(frames: &FrameTable, frame: Frame, access: Access) {
     if access == Access::Prefetch {

@@ -368,8 +368,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who looks for a page that is being read counts",
         file: "page_cache/mod.rs",
-        find: "        if word.state() != State::Reading {\n            pinned =",
-        replace: "        if true {\n            pinned =",
+        find: "Access::Copy if word.state() == State::Reading => word,",
+        replace: "Access::Copy if false => word,",
         tests: Tests::Unit("who_waits_for_a_read"),
     },
     Mutant {
