@@ -3,7 +3,7 @@
 //! Data files are unlinked as soon as they are made, so that whatever ends the process (Ctrl-C,
 //! `kill -9`) leaves nothing behind: no signal handler is needed. Those that need names, and what a
 //! benchmark borrows from the machine, are held by a process of its own that gives them back
-//! (`bench/folder.rs`, `bench/device/holder.rs`).
+//! (`bench/held.rs`).
 
 mod args;
 mod bench;

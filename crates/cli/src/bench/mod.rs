@@ -10,6 +10,7 @@ mod device;
 mod drain;
 mod evacuate;
 mod folder;
+mod held;
 mod hit;
 mod hog;
 mod key_value;

@@ -168,8 +168,8 @@ impl Gated2q {
     }
 
     /// Where a page goes that is met at the tail, with the reads that stay counted: `None` where it
-    /// is evicted.
-    fn kept(word: Word) -> Option<(Class, u8)> {
+    /// is evicted. Without a user it stays where it is unless it `may_go`.
+    fn kept(word: Word, may_go: bool) -> Option<(Class, u8)> {
         let refs = word.refs().saturating_sub(NO_REFS);
         let is_held = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT);
         let is_young = word.has(flag::YOUNG);
@@ -181,15 +181,9 @@ impl Gated2q {
             _ if is_young => Some((Class::Protected, 0)),
             Class::Probation if refs >= REFS_TO_PROTECT => Some((Class::Protected, 0)),
             Class::Protected if refs > 0 => Some((Class::Protected, refs - 1)),
-            // Not clean.
-            _ if !word.is_evictable() => Some(Self::as_it_is(word)),
+            class if !may_go => Some((class, refs)),
             _ => None,
         }
-    }
-
-    /// Where a page goes that stays though nobody uses it.
-    fn as_it_is(word: Word) -> (Class, u8) {
-        (class_of(word), word.refs().saturating_sub(NO_REFS))
     }
 
     /// The class that gives the next victim.
@@ -227,7 +221,8 @@ impl Gated2q {
             let Some(frame) = self.protected.tail() else {
                 return nr_rotated;
             };
-            let Some(to) = Self::kept(frames.word(frame)) else {
+            let word = frames.word(frame);
+            let Some(to) = Self::kept(word, word.is_evictable()) else {
                 return nr_rotated;
             };
             self.count_kept(frames, frame);
@@ -452,10 +447,11 @@ impl Rules for Gated2q {
             let word = frames.word(frame);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
-            if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
+            let written = word.as_written();
+            if word.is_unwritten() && Self::kept(written, written.is_evictable()).is_none() {
                 batch.note(frames, (frame, word), self.token(frames, frame, word));
             }
-            if let Some(to) = Self::kept(word).or_else(|| (!may_go).then(|| Self::as_it_is(word))) {
+            if let Some(to) = Self::kept(word, may_go) {
                 self.count_kept(frames, frame);
                 let is_activated = class_of(word) == Class::Probation && to.0 == Class::Protected;
                 batch.looked.nr_activated += u32::from(is_activated);
@@ -533,7 +529,7 @@ impl Rules for Gated2q {
         let word = frames.word(frame);
         // Used once since it was isolated, that is: as often as a page that is met later.
         let refs = word.refs().saturating_sub(NO_REFS);
-        let (class, refs) = Self::kept(word).unwrap_or((class_of(word), refs));
+        let (class, refs) = Self::kept(word, true).unwrap_or((class_of(word), refs));
         Listing {
             refs: Some(NO_REFS + refs),
             ..self.push(frames, frame, class)

@@ -81,14 +81,15 @@ impl TwoList {
     }
 
     /// Where a page goes that is met at the inactive list's end, with the reads that stay counted:
-    /// `None` where it is evicted. A look in place counts as a read, and saves the page once.
-    fn kept(word: Word) -> Option<(u8, u8)> {
+    /// `None` where it is evicted. A look in place counts as a read, and saves the page once. An
+    /// unused one stays where it is unless it `may_go`.
+    fn kept(word: Word, may_go: bool) -> Option<(u8, u8)> {
         let refs = word.refs().saturating_sub(NO_REFS);
         match word.has(flag::YOUNG) {
             _ if refs >= 2 => Some((ACTIVE, 0)),
             true if refs == 1 => Some((ACTIVE, 0)),
             true => Some((INACTIVE, 1)),
-            false if !word.is_evictable() => Some((INACTIVE, refs)),
+            false if !may_go => Some((INACTIVE, refs)),
             false => None,
         }
     }
@@ -202,11 +203,11 @@ impl Rules for TwoList {
             let word = frames.word(frame);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
-            if word.is_unwritten() && Self::kept(word.as_written()).is_none() {
+            let written = word.as_written();
+            if word.is_unwritten() && Self::kept(written, written.is_evictable()).is_none() {
                 batch.note(frames, (frame, word), Self::token_at(self.nonresident_age));
             }
-            let as_it_is = || (INACTIVE, word.refs().saturating_sub(NO_REFS));
-            if let Some(to) = Self::kept(word).or_else(|| (!may_go).then(as_it_is)) {
+            if let Some(to) = Self::kept(word, may_go) {
                 let is_activated = to.0 == ACTIVE;
                 self.nonresident_age += u64::from(is_activated);
                 batch.looked.nr_activated += u32::from(is_activated);
@@ -244,7 +245,7 @@ impl Rules for TwoList {
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {
         let word = frames.word(frame);
         let refs = word.refs().saturating_sub(NO_REFS);
-        let (generation, refs) = Self::kept(word).unwrap_or((INACTIVE, refs));
+        let (generation, refs) = Self::kept(word, true).unwrap_or((INACTIVE, refs));
         self.nonresident_age += u64::from(generation == ACTIVE);
         self.push(frames, frame, generation, refs)
     }

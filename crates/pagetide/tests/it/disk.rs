@@ -2,6 +2,7 @@
 
 use pagetide::Store;
 use std::io;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What goes wrong, at which call.
@@ -13,6 +14,8 @@ pub(crate) enum Fault {
     Short,
     /// A write takes no byte; others fail.
     Nothing,
+    /// The call unwinds.
+    Unwinds,
 }
 
 pub(crate) const EIO: i32 = 5;
@@ -81,14 +84,20 @@ impl Disk {
         let fault = state
             .fault
             .filter(|&(from, nr, _)| now >= from && now - from < nr);
-        (state, fault.map(|(_, _, fault)| fault))
+        let fault = fault.map(|(_, _, fault)| fault);
+        if fault == Some(Fault::Unwinds) {
+            drop(state);
+            // Without a word to the panic hook.
+            resume_unwind(Box::new("a store that unwinds"));
+        }
+        (state, fault)
     }
 }
 
 fn fails(fault: Fault) -> io::Error {
     match fault {
         Fault::Error(number) => io::Error::from_raw_os_error(number),
-        Fault::Short | Fault::Nothing => io::Error::from_raw_os_error(EIO),
+        Fault::Short | Fault::Nothing | Fault::Unwinds => io::Error::from_raw_os_error(EIO),
     }
 }
 

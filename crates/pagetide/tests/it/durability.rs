@@ -4,9 +4,7 @@
 use crate::disk::{Disk, EIO, ENOSPC, Fault};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use proptest::prelude::*;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const PAGE: usize = 4096;
 const NR_PAGES: usize = 24;
@@ -436,46 +434,14 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     file.sync().unwrap();
 }
 
-/// A disk whose first sync unwinds.
-#[derive(Default)]
-struct Unwinds {
-    disk: Disk,
-    has_unwound: AtomicBool,
-}
-
-impl Store for Unwinds {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        if !self.has_unwound.swap(true, Ordering::Relaxed) {
-            // Without a word to the panic hook.
-            resume_unwind(Box::new("a store that unwinds"));
-        }
-        self.disk.sync()
-    }
-}
-
 #[test]
 fn a_sync_that_unwinds_poisons_the_file() {
-    let (memory, group) = memory();
-    let store = Box::new(Unwinds::default());
-    let file = memory.open_store(store, "disk", Order::new(0), &group);
-    let file = file.unwrap();
+    let (disk, (memory, group)) = (Disk::default(), memory());
+    let file = open(&memory, &group, &disk, 0);
     file.write_at(&[1; 100], 0).unwrap();
+    file.flush_range(..).unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Unwinds));
     assert!(catch_unwind(AssertUnwindSafe(|| file.sync())).is_err());
     // Of what it has lost the store knows nothing any more.
     for _ in 0..2 {

@@ -1,17 +1,16 @@
 //! What a benchmark borrows from the machine: a RAM-backed block device with a file system on it, a
-//! memory cgroup. Held by a process of its own, that gives both back when whoever started it has
-//! ended, in whatever way: Ctrl-C, a panic, `kill -9`.
+//! memory cgroup. Held by a process of its own (`bench/held.rs`).
 
 use super::cgroup;
 use crate::args::HolderArgs;
+use crate::bench::held::{self, Held};
 use crate::failure::Failure;
 use crate::output;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const CONTROL: &str = "/sys/class/zram-control";
@@ -44,56 +43,31 @@ pub(super) struct Loan {
 
 /// The other side of a holder.
 pub(super) struct Holder {
-    process: Child,
+    held: Held,
     pub(super) loan: Loan,
 }
 
 impl Holder {
     /// Borrows a memory cgroup, and a device with room for so many bytes of files.
     pub(super) fn start(zram_bytes: Option<u64>) -> Result<Holder, Failure> {
-        let failed = |error: io::Error| Failure::of("cannot borrow from the machine", &error);
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(["bench", "device-holder"]);
-        if let Some(bytes) = zram_bytes {
-            command.arg("--zram-bytes").arg(bytes.to_string());
-        }
-        // Of a process group of its own, to which no terminal sends Ctrl-C.
-        command.process_group(0);
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        let mut line = String::new();
-        let out = process.stdout.as_mut().expect("piped");
-        let read = BufReader::new(out).read_line(&mut line);
-        read.map_err(failed)?;
-        let loan = serde_json::from_str(&line)
-            .map_err(|error| Failure::of("cannot borrow from the machine", &error))?;
-        Ok(Holder { process, loan })
+        let step = "cannot borrow from the machine";
+        let (held, loan) = Held::start(step, "device-holder", |command| {
+            if let Some(bytes) = zram_bytes {
+                command.arg("--zram-bytes").arg(bytes.to_string());
+            }
+        })?;
+        Ok(Holder { held, loan })
     }
 
     /// Gives everything back. Nothing of it is in use any more.
     pub(super) fn end(mut self) -> Result<(), Failure> {
-        match self.wait() {
+        match self.held.end() {
             Ok(status) if status.success() => Ok(()),
             Ok(_) => Err(Failure::Run(
                 "not all was given back to the machine".to_owned(),
             )),
             Err(error) => Err(Failure::of("cannot give back to the machine", &error)),
         }
-    }
-
-    fn wait(&mut self) -> io::Result<std::process::ExitStatus> {
-        // It ends with its input.
-        drop(self.process.stdin.take());
-        self.process.wait()
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _status = self.wait();
     }
 }
 
@@ -112,8 +86,7 @@ pub(in crate::bench) fn serve(args: &HolderArgs) -> Result<(), Failure> {
         device,
         cgroup: cgroup.clone(),
     });
-    // Until whoever asked has ended, or says so by closing the pipe.
-    let _end = io::stdin().read_to_end(&mut Vec::new());
+    held::wait_for_end();
     let removed = cgroup.map_or(Ok(()), |folder| {
         patiently(|| fs::remove_dir(&folder))
             .map_err(|error| Failure::of(&format!("cannot remove {}", folder.display()), &error))
