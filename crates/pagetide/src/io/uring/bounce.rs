@@ -9,6 +9,7 @@
 use crate::arena::Arena;
 use crate::io::registered::Registry;
 use io_uring::IoUring;
+use pagetide_core::sync::prefetch_l2;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use std::io;
 
@@ -18,9 +19,21 @@ const BUFFERS: u32 = 16;
 /// The number of their memory in their ring, which has no other.
 pub(super) const BOUNCE_NUMBER: u16 = 0;
 
+/// Bytes of two lines, which CPUs fetch together to their second caches.
+const LINE_PAIR_BYTES: usize = 128;
+
 /// One of the buffers, which a read has: a frame of their arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounce(Frame);
+
+/// Has the bytes that a read is copied to fetched while the kernel reads: most frames are in no
+/// cache, and each line of the copy would wait. On Zen 4 of 128 pages at a time 4 to 9 % more came;
+/// with each line asked for, or to the first cache, no more.
+pub(super) fn prefetch_target(start: *const u8, nr_bytes: usize) {
+    for at in (0..nr_bytes).step_by(LINE_PAIR_BYTES) {
+        prefetch_l2(start.wrapping_add(at));
+    }
+}
 
 /// The buffers of one ring, which waits for its reads before they go.
 pub(super) struct BounceBuffers {

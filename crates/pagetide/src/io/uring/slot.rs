@@ -1,7 +1,7 @@
 //! One read that the kernel has in its hands, and the way of its bytes.
 #![allow(unsafe_code)]
 
-use super::bounce::{BOUNCE_NUMBER, Bounce, BounceBuffers};
+use super::bounce::{self, BOUNCE_NUMBER, Bounce, BounceBuffers};
 use crate::io::registered::RingTables;
 use crate::io::run::{Few, Run};
 use io_uring::{opcode, squeue, types};
@@ -72,8 +72,11 @@ impl Slot {
                 let is_direct_page = file.is_some() && buf.iov_len <= PAGE_BYTES;
                 let may_bounce = may_be_fixed && block.is_none() && is_direct_page;
                 let bounce = may_bounce.then(|| bounce.take()).flatten();
-                let bounce = bounce.map(|(bounce, to)| (Way::Bounced(bounce), to, BOUNCE_NUMBER));
                 let to = buf.iov_base.cast::<u8>();
+                if bounce.is_some() {
+                    bounce::prefetch_target(to, buf.iov_len);
+                }
+                let bounce = bounce.map(|(bounce, to)| (Way::Bounced(bounce), to, BOUNCE_NUMBER));
                 let fixed = block.map(|block| (Way::Fixed, to, block)).or(bounce);
                 let len = u32::try_from(buf.iov_len).expect("a page is short");
                 match fixed {
