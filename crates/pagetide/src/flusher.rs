@@ -5,10 +5,11 @@ use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::trace;
 use crate::worker::{Stop, keep_off, piece};
-use crate::writeback::{Which, is_writing};
+use crate::writeback::{Which, Woken, Written, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::collections::BTreeMap;
 use std::mem;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -29,6 +30,11 @@ const HARD_PERCENT: u64 = 20;
 /// Pages that become dirty from one look at all groups below the levels of a writer's group to the
 /// next: what these have dirty together may be as much more than is said here.
 const DIRTIED_PER_LOOK: u32 = 64;
+
+/// Pages of 4 KiB that are written while a file's end waits, and before those are woken who wait
+/// for one of them; of larger pages as many bytes, but [`MIN_HELD_PAGES`] at least.
+const HELD_PAGES: u64 = 1024;
+const MIN_HELD_PAGES: u64 = 16;
 
 /// A thread that writes back; told to end when dropped, and waited for.
 #[derive(Debug)]
@@ -335,15 +341,41 @@ impl Shared {
         above.map(|(level, _)| level).collect()
     }
 
-    /// Returns how many pages were written; 0 where a write failed or the file was closed.
+    /// Returns how many pages were written, until a write failed or the file was closed.
     fn flush_held(&self, backing: &Backing, which: Which) -> u64 {
-        let Some(_held) = Held::new(self, backing) else {
-            return 0;
-        };
+        let at_a_time = (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES);
+        let (mut from, mut left, mut nr_written) = (0, which.nr_pages, 0);
+        loop {
+            let nr_pages = left.min(at_a_time);
+            let some = Which { nr_pages, ..which };
+            let Some(written) = self.flush_some_held(backing, from..=u64::MAX, some) else {
+                return nr_written;
+            };
+            nr_written += written.nr_pages;
+            left -= nr_pages;
+            match written.next {
+                Some(next) if left > 0 => from = next,
+                _ => return nr_written,
+            }
+        }
+    }
+
+    /// What was written; `None` where a write failed or the file was closed.
+    fn flush_some_held(
+        &self,
+        backing: &Backing,
+        pages: RangeInclusive<u64>,
+        which: Which,
+    ) -> Option<Written> {
+        let woken = Woken::new(self);
         // What failed is kept for the file's next `sync`. A store that panics failed, too, and a
         // waker has others than these for its own: the other files are written all the same.
-        let written = piece(|| self.write_dirty(backing, 0..=u64::MAX, which));
-        written.and_then(Result::ok).unwrap_or(0)
+        let held = Held::new(self, backing)?;
+        let written = piece(|| self.write_pass(backing, pages, which, Some(&woken)));
+        // Who is woken may close this very file, which waits for those who hold it.
+        drop(held);
+        piece(|| drop(woken));
+        written?.ok()
     }
 }
 
@@ -430,5 +462,22 @@ mod tests {
             memory.home().flush_held(backing, Which::ALL);
         }
         assert_eq!(other.read_at(&mut [1; 10], 0).unwrap(), 10);
+    }
+
+    #[test]
+    fn all_of_a_file_is_written_in_the_background_however_much_it_is() {
+        const NR_PAGES: u64 = 2 * HELD_PAGES + 50;
+        let memory = Memory::builder().budget(ByteSize::mib(96));
+        let memory = memory.without_thread().build().unwrap();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], 4096 * page).unwrap());
+        let backings: Vec<_> = memory.home().backings().values().cloned().collect();
+        assert!(
+            backings[0].nr_dirty() >= NR_PAGES,
+            "a part is written already"
+        );
+        memory.home().flush_background(u32::MAX);
+        assert_eq!(backings[0].nr_dirty(), 0);
     }
 }

@@ -128,8 +128,8 @@ impl Hooked {
         })
     }
 
-    pub(crate) fn is_same(&self, other: &Hooked) -> bool {
-        Arc::ptr_eq(&self.hooks, &other.hooks)
+    pub(crate) fn is_of(&self, given: &Given) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.hooks), Arc::as_ptr(&given.0))
     }
 
     /// Bytes of pages that are written together at most.

@@ -120,6 +120,14 @@ impl Which {
     };
 }
 
+/// What was written of a file's dirty pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub(crate) nr_pages: u64,
+    /// The page to go on at, where it wrote as many as it was to.
+    pub(crate) next: Option<u64>,
+}
+
 /// What came of writing dirty pages of a file.
 struct Pass<'a> {
     backing: &'a Backing,
@@ -134,10 +142,15 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(shared: &'a Shared, backing: &'a Backing, by: By) -> Pass<'a> {
+    fn new(
+        shared: &'a Shared,
+        backing: &'a Backing,
+        by: By,
+        later: Option<&'a Woken<'a>>,
+    ) -> Pass<'a> {
         Pass {
             backing,
-            runs: [(); 2].map(|()| Run::new(shared, backing, by)),
+            runs: [(); 2].map(|()| Run::new(shared, backing, by).waking_later(later)),
             gathering: 0,
             nr_gated: 0,
             nr_written: 0,
@@ -182,14 +195,14 @@ impl<'a> Pass<'a> {
 
 /// Whom the ends of writes wake, by foreign code that may close a file and wait for writes of it:
 /// when this is dropped, and all that the thread has begun are over.
-struct Woken<'a> {
+pub(crate) struct Woken<'a> {
     shared: &'a Shared,
     /// Kept on the stack: writing needs no memory.
     effects: RefCell<SmallVec<[Effect; MAX_OFFERED]>>,
 }
 
 impl<'a> Woken<'a> {
-    fn new(shared: &'a Shared) -> Woken<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Woken<'a> {
         let effects = RefCell::default();
         Woken { shared, effects }
     }
@@ -239,18 +252,39 @@ impl Shared {
         pages: RangeInclusive<u64>,
         which: Which,
     ) -> Result<u64, Error> {
+        let written = self.write_pass(backing, pages, which, None);
+        written.map(|written| written.nr_pages)
+    }
+
+    /// [`Shared::write_dirty`]. A caller that has no handle of the file, and holds what the file's
+    /// end waits for, wakes `later`.
+    ///
+    /// # Errors
+    /// As [`Shared::write_dirty`].
+    pub(crate) fn write_pass(
+        &self,
+        backing: &Backing,
+        pages: RangeInclusive<u64>,
+        which: Which,
+        later: Option<&Woken<'_>>,
+    ) -> Result<Written, Error> {
+        let mut next = None;
         let Some(last) = backing.last_dirty() else {
-            return Ok(0);
+            return Ok(Written { nr_pages: 0, next });
         };
         let pages = *pages.start()..=last.min(*pages.end());
         let by = match which.asks_log {
             true => By::Anybody,
             false => By::Background,
         };
-        let mut pass = Pass::new(self, backing, by);
+        let mut pass = Pass::new(self, backing, by, later);
         let mut nr_begun = 0;
         for page in backing.dirty_pages(pages, which.before) {
-            if nr_begun >= which.nr_pages || pass.nr_failed >= MAX_FAILURES {
+            if pass.nr_failed >= MAX_FAILURES {
+                break;
+            }
+            if nr_begun >= which.nr_pages {
+                next = Some(page);
                 break;
             }
             if !pass.gathering().has_room_for(page) {
@@ -264,7 +298,10 @@ impl Shared {
         pass.end_runs();
         match pass.last_error {
             None if pass.nr_gated > 0 && which.waits => Err(backing.log_behind()),
-            None => Ok(pass.nr_written),
+            None => Ok(Written {
+                nr_pages: pass.nr_written,
+                next,
+            }),
             Some(code) => {
                 trace::write_failed(backing, code);
                 Err(backing.failed(code))
@@ -373,7 +410,7 @@ impl Shared {
                 woken.add(iter::from_fn(|| effects.pop()));
                 continue;
             };
-            let mut run = Run::new(self, &backing, By::Reclaim).waking_later(&woken);
+            let mut run = Run::new(self, &backing, By::Reclaim).waking_later(Some(&woken));
             run.push(write);
             let goes_with = |run: &Run<'_>, next: &Write| {
                 next.key().mapping() == number && run.has_room_for(next.key().page())

@@ -26,12 +26,13 @@ mod stat;
 mod write;
 
 use super::*;
-use crate::alloc::Mempolicy;
+use crate::alloc::{Mempolicy, Topology};
 use crate::frame::State;
 use crate::frame::flag;
-use crate::group::{Count, CpuMask, Limit, NO_LIMIT};
+use crate::group::{Count, CpuMask, Limit, NO_LIMIT, StockKind};
 use crate::page_cache::{Access, Found, Latched};
-use crate::units::{Frame, Node, NodeMask};
+use crate::reclaim::Policy;
+use crate::units::{Frame, Node, NodeMask, PAGE_BYTES};
 use std::vec::Vec;
 
 const CPU: Cpu = Cpu::new(0);

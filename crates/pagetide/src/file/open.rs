@@ -98,13 +98,17 @@ impl fmt::Debug for Open {
 }
 
 impl Open {
-    /// Writes by this file, where nothing was written by another one before.
-    fn have_writer(&self, file: DirectFile) {
+    /// One more opens it, by `file`: it writes by this one where it is writable and nothing was
+    /// written by another one before.
+    fn join(&self, file: DirectFile, given: Option<&Given>) -> Result<(), Error> {
+        self.check_hooks(given)?;
         if let Source::File { reader, writer } = &self.backing.source
+            && file.is_writable()
             && !reader.is_writable()
         {
             let _another = writer.set(file);
         }
+        Ok(())
     }
 
     pub(crate) fn home(&self) -> &Home {
@@ -123,10 +127,10 @@ impl Open {
     }
 
     /// Whether who opens the file again means the hooks that it has.
-    fn check_hooks(&self, given: Option<&Hooked>) -> Result<(), Error> {
+    fn check_hooks(&self, given: Option<&Given>) -> Result<(), Error> {
         let hooked = self.backing.hooked.get();
         match given {
-            Some(given) if !hooked.is_some_and(|hooked| hooked.is_same(given)) => {
+            Some(given) if !hooked.is_some_and(|hooked| hooked.is_of(given)) => {
                 let source = io::Error::other("it is open with other hooks");
                 let path = (*self.backing.name).into();
                 Err(Error::Open { path, source })
@@ -271,8 +275,8 @@ impl File {
         let may_write = file.is_writable();
         let pages = (order.to_core().get(), file.base());
         let key = (device, inode, pages);
-        // Before the lock: this may have to reclaim.
-        let hooked = Hooked::of(hooks, group, order)?;
+        // What a file that is not open needs. Made without the lock: this may have to reclaim.
+        let mut hooked = None;
         let mut spare = None;
         // Open while they are looked at: each may be the last handle, whose end takes the lock.
         let mut kept = Vec::new();
@@ -297,15 +301,10 @@ impl File {
             }
             match files.get(&key).map(Weak::upgrade) {
                 Some(Some(open)) => {
-                    if let Err(error) = open.check_hooks(hooked.as_ref()) {
-                        // It may be the last handle, whose end takes the lock.
-                        drop(files);
-                        return Err(error);
-                    }
-                    if may_write {
-                        open.have_writer(file);
-                    }
-                    return Ok(File::of(open, group, may_write));
+                    let joined = open.join(file, hooks.as_ref());
+                    // Where it fails, this may be the last handle, whose end takes the lock.
+                    drop(files);
+                    return joined.map(|()| File::of(open, group, may_write));
                 }
                 // Its last handle is just writing it back.
                 Some(None) => {
@@ -313,6 +312,12 @@ impl File {
                     continue;
                 }
                 None => {}
+            }
+            if hooks.is_some() && hooked.is_none() {
+                drop(files);
+                hooked = Hooked::of(hooks.clone(), group, order)?;
+                files = shared.files();
+                continue;
             }
             let here = shared.here();
             let made = spare

@@ -63,7 +63,7 @@ pub(super) struct Run<'a> {
     /// They need not follow each other.
     is_scattered: bool,
     by: By,
-    /// Has whom it wakes, where the thread has begun writes of other files, too.
+    /// Has whom it wakes, where the thread holds what the end of a file waits for.
     later: Option<&'a Woken<'a>>,
 }
 
@@ -96,11 +96,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The same, which leaves it to somebody else to wake those who wait.
-    pub(super) fn waking_later(self, woken: &'a Woken<'a>) -> Run<'a> {
-        let mut run = self;
-        run.later = Some(woken);
-        run
+    /// The same, which leaves it to `later`, where there is one, to wake those who wait.
+    pub(super) fn waking_later(mut self, later: Option<&'a Woken<'a>>) -> Run<'a> {
+        self.later = later;
+        self
     }
 
     /// Whether `page` can be written with those that it has.

@@ -249,6 +249,38 @@ fn who_is_woken_by_a_write_may_close_another_file_that_is_written_with_it() {
 }
 
 #[test]
+fn who_is_woken_by_a_write_in_the_background_may_close_the_file() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    const NR_PAGES: u64 = 300;
+    let (end, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        let memory = memory();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        // No neighbours, so that writes of some are under way while others end.
+        (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; PAGE], 2 * page * P).unwrap());
+        let home = memory.home();
+        let pages: Vec<u64> = (0..NR_PAGES).map(|page| 2 * page).collect();
+        let pins = file.pin_many(&pages).unwrap();
+        let frames: Vec<_> = pins.iter().map(|page| page.frame_in(home)).collect();
+        drop(pins);
+        let waker = Waker::from(Arc::new(Drops(Mutex::new(Some(file)))));
+        let register = |frame| home.waiters.register(frame, &waker, || true);
+        let tickets = frames.into_iter().map(|frame| register(frame.unwrap()));
+        assert!(tickets.flatten().count() > 0);
+        home.flush_background(u32::MAX);
+        assert_eq!(
+            data.as_file().metadata().unwrap().len(),
+            (2 * NR_PAGES - 1) * P
+        );
+        assert_eq!((memory.stats().pages_lost, memory.audit()), (0, Ok(())));
+        end.send(()).unwrap();
+    });
+    let ended = has_ended.recv_timeout(PATIENCE);
+    ended.expect("it waits for what it has itself");
+}
+
+#[test]
 fn who_waits_for_a_write_to_end_waits_for_none_where_none_is_under_way() {
     const PATIENCE: Duration = Duration::from_secs(30);
     let memory = memory();

@@ -134,13 +134,22 @@ fn budgets_that_cannot_be_are_refused() {
     let Error::BudgetTooSmall { needed_bytes, .. } = build(0) else {
         unreachable!()
     };
-    // What is needed grows with the budget by the records of its own pages.
-    assert!(
-        Memory::builder()
-            .budget(ByteSize(needed_bytes + 65_536))
-            .build()
-            .is_ok()
-    );
+    // What is told is the least, and enough for a file and its pages.
+    assert!(matches!(
+        build(needed_bytes - 4096),
+        Error::BudgetTooSmall { needed_bytes: told, .. } if told == needed_bytes
+    ));
+    let memory = Memory::builder().budget(ByteSize(needed_bytes));
+    let memory = memory.build().unwrap();
+    let data = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(data.path(), vec![7; 1 << 20]).unwrap();
+    let group = memory.root().child("first").unwrap();
+    let file = memory.open_rw(data.path(), &group).unwrap();
+    for page in 0..256 {
+        assert_eq!(file.pin(page).unwrap()[0], 7);
+        file.write_at(&[8; 4096], page * 4096).unwrap();
+    }
+    file.sync().unwrap();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Named cases of reservations, the balloon and a budget that moves.
 
+use super::super::config::TABLE_PAGES;
 use super::*;
 use crate::alloc::PAGEBLOCK_PAGES;
 use crate::group::Limit;
@@ -284,6 +285,29 @@ fn a_budget_below_the_arena_is_there_from_the_start_whatever_the_sizes() {
             assert!(memory.offline_pages() <= below);
             memory.check();
         }
+    }
+}
+
+#[test]
+fn the_least_budget_is_the_least_and_lets_a_page_in() {
+    for (nr_cpus, budget) in [1, 2, 64, 256]
+        .map(|n| [0, 30].map(|b| (n, b)))
+        .as_flattened()
+    {
+        let config = |nr_pages| Config::new(nr_pages, *nr_cpus, Policy::default());
+        let Err(BuildError::BudgetTooSmall { needed_pages, .. }) = Memory::try_new(config(*budget))
+        else {
+            panic!("{budget} pages are too few");
+        };
+        assert!(Memory::try_new(config(needed_pages - 1)).is_err());
+        let memory = Memory::try_new(config(needed_pages)).unwrap();
+        let root = memory.groups().root();
+        let group = memory.new_group(CPU.into(), root).unwrap();
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        for page in 0..100 {
+            touch(&memory, group, key(file, page));
+        }
+        memory.check();
     }
 }
 

@@ -115,4 +115,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Fork("a_child_takes_no_lock"),
     },
+    Mutant {
+        name: "who opens a file again pays for a buffer of its hooks",
+        file: "file/open.rs",
+        find: "        let mut hooked = None;",
+        replace: "        let mut hooked = Hooked::of(hooks.clone(), group, order)?;",
+        tests: Tests::Runtime("the_store_never_sees_plain"),
+    },
+    Mutant {
+        name: "who writes in the background wakes while it holds the file",
+        file: "flusher.rs",
+        find: "self.write_pass(backing, pages, which, Some(&woken))",
+        replace: "self.write_pass(backing, pages, which, None)",
+        tests: Tests::RuntimeUnit("who_is_woken_by_a_write_in_the"),
+    },
+    Mutant {
+        name: "of a file only a part is written in the background",
+        file: "flusher.rs",
+        find: "Some(next) if left > 0 => from = next,",
+        replace: "Some(next) if left == 0 => from = next,",
+        tests: Tests::RuntimeUnit("all_of_a_file_is_written"),
+    },
 ];

@@ -504,4 +504,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   mapping.list(&self.frames, new);",
         tests: Tests::Unit("meets_one_that_moves"),
     },
+    Mutant {
+        name: "the least budget leaves out what its own pages need",
+        file: "memory/mod.rs",
+        find: "        let needed_pages = config.least_budget_pages();",
+        replace: "        let needed_pages = own_pages.saturating_add(MIN_PAGES);",
+        tests: Tests::Unit("the_least_budget_is"),
+    },
 ];
