@@ -258,7 +258,7 @@ pub enum Error {
         file: String,
     },
     /// Dirty pages of a file could not be written or made durable.
-    #[error("cannot write {file} back: {dirty_pages} pages are dirty")]
+    #[error("cannot make {file} durable: {dirty_pages} of its pages are dirty")]
     WritebackFailed {
         /// The file.
         file: String,

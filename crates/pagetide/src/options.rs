@@ -87,7 +87,7 @@ impl OpenOptions {
         self
     }
 
-    /// With pages of this order, 4 KiB to 2 MiB. A file that some handle writes is open in one size
+    /// With pages of this order, 4 KiB to 4 MiB. A file that some handle writes is open in one size
     /// only.
     pub fn order(mut self, order: Order) -> OpenOptions {
         self.order = order;
