@@ -25,6 +25,32 @@ pub struct Protection {
     pub low: u64,
 }
 
+/// Of a group whose parent is the target.
+fn own_protection(group: &Group) -> Protection {
+    let usage = group.usage();
+    Protection {
+        min: usage.min(group.limit(Limit::Min)),
+        low: usage.min(group.limit(Limit::Low)),
+    }
+}
+
+/// Of a group below another one that has some.
+fn shared_protection(group: &Group, (above, of_above): (&Group, Protection)) -> Protection {
+    let share = |limit, parent_effective| {
+        effective(Share {
+            usage: group.usage(),
+            setting: group.limit(limit),
+            parent_usage: above.usage(),
+            parent_effective,
+            claimed: above.children_claim(limit),
+        })
+    };
+    Protection {
+        min: share(Limit::Min, of_above.min),
+        low: share(Limit::Low, of_above.low),
+    }
+}
+
 impl Tree {
     /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered
     /// `max` stays: the caller reclaims. The root's `max` may be lowered below its `min`, which
@@ -53,6 +79,8 @@ impl Tree {
         match limit {
             Limit::Min | Limit::Low => {
                 self.is_protected.fetch_max(1, Ordering::Relaxed);
+                // Whoever charges or uncharges sees the limit, or this what was.
+                group.publish_limit();
                 self.tell_claims(group);
             }
             Limit::High | Limit::Max => {
@@ -154,14 +182,25 @@ impl Tree {
     /// Cost: a walk up to the target and back.
     #[must_use]
     pub fn protection(&self, id: u32, target: u32) -> Protection {
+        let mut own = Protection::default();
+        self.protections(id, target, |_, _, of_level| own = of_level);
+        own
+    }
+
+    /// Tells of each level below `target` down to the group `id` what reclaim on behalf of the
+    /// target leaves to it and those below it.
+    ///
+    /// Cost: a walk up to the target and back.
+    pub(crate) fn protections<'a>(
+        &'a self,
+        id: u32,
+        target: u32,
+        mut each: impl FnMut(u32, &'a Group, Protection),
+    ) {
         // Nearly always: nobody above it shares anything out.
         let direct = self.get(id).filter(|group| group.parent() == target);
         if let Some(group) = direct {
-            let usage = group.usage();
-            return Protection {
-                min: usage.min(group.limit(Limit::Min)),
-                low: usage.min(group.limit(Limit::Low)),
-            };
+            return each(id, group, own_protection(group));
         }
         let mut path = [0; index(MAX_DEPTH) + 1];
         let mut depth = 0;
@@ -171,27 +210,15 @@ impl Tree {
             depth += 1;
         }
         let mut parent: Option<(&Group, Protection)> = None;
-        for group in path[..depth].iter().rev().filter_map(|&id| self.get(id)) {
-            let share = |limit| match parent {
-                None => group.usage().min(group.limit(limit)),
-                Some((above, effective_above)) => effective(Share {
-                    usage: group.usage(),
-                    setting: group.limit(limit),
-                    parent_usage: above.usage(),
-                    parent_effective: match limit {
-                        Limit::Min => effective_above.min,
-                        _ => effective_above.low,
-                    },
-                    claimed: above.children_claim(limit),
-                }),
+        for &id in path[..depth].iter().rev() {
+            let Some(group) = self.get(id) else { continue };
+            let own = match parent {
+                None => own_protection(group),
+                Some(above) => shared_protection(group, above),
             };
-            let own = Protection {
-                min: share(Limit::Min),
-                low: share(Limit::Low),
-            };
+            each(id, group, own);
             parent = Some((group, own));
         }
-        parent.map_or(Protection::default(), |(_, own)| own)
     }
 
     /// Counts an event of a group, in it and in all its ancestors.

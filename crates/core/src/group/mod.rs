@@ -257,6 +257,7 @@ impl Tree {
         // Its pages are the parent's now, which may protect them as its own.
         group.store_limit(Limit::Min, 0);
         group.store_limit(Limit::Low, 0);
+        group.publish_limit();
         self.tell_claims(group);
         drop(shape);
         self.stocks.publish();

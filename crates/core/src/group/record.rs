@@ -458,7 +458,8 @@ impl Group {
     }
 
     pub(super) fn sub(&self, nr_pages: u64) {
-        let before = self.usage.fetch_sub(nr_pages, Ordering::Relaxed);
+        // Acquire pairs with the Release in `publish_limit`.
+        let before = self.usage.fetch_sub(nr_pages, Ordering::Acquire);
         assert!(
             before >= nr_pages,
             "uncharge of {nr_pages} pages from {before}"
@@ -470,6 +471,13 @@ impl Group {
         // Acquire pairs with the Release in `give_spare`: what went is not in the usage any more.
         let taken = self.taken.load(Ordering::Acquire);
         self.usage().saturating_sub(kept + u64::from(taken))
+    }
+
+    /// Pages that reclaimers are taking though they are not beyond `kept`.
+    pub(crate) fn overtaken(&self, kept: u64) -> u64 {
+        // Acquire as in `spare`.
+        let taken = u64::from(self.taken.load(Ordering::Acquire));
+        (kept + taken).saturating_sub(self.usage()).min(taken)
     }
 
     /// Takes up to `nr_pages` pages beyond `kept`, which count as gone for others until they are

@@ -3,8 +3,9 @@
 use super::evacuate::Evacuated;
 use super::held::{Held, What};
 use super::reclaim::Reach;
+use super::rounds::Rounds;
 use super::write::Reclaimed;
-use super::{AllocError, Here, MAX_RETRIES, MAX_ROUNDS_IN_VAIN, Memory};
+use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
@@ -388,7 +389,7 @@ impl Memory {
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
-        let (mut is_unwritten, mut nr_rounds) = (false, 0);
+        let (mut is_unwritten, mut rounds) = (false, Rounds::default());
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
@@ -428,10 +429,8 @@ impl Memory {
                 };
                 let round = self.reclaim_round(here, group, reach, nr_pages);
                 is_unwritten = round.is_unwritten;
-                nr_rounds += 1;
-                // What each round frees others take, shrinkers perhaps that look at pages.
-                let is_in_vain = nr_rounds > MAX_ROUNDS_IN_VAIN;
-                if round.nr_freed == 0 || is_in_vain {
+                let are_in_vain = rounds.are_in_vain(&self.groups, over);
+                if round.nr_freed == 0 || are_in_vain {
                     retries += 1;
                     // Others may have in hand what is charged ahead, and give it back.
                     yield_now();

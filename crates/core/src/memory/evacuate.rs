@@ -184,7 +184,7 @@ impl Spares {
                     }
                     self.len = 0;
                 }
-                let spare = memory.spare(group, subtree, is_low_kept);
+                let spare = memory.spare_in_use(group, subtree, is_low_kept);
                 self.spares[self.len] = (group, spare);
                 self.len += 1;
                 self.len - 1
@@ -310,7 +310,7 @@ impl Memory {
         };
         // For a larger block than was charged others would miss the frames that pages move to.
         let may_move = wanted.order == request.order;
-        let captured = self.capture(here, (found.first, found.order), may_move);
+        let captured = self.capture(here, (found.first, found.order), wanted.from, may_move);
         let Captured {
             mut pieces,
             nr_evicted,

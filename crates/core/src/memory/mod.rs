@@ -34,6 +34,7 @@ mod refaults;
 mod region;
 mod reserve;
 mod room;
+mod rounds;
 mod spare;
 mod stat;
 mod write;
@@ -71,13 +72,11 @@ use left_pins::LeftPins;
 use magazine::Magazines;
 use reclaim::Reclaimer;
 use room::Room;
+use rounds::Rounds;
 use write_reserve::WriteReserve;
 
 /// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
-/// Rounds that free pages which others take each time, before they count as rounds without
-/// progress: many more than threads that compete need.
-const MAX_ROUNDS_IN_VAIN: u32 = 4096;
 /// Why a memory was not built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BuildError {
@@ -339,7 +338,7 @@ impl Memory {
     }
 
     /// Makes a record of core's own; where `is_short` says that there is no room for it, reclaims
-    /// as long as that brings something and tries again.
+    /// as long as that brings something that others do not take, and tries again.
     fn make_record<E>(
         &self,
         here: Here<'_>,
@@ -347,6 +346,7 @@ impl Memory {
         is_short: impl Fn(&E) -> bool,
     ) -> Result<u32, E> {
         let root = self.groups.root();
+        let mut rounds = Rounds::default();
         loop {
             let made = make();
             let is_refused = made.as_ref().is_err_and(&is_short);
@@ -355,6 +355,9 @@ impl Memory {
             }
             let may_help = is_refused && here.may_reclaim;
             if !may_help || self.reclaim_for(here, (root, root), BATCH) == 0 {
+                return made;
+            }
+            if rounds.are_in_vain(&self.groups, root) {
                 return made;
             }
         }

@@ -2,7 +2,6 @@
 
 use super::spare::Taken;
 use super::{AllocError, Here, Memory};
-use crate::alloc::PAGEBLOCK_PAGES;
 use crate::group::{Event, Group};
 use crate::reclaim::{
     Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
@@ -265,7 +264,7 @@ impl Memory {
         if !taken.take(want) {
             return 0;
         }
-        let mut control = ScanControl {
+        let control = ScanControl {
             nr_pages: want.min(taken.most),
             at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
             part: giver.part,
@@ -276,11 +275,6 @@ impl Memory {
         let mut batch = Batch::noting(unwritten.take());
         batch.take_at_most(taken.most);
         self.isolate(giver, &control, &mut batch);
-        if batch.is_empty() && batch.has_met_larger() && taken.take(PAGEBLOCK_PAGES) {
-            control.nr_pages = want.min(taken.most);
-            batch.take_at_most(taken.most);
-            self.isolate(giver, &control, &mut batch);
-        }
         taken.keep(batch.nr_frames());
         self.count_looked(reach.by, giver.group, batch.looked());
         let freed = self.evict((cpu, reach.by), giver.lruvec, &batch, None);

@@ -1,6 +1,7 @@
 //! Emptying an aligned block: its pages are moved or evicted, its free frames taken in hand.
 
 use super::reclaim::Reclaimer;
+use super::spare::Taken;
 use super::{Here, Memory};
 use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};
 use crate::frame::State;
@@ -79,13 +80,14 @@ impl Memory {
         if !is_worth_it {
             return None;
         }
-        let captured = self.capture(here, (first, REGION), false).ok()?;
+        let captured = self.capture(here, (first, REGION), from, false).ok()?;
         Some(captured.pieces.first())
     }
 
     /// Empties a block whose pages may all go: they are moved to free frames where they may and
     /// there are any, else evicted. Where that fails, because somebody uses one of them again,
-    /// everything is given back.
+    /// everything is given back. What is protected in `from`, a subtree and whether `low` counts,
+    /// stays.
     ///
     /// # Errors
     /// The pages that were evicted or moved in vain.
@@ -93,6 +95,7 @@ impl Memory {
         &self,
         here: Here<'_>,
         (first, order): (Frame, Order),
+        from: (u32, bool),
         may_move: bool,
     ) -> Result<Captured, u32> {
         let mut in_hand = InHand {
@@ -112,7 +115,7 @@ impl Memory {
                 nr_moved += self.move_pieces(here, pieces);
             }
             if !pieces.is_full() {
-                nr_evicted += self.evict_pieces(here, pieces);
+                nr_evicted += self.evict_pieces(here, pieces, from);
             }
             if pieces.is_full() {
                 let pieces = core::mem::replace(pieces, Pieces::of(first, order));
@@ -123,7 +126,7 @@ impl Memory {
     }
 
     /// Evicts the pages of a block that are not in hand, into it. Returns the pages.
-    fn evict_pieces(&self, here: Here<'_>, pieces: &mut Pieces) -> u32 {
+    fn evict_pieces(&self, here: Here<'_>, pieces: &mut Pieces, from: (u32, bool)) -> u32 {
         const NONE: Frame = Frame::FIRST;
         let mut nr_evicted = 0;
         let mut run = (0, [NONE; index(MAX_BATCH)], 0);
@@ -134,28 +137,43 @@ impl Memory {
             }
             let group = self.frames.group(frame);
             if run.0 != group || run.2 == run.1.len() {
-                nr_evicted += self.evict_run(here, run.0, &run.1[..run.2], pieces);
+                nr_evicted += self.evict_run(here, (run.0, from), &run.1[..run.2], pieces);
                 run = (group, run.1, 0);
             }
             run.1[run.2] = frame;
             run.2 += 1;
         }
-        nr_evicted + self.evict_run(here, run.0, &run.1[..run.2], pieces)
+        nr_evicted + self.evict_run(here, (run.0, from), &run.1[..run.2], pieces)
     }
 
     /// Evicts pages of one group; returns those that went.
-    fn evict_run(&self, here: Here<'_>, group: u32, run: &[Frame], pieces: &mut Pieces) -> u32 {
+    fn evict_run(
+        &self,
+        here: Here<'_>,
+        (group, (subtree, is_low_kept)): (u32, (u32, bool)),
+        run: &[Frame],
+        pieces: &mut Pieces,
+    ) -> u32 {
         // All of them are in one block, so on one node.
         let lruvec = run.first().and_then(|&frame| self.lruvec_at(frame));
         let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
             return 0;
         };
+        let nr_frames = run
+            .iter()
+            .map(|&frame| self.frames.block(frame).0.nr_pages());
+        let mut taken = Taken::of(self, (group, subtree), is_low_kept, lruvec);
+        if !taken.take(nr_frames.sum()) {
+            return 0;
+        }
         let mut batch = Batch::default();
+        batch.take_at_most(taken.most);
         let mut lists = lruvec.lock();
         for &frame in run {
             lists.isolate_frame(&self.frames, (group, frame), &mut batch);
         }
         drop(lists);
+        taken.keep(batch.nr_frames());
         self.evict((here.cpu, Reclaimer::Direct), lruvec, &batch, Some(pieces))
     }
 }

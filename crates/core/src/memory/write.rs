@@ -485,9 +485,11 @@ impl Memory {
             return 0;
         }
         let mut batch = Batch::default();
+        batch.take_at_most(taken.most);
         let mut lists = lruvec.lock();
         lists.isolate_frame(&self.frames, (group, frame), &mut batch);
         drop(lists);
+        taken.keep(batch.nr_frames());
         batch.set_token(token);
         self.evict((cpu, reach.by), lruvec, &batch, None)
     }

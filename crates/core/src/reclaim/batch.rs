@@ -82,8 +82,6 @@ pub struct Batch {
     nr_frames: u32,
     /// Frames that they may have.
     most: u32,
-    /// Whether a page was met that had too many frames.
-    has_met_larger: bool,
     pub(super) looked: Looked,
     /// `None` where nobody asks for them.
     unwritten: Option<Unwritten>,
@@ -96,7 +94,6 @@ impl Default for Batch {
             len: 0,
             nr_frames: 0,
             most: u32::MAX,
-            has_met_larger: false,
             looked: Looked::default(),
             unwritten: None,
         }
@@ -132,21 +129,11 @@ impl Batch {
     /// A page that has more than are left stays, as one in use does.
     pub fn take_at_most(&mut self, nr_frames: u32) {
         self.most = nr_frames;
-        self.has_met_larger = false;
-    }
-
-    /// Whether a page was met that has more frames than may be taken.
-    #[must_use]
-    pub fn has_met_larger(&self) -> bool {
-        self.has_met_larger
     }
 
     /// Whether a page has no more frames than may be taken still.
-    pub(super) fn has_room_for(&mut self, frames: &FrameTable, frame: Frame) -> bool {
-        let nr_frames = frames.block(frame).0.nr_pages();
-        let has_room = nr_frames <= self.most.saturating_sub(self.nr_frames);
-        self.has_met_larger |= nr_frames > self.most;
-        has_room
+    pub(super) fn has_room_for(&self, frames: &FrameTable, frame: Frame) -> bool {
+        frames.block(frame).0.nr_pages() <= self.most.saturating_sub(self.nr_frames)
     }
 
     /// An empty batch; where `unwritten` is there, what must be written is added to it.

@@ -175,8 +175,31 @@ pub struct Lruvec {
     queues: Queues,
     /// Frames of the pages on the lists, and of those that are isolated, by type.
     nr_frames: [u32; 2],
-    /// Frames of the smallest page since there was none, or fewer.
-    smallest: u32,
+    sizes: Sizes,
+}
+
+/// Frames of the pages of a lruvec, since it was empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sizes {
+    /// Of the smallest, or fewer.
+    pub(crate) smallest: u32,
+    /// Of the largest, or more.
+    pub(crate) largest: u32,
+}
+
+impl Sizes {
+    fn add(&mut self, nr_frames: u32, is_first: bool) {
+        *self = match is_first {
+            true => Sizes {
+                smallest: nr_frames,
+                largest: nr_frames,
+            },
+            false => Sizes {
+                smallest: self.smallest.min(nr_frames),
+                largest: self.largest.max(nr_frames),
+            },
+        };
+    }
 }
 
 impl Default for Lruvec {
@@ -216,7 +239,7 @@ impl Lruvec {
         Lruvec {
             queues,
             nr_frames: [0; 2],
-            smallest: 0,
+            sizes: Sizes::default(),
         }
     }
 
@@ -256,10 +279,9 @@ impl Lruvec {
         self.nr_frames == [0; 2]
     }
 
-    /// Frames of its smallest page, or fewer.
-    #[must_use]
-    pub fn smallest(&self) -> u32 {
-        self.smallest
+    /// Frames of its pages.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// How cold its pages of a type are. Where its policy has one class, all are in probation, and
@@ -303,10 +325,7 @@ impl Lruvec {
     ) -> Refault {
         let listing = self.rules().insert(frames, frame, refault, moment);
         let nr_frames = frames.block(frame).0.nr_pages();
-        self.smallest = match self.is_empty() {
-            true => nr_frames,
-            false => self.smallest.min(nr_frames),
-        };
+        self.sizes.add(nr_frames, self.is_empty());
         self.nr_frames[frames.page_type(frame).index()] += nr_frames;
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
@@ -359,7 +378,7 @@ impl Lruvec {
     ) -> bool {
         let word = frames.word(frame);
         let is_ours = word.generation() != 0 && frames.group(frame) == group;
-        if !is_ours || !word.is_evictable() {
+        if !is_ours || !word.is_evictable() || !batch.has_room_for(frames, frame) {
             return false;
         }
         // From the very word that was seen before the group was: a page that took the frame

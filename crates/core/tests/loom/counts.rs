@@ -81,3 +81,26 @@ fn groups_that_shrink_at_once_claim_nothing_for_good() {
         assert_eq!(tree.protection(other, tree.root()).low, 4);
     });
 }
+
+#[test]
+fn a_group_that_is_protected_while_it_shrinks_claims_nothing_for_good() {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(|| {
+        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
+        let parent = tree.child(CPU, tree.root()).expect("room");
+        let [shrinking, other] = [(); 2].map(|()| tree.child(CPU, parent).expect("room"));
+        for (group, pages) in [(parent, 0), (other, 4)] {
+            tree.set_limit(group, Limit::Low, 4).expect("no max");
+            tree.charge(CPU, group, pages).expect("room");
+        }
+        tree.charge(CPU, shrinking, 2).expect("room");
+        let protect = {
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || tree.set_limit(shrinking, Limit::Low, 4).expect("no max"))
+        };
+        tree.uncharge(CPU, shrinking, 2);
+        protect.join().expect("it does not panic");
+        assert_eq!(tree.protection(other, tree.root()).low, 4);
+    });
+}

@@ -237,7 +237,14 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     inside.into_iter().for_each(unpin);
     // The pageblock is in hand, and nothing else is free or can go.
     let under_way = memory.evacuation.begin();
-    let captured = memory.capture(CPU.into(), (first, REGION), false).unwrap();
+    let captured = memory
+        .capture(
+            CPU.into(),
+            (first, REGION),
+            (memory.groups().root(), false),
+            false,
+        )
+        .unwrap();
     let pieces = captured.pieces;
     let spare = take_free(&memory);
     let others = Others {
@@ -343,7 +350,12 @@ fn a_block_that_waits_in_a_magazine_is_there_for_whoever_wants_it_emptied() {
 #[test]
 fn no_page_goes_in_vain_beside_a_block_that_waits_in_a_magazine() {
     let (memory, first) = with_pages_beside_waiting();
-    let captured = memory.capture(CPU.into(), (first, REGION), false);
+    let captured = memory.capture(
+        CPU.into(),
+        (first, REGION),
+        (memory.groups().root(), false),
+        false,
+    );
     assert_eq!(captured.as_ref().err(), None, "pages gone in vain");
     let pieces = captured.unwrap().pieces;
     memory.zones().put_pieces(memory.frames(), &pieces);
@@ -418,7 +430,9 @@ fn who_is_woken_and_unwinds_keeps_nothing_of_a_block_that_is_emptied() {
         let before = nr_free();
         let platform = Unwinding(Cell::new(nr_woken));
         let (here, block) = (Here::new(CPU, &platform), (Frame::new(512), REGION));
-        let captured = catch_unwind(AssertUnwindSafe(|| memory.capture(here, block, true)));
+        let captured = catch_unwind(AssertUnwindSafe(|| {
+            memory.capture(here, block, (memory.groups().root(), false), true)
+        }));
         assert!(captured.is_err(), "nobody was woken");
         assert_eq!(nr_free(), before);
         memory.check();
@@ -429,7 +443,9 @@ fn who_is_woken_and_unwinds_keeps_nothing_of_a_block_that_is_emptied() {
                 .clone()
                 .any(|page| touch(&memory, group, key(file, page)))
         );
-        let captured = memory.capture(CPU.into(), block, true).unwrap();
+        let captured = memory
+            .capture(CPU.into(), block, (memory.groups().root(), false), true)
+            .unwrap();
         memory.zones().put_pieces(memory.frames(), &captured.pieces);
         assert!(
             !pages

@@ -135,7 +135,9 @@ fn a_memory_that_is_abandoned_during_a_move_ends_with_it() {
     // Whoever moves pages in the background has no handle.
     let here = Here::new(CPU, &goes);
     let block = (Frame::new(frame.number() & !1), Order::new(1).unwrap());
-    let captured = memory.capture(here, block, true).unwrap();
+    let captured = memory
+        .capture(here, block, (memory.groups().root(), false), true)
+        .unwrap();
     assert_eq!(memory.stats().pgmigrate_success, 1);
     assert!(
         goes.is_left.get(),

@@ -289,6 +289,28 @@ fn a_budget_below_the_arena_is_there_from_the_start_whatever_the_sizes() {
 }
 
 #[test]
+fn a_reservation_takes_all_that_may_go_however_many_rounds_that_needs() {
+    // Of order 6, a batch each; one in eight is another group's, so that no pageblock is emptied.
+    const NR_BATCHES: u64 = 5000;
+    let order = Order::new(6).unwrap();
+    let nr_pages = 64 * u32::try_from(2 * NR_BATCHES).unwrap();
+    let memory = Memory::try_new(Config::for_resident(nr_pages, 1, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let [group, other] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let file = memory.open_mapping(CPU.into(), order).unwrap();
+    for page in 0..NR_BATCHES * 8 / 7 {
+        let group = if page % 8 == 0 { other } else { group };
+        touch(&memory, group, key(file, page));
+    }
+    memory.drain_charges(root);
+    let usage = memory.groups().get(group).unwrap().usage();
+    assert_eq!(memory.set_max(CPU.into(), group, usage), Ok(0));
+    memory
+        .reserve(CPU.into(), group, pages(usage - 100))
+        .unwrap();
+}
+
+#[test]
 fn the_least_budget_is_the_least_and_lets_a_page_in() {
     for (nr_cpus, budget) in [1, 2, 64, 256]
         .map(|n| [0, 30].map(|b| (n, b)))

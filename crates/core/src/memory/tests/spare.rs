@@ -66,6 +66,126 @@ fn what_one_reclaimer_takes_others_leave() {
 }
 
 #[test]
+fn what_reclaimers_of_several_levels_take_leaves_what_is_protected_above_them() {
+    let memory = Memory::try_new(Config::for_resident(1 << 12, 1, Policy::default())).unwrap();
+    let root = memory.groups().root();
+    let parent = group_with(&memory, 100, 0, false);
+    let child = memory.new_group(CPU.into(), parent).unwrap();
+    add_pages(&memory, child, 100, 0, false);
+    memory.groups().set_limit(parent, Limit::Min, 136).unwrap();
+    memory.drain_charges(root);
+    let taken = |group| {
+        let lruvec = memory.groups().get(group).unwrap().lruvec();
+        Taken::of(
+            &memory,
+            (group, root),
+            true,
+            memory.lruvecs.get(lruvec).unwrap(),
+        )
+    };
+    let (mut of_parent, mut of_child) = (taken(parent), taken(child));
+    of_parent.take(50);
+    of_child.take(50);
+    assert!(of_parent.most > 0 && of_child.most > 0);
+    assert!(of_parent.most + of_child.most <= 200 - 136);
+    drop((of_parent, of_child));
+    // None stays taken.
+    assert_eq!(memory.spare(parent, root, true), 200 - 136);
+    assert_eq!(memory.groups().get(child).unwrap().spare(0), 100);
+}
+
+#[test]
+fn what_becomes_protected_or_nobodys_before_it_is_taken_stays() {
+    let memory = Memory::try_new(Config::for_resident(1 << 16, 1, Policy::default())).unwrap();
+    let root = memory.groups().root();
+    let group = group_with(&memory, 1, 0, false);
+    memory.groups().set_limit(group, Limit::Min, 1000).unwrap();
+    memory.drain_charges(root);
+    let lruvec = memory.groups().get(group).unwrap().lruvec();
+    let lruvec = memory.lruvecs.get(lruvec).unwrap();
+    let mut taken = Taken::of(&memory, (group, root), true, lruvec);
+    add_pages(&memory, group, 256, 0, false);
+    assert!(!taken.take(64) && taken.most == 0);
+    // Charged for nobody: in a stock.
+    memory.groups().set_limit(group, Limit::Min, 200).unwrap();
+    memory.drain_charges(root);
+    let mut taken = Taken::of(&memory, (group, root), true, lruvec);
+    let before = memory.groups().stocked(group);
+    add_pages(&memory, group, 1, 0, false);
+    let stocked = memory.groups().stocked(group);
+    assert!(stocked > before, "a refill is larger");
+    taken.take(1000);
+    assert_eq!(taken.most, 258 - 200);
+}
+
+#[test]
+fn large_pages_of_a_protected_group_go_as_those_of_others() {
+    for &policy in Policy::ALL {
+        for order in [4, 6, 7, 9] {
+            let memory = Memory::try_new(Config::for_resident(1 << 15, 1, policy)).unwrap();
+            let root = memory.groups().root();
+            let group = group_with(&memory, 8192 >> order, order, false);
+            add_pages(&memory, group, 8192, 0, false);
+            memory.groups().set_limit(group, Limit::Min, 1).unwrap();
+            memory.drain_charges(root);
+            let large = || {
+                let of_order = |frame: &Frame| memory.frames().block(*frame).0.get() == order;
+                let all = (0..memory.frames().len()).map(Frame::new);
+                let live = all.filter(|&frame| memory.frames().word(frame).state() == State::Live);
+                live.filter(of_order).count() << order
+            };
+            let (before, mut freed) = (large(), 0);
+            while freed < 4096 {
+                freed += memory.reclaim(CPU, root, 64);
+            }
+            assert!(before - large() > 3000, "{policy}, order {order}: {freed}");
+            memory.check();
+        }
+    }
+}
+
+#[test]
+fn what_siblings_have_in_stocks_takes_no_part_in_what_is_protected_together() {
+    for &policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(1 << 16, 2, policy)).unwrap();
+        let root = memory.groups().root();
+        let parent = memory.new_group(CPU.into(), root).unwrap();
+        memory.groups().set_limit(parent, Limit::Min, 64).unwrap();
+        let children = [64, 1].map(|nr_pages| {
+            let child = memory.new_group(CPU.into(), parent).unwrap();
+            memory.drain_charges(root);
+            memory.groups().set_limit(child, Limit::Min, 64).unwrap();
+            add_pages(&memory, child, nr_pages, 0, false);
+            child
+        });
+        for _ in 0..4 {
+            memory.reclaim(CPU, root, 64);
+        }
+        let left: u64 = children.map(|child| resident(&memory, child)).iter().sum();
+        assert!(left >= 64, "{left}, {policy}");
+        memory.check();
+    }
+}
+
+#[test]
+fn emptied_blocks_leave_what_is_protected_beside_stocks_and_magazines() {
+    let memory = Memory::try_new(Config::for_resident(1 << 14, 2, Policy::default())).unwrap();
+    let root = memory.groups().root();
+    let group = group_with(&memory, 1000, 0, false);
+    memory.drain_charges(root);
+    memory.groups().set_limit(group, Limit::Min, 1000).unwrap();
+    let alloc = |_| memory.alloc_buf(CPU.into(), group, Order::ZERO).unwrap().0;
+    let bufs: Vec<Frame> = (0..700).map(alloc).collect();
+    bufs.iter().for_each(|&frame| memory.free_buf(CPU, frame));
+    for _ in 0..4 {
+        memory.drain_much_of(root);
+        memory.reclaim(CPU, root, 64);
+        memory.take_used_region(CPU.into(), root);
+    }
+    assert_eq!(resident(&memory, group), 1000);
+}
+
+#[test]
 fn a_page_that_is_too_large_hides_none_that_is_not() {
     for &policy in Policy::ALL {
         let memory = Memory::try_new(Config::for_resident(1 << 12, 1, policy)).unwrap();

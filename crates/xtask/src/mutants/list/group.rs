@@ -156,8 +156,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a limit that falls is not published",
         file: "group/limits.rs",
-        find: "                group.publish_limit();\n",
-        replace: "",
+        find: "                group.publish_limit();\n                self.set_batches();\n",
+        replace: "                self.set_batches();\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a protection that is set is not published",
+        file: "group/limits.rs",
+        find: "                group.publish_limit();\n                self.tell_claims(group);\n",
+        replace: "                self.tell_claims(group);\n",
         tests: Tests::Loom,
     },
     Mutant {

@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page of several frames goes though some of them are kept",
         file: "reclaim/batch.rs",
-        find: "let has_room = nr_frames <= self.most.saturating_sub(self.nr_frames);",
-        replace: "let has_room = true;",
+        find: "frames.block(frame).0.nr_pages() <= self.most.saturating_sub(self.nr_frames)",
+        replace: "frames.block(frame).0.nr_pages() <= u32::MAX",
         tests: Tests::Unit("spare::a_page_that_is"),
     },
     Mutant {
