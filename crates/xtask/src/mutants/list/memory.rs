@@ -13,8 +13,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what is in stocks counts as pages that may go",
         file: "memory/spare.rs",
-        find: "kept: kept + u64::from(groups.stocked(id)),",
-        replace: "kept,",
+        find: "u64::from(self.groups.stocked(subtree)) + ",
+        replace: "",
         tests: Tests::Unit("spare::what_is_in"),
     },
     Mutant {
@@ -23,13 +23,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "(more > 0).then(|| taken.saturating_add(more))",
         replace: "(more > 0).then_some(taken)",
         tests: Tests::Unit("spare::what_one"),
-    },
-    Mutant {
-        name: "no page larger than a batch is taken of a protected group",
-        file: "memory/reclaim.rs",
-        find: "if batch.is_empty() && batch.has_met_larger() && taken.take(PAGEBLOCK_PAGES) {",
-        replace: "if false && taken.take(PAGEBLOCK_PAGES) {",
-        tests: Tests::Unit("spare::a_page_larger"),
     },
     Mutant {
         name: "pages go though a depot has what nobody uses",

@@ -174,8 +174,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what is taken of a group is not taken of those above it",
         file: "memory/spare.rs",
-        find: "self.levels.take(want.saturating_sub(self.most));",
-        replace: "self.levels.levels[self.levels.len - 1]\n                .map_or(0, |level| level.group.take_spare(level.kept, want));",
+        find: "in self.iter().enumerate() {",
+        replace: "in self.iter().enumerate().skip(self.len - 1) {",
         tests: Tests::Unit("what_reclaimers_of_several"),
     },
     Mutant {
@@ -195,8 +195,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what waits in magazines is in use",
         file: "memory/spare.rs",
-        find: "+ u64::from(in_magazines)",
-        replace: "+ u64::from(0 * in_magazines)",
+        find: " + u64::from(in_magazines)",
+        replace: "",
         tests: Tests::Unit("emptied_blocks_leave"),
     },
 ];
