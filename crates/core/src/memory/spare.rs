@@ -29,7 +29,6 @@ struct Levels<'a> {
 
 #[derive(Clone, Copy)]
 struct Level<'a> {
-    id: u32,
     group: &'a Group,
     /// Pages that stay there and below: what is protected, and what is charged for nobody.
     kept: u64,
@@ -51,7 +50,7 @@ impl<'a> Levels<'a> {
             let has_limit = [Limit::Min, Limit::Low].map(|limit| group.limit(limit) > 0);
             if kept > 0 || has_limit != [false; 2] {
                 kept += memory.charged_for_nobody(id);
-                all.levels[all.len] = Some(Level { id, group, kept });
+                all.levels[all.len] = Some(Level { group, kept });
                 all.len += 1;
             }
         });
@@ -96,15 +95,7 @@ impl<'a> Taken<'a> {
         lruvec: &LruvecRecord,
     ) -> Taken<'a> {
         let from = (id, subtree, is_low_kept);
-        let mut levels = Levels::of(memory, from);
-        let top = levels.iter().next().filter(|_| levels.len > 1);
-        if let Some(Level { id, .. }) = top
-            && memory.groups.stocked(id) > 0
-        {
-            // What a sibling has charged for nobody takes part in what their parent shares out.
-            memory.groups.drain(id);
-            levels = Levels::of(memory, from);
-        }
+        let levels = Levels::of(memory, from);
         let (sizes, most) = match levels.len {
             0 => (Sizes::default(), u32::MAX),
             _ => (lruvec.look(Lruvec::sizes), 0),

@@ -186,13 +186,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("what_becomes_protected"),
     },
     Mutant {
-        name: "stocks of siblings take part in what is protected",
-        file: "memory/spare.rs",
-        find: "            memory.groups.drain(id);",
-        replace: "            _ = id;",
-        tests: Tests::Unit("what_siblings_have_in_stocks"),
-    },
-    Mutant {
         name: "what waits in magazines is in use",
         file: "memory/spare.rs",
         find: " + u64::from(in_magazines)",
