@@ -6,6 +6,8 @@
 //! looks at a clock. No verdict depends on the time.
 #![cfg(not(any(loom, shuttle)))]
 
+#[path = "stress/contents.rs"]
+mod contents;
 #[path = "stress/memory.rs"]
 mod memory;
 
