@@ -65,14 +65,13 @@ pub(crate) fn skipped(as_json: bool, skipped: &[Skipped]) -> Result<(), Failure>
 
 /// Makes sure that a file can be written, before what takes long; leaves it as it is.
 pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
-    let opened = OpenOptions::new().append(true).open(path);
-    let checked = match opened {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let made = OpenOptions::new().append(true).create_new(true).open(path);
-            made.and_then(|_| fs::remove_file(path))
-        }
-        opened => opened.map(drop),
-    };
+    let was_there = path.exists();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    let checked = opened.and_then(|_| match was_there {
+        true => Ok(()),
+        // Where it is a link, what that names.
+        false => fs::remove_file(fs::canonicalize(path)?),
+    });
     checked.map_err(|error| of_file(path, &error))
 }
 

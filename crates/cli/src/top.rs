@@ -10,7 +10,7 @@ use pagetide::{GroupSnapshot, Snapshot};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::{flag, low_level};
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     }
     let view = View::new(before.clone(), before);
     let ended = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGTERM, SIGHUP] {
+    for signal in [SIGTERM, SIGHUP, SIGINT, SIGQUIT] {
         let number = usize::try_from(signal).expect("signals have positive numbers");
         flag::register_usize(signal, Arc::clone(&ended), number).map_err(failed)?;
     }

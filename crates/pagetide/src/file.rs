@@ -41,7 +41,7 @@ use pagetide_core::memory::{Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, PageKey};
 use patience::Patience;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -84,6 +84,9 @@ struct Fill<'a> {
     is_zeros: bool,
     /// It has them: nobody else brought the page in.
     is_done: Cell<bool>,
+    /// What unwinds on the way, of zeros: they are nobody's content before the caller has them, and
+    /// go by the pin that he gets.
+    panics: RefCell<Panics>,
     /// Until when to wait for memory, and for who changes the page, where that is not as ever.
     until: Option<Instant>,
 }
@@ -96,6 +99,7 @@ impl<'a> Fill<'a> {
             room: Cell::new(None),
             is_zeros: false,
             is_done: Cell::new(false),
+            panics: RefCell::default(),
             until: None,
         }
     }
@@ -118,6 +122,15 @@ impl<'a> Fill<'a> {
 
     fn is_done(&self) -> bool {
         self.is_done.get()
+    }
+
+    /// Runs what may be foreign code, and has it unwind now unless it is kept.
+    #[inline]
+    fn run(&self, foreign: impl FnOnce()) {
+        match self.is_zeros {
+            true => self.panics.borrow_mut().catch(foreign),
+            false => foreign(),
+        }
     }
 }
 
@@ -413,7 +426,7 @@ impl File {
         let mut patience = Patience::until(fill.until);
         loop {
             let fault = self.fault(make(key), fill);
-            open.shared.settle();
+            fill.run(|| open.shared.settle());
             match fault {
                 Err(error) if patience.goes_on(&error) => {}
                 Err(error) => return Err(self.error(group, error, page)),
@@ -442,7 +455,9 @@ impl File {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
             let step = op.step(&shared.core, shared.here(), &mut effects);
-            let has_read = self.carry_out(&mut effects, fill);
+            // Where foreign code unwinds, it is looked at anew.
+            let mut has_read = true;
+            fill.run(|| has_read = self.carry_out(&mut effects, fill));
             match step? {
                 Step::Done(frame) => {
                     fault.op = None;

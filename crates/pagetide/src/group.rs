@@ -98,6 +98,9 @@ impl Memory {
     /// parent, siblings by name. A handle of each, so that none goes meanwhile. O(groups).
     #[must_use]
     pub fn groups(&self) -> Vec<(String, Group)> {
+        if self.home().is_forked() {
+            return vec![("/".to_owned(), self.root())];
+        }
         let names = self.home().names();
         let live: Vec<Group> = names.nodes().map(|node| Group { node }).collect();
         drop(names);
@@ -217,6 +220,7 @@ impl Group {
     /// # Errors
     /// [`Error::NoPlace`].
     pub fn set_mempolicy(&self, policy: &Mempolicy) -> Result<(), Error> {
+        self.shared().check_process()?;
         let policy = match policy {
             Mempolicy::Local => alloc::Mempolicy::Local,
             // No restriction, as for `set_mems`: bound to no node nothing could be had.

@@ -191,6 +191,14 @@ impl Group {
     #[must_use]
     pub fn lru_gen(&self) -> LruGen {
         let (mut generations, mut tiers) = (Vec::new(), Vec::new());
+        let group = self.name();
+        if self.shared().is_forked() {
+            return LruGen {
+                group,
+                generations,
+                tiers,
+            };
+        }
         for view in self.shared().core.lru_gen(self.id()) {
             let node = view.node.number().into();
             let present = view.generations.into_iter().flatten();
@@ -208,7 +216,7 @@ impl Group {
             }
         }
         LruGen {
-            group: self.name(),
+            group,
             generations,
             tiers,
         }

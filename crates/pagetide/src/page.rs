@@ -383,11 +383,14 @@ impl PageMut {
     pub fn downgrade(mut self) -> Page {
         let block = mem::replace(&mut self.block, Block::GONE);
         let mut effects = Effects::new();
-        self.grow();
         let shared = self.open.home();
-        shared
-            .core
-            .downgrade(block.frame(), self.is_dirty, &mut effects);
+        let is_forked = shared.is_forked();
+        if !is_forked {
+            self.grow();
+            shared
+                .core
+                .downgrade(block.frame(), self.is_dirty, &mut effects);
+        }
         let page = Page {
             // SAFETY: core made the latch a pin, which the page drops last.
             shared: unsafe { ByFrame::new(shared) },
@@ -396,8 +399,10 @@ impl PageMut {
             account: ManuallyDrop::new(self.account.take()),
             site: mem::take(&mut self.site),
         };
-        self.settle();
-        self.open.home().wake_all(&mut effects);
+        if !is_forked {
+            self.settle();
+            self.open.home().wake_all(&mut effects);
+        }
         page
     }
 

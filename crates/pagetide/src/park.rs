@@ -55,6 +55,11 @@ impl Panics {
         }
     }
 
+    /// Whether there was one.
+    pub(crate) fn is_any(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// The first panic goes on, as of [`to_each`].
     pub(crate) fn go_on(self) {
         if let Some(payload) = self.0

@@ -133,6 +133,9 @@ impl Trigger {
 }
 
 fn stats(group: &Group, now: u64) -> PressureStats {
+    if group.shared().is_forked() {
+        return PressureStats::default();
+    }
     let stats = group.shared().core.groups().pressure(group.id(), now);
     stats.expect("a group lives while its handle does")
 }

@@ -294,6 +294,9 @@ impl Shared {
         if group == self.core.groups().root() {
             return "root".to_owned();
         }
+        if self.is_forked() {
+            return format!("#{group}");
+        }
         let names = self.names();
         names
             .name_of(group)

@@ -106,6 +106,14 @@ impl Waiters {
         drop(waker);
     }
 
+    /// Wakes the threads that wait for this frame, which is no foreign code; whether tasks may, too,
+    /// for a caller that wakes those later.
+    pub(crate) fn wake_threads(&self, frame: Frame) -> bool {
+        let (tasks, wakes) = self.bucket(frame);
+        wakes.wake_all(&tasks);
+        !tasks.is_empty()
+    }
+
     /// Wakes all who wait for this frame.
     pub(crate) fn wake(&self, frame: Frame) {
         let (mut tasks, wakes) = self.bucket(frame);

@@ -95,7 +95,8 @@ impl Group {
     /// lists once: one a node.
     #[must_use]
     pub fn working_set(&self) -> Option<WorkingSet> {
-        let seen = self.shared().core.refaults(self.id())?;
+        let core = &self.shared().core;
+        let seen = (!self.shared().is_forked()).then(|| core.refaults(self.id()))??;
         Some(WorkingSet { seen })
     }
 }

@@ -193,8 +193,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Whom the ends of writes wake, by foreign code that may close a file and wait for writes of it:
-/// when this is dropped, and all that the thread has begun are over.
+/// Tasks that the ends of writes wake, by foreign code that may close a file and wait for writes of
+/// it: when this is dropped, and all that the thread has begun are over.
 pub(crate) struct Woken<'a> {
     shared: &'a Shared,
     /// Kept on the stack: writing needs no memory.
@@ -207,8 +207,14 @@ impl<'a> Woken<'a> {
         Woken { shared, effects }
     }
 
+    /// Wakes threads now: they are no foreign code, and would wait for all writes else.
     fn add(&self, effects: impl IntoIterator<Item = Effect>) {
-        self.effects.borrow_mut().extend(effects);
+        let is_left = |effect: &Effect| match effect {
+            Effect::Wake(frame) => self.shared.waiters.wake_threads(*frame),
+            _ => true,
+        };
+        let left = effects.into_iter().filter(is_left);
+        self.effects.borrow_mut().extend(left);
     }
 }
 

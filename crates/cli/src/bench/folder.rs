@@ -42,7 +42,7 @@ pub(super) fn serve(args: &FolderArgs) -> Result<(), Failure> {
     };
     let path = made.as_ref().map(|folder| folder.path().to_owned());
     let told = output::json(&path.map_err(|error| format!("{STEP}: {error}")));
-    held::wait_for_end();
+    held::wait_for_end(told.is_ok());
     let removed = made.map_or(Ok(()), tempfile::TempDir::close);
     removed.map_err(|error| Failure::of("cannot remove the data files", &error))?;
     told

@@ -55,7 +55,10 @@ impl Drop for Held {
     }
 }
 
-/// In the process that holds: until whoever asked has ended, or says so by closing the pipe.
-pub(super) fn wait_for_end() {
-    let _end = io::stdin().read_to_end(&mut Vec::new());
+/// In the process that holds: until whoever asked has ended, or says so by closing the pipe. Not
+/// where it `was_told` nothing, and waits for that.
+pub(super) fn wait_for_end(was_told: bool) {
+    if was_told {
+        let _end = io::stdin().read_to_end(&mut Vec::new());
+    }
 }

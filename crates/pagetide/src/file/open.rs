@@ -223,7 +223,7 @@ impl Clone for File {
 
 impl File {
     pub(super) fn of(open: Arc<Open>, group: &Group, may_write: bool) -> File {
-        if may_write && open.backing.source.region().is_none() {
+        if may_write && open.backing.source.region().is_none() && !open.shared.is_forked() {
             open.shared.shared().start_flusher();
             if let Some(file) = open.backing.source.written_file() {
                 // The ring is made now: reclaim may be the first who writes, and makes none.

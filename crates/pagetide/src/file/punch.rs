@@ -5,6 +5,7 @@ use super::latch_wait::{Held, LatchWait};
 use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::shared::Shared;
+use crate::shrinker::is_shrinking;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
@@ -204,7 +205,7 @@ impl File {
             };
             // Whoever changes it may need the lock to go on.
             drop(alone);
-            if !shared.wait_until(frame, version, deadline) {
+            if is_shrinking() || !shared.wait_until(frame, version, deadline) {
                 return Err(self.busy(page));
             }
         }

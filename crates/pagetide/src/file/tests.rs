@@ -241,6 +241,22 @@ fn a_new_page_is_not_written_before_its_caller_has_it() {
 }
 
 #[test]
+fn a_page_whose_new_one_unwinds_stays_what_it_is() {
+    let (data, file) = sevens();
+    let unwind = || std::panic::resume_unwind(Box::new("a waker that unwinds"));
+    let made = while_frames_act(&file, unwind, || {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| file.pin_new(1)))
+    });
+    assert!(made.is_err());
+    assert!(file.pin(1).unwrap()[..] == [7; 4096]);
+    file.write_at(&[8], 4096).unwrap();
+    file.sync().unwrap();
+    let on_disk = std::fs::read(data.path()).unwrap();
+    assert_eq!(on_disk[4096], 8);
+    assert!(on_disk[4097..] == [7; 4095]);
+}
+
+#[test]
 fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
     let (data, file) = sevens();
     let pinned = Arc::new(Mutex::new(Vec::new()));

@@ -298,14 +298,20 @@ impl File {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let fill = Fill::zeros();
         let make = |key| PageIn::new(key, group.id(), Access::Pin);
-        let pin = self.bring_in(group, page, make, &fill)?;
-        if shared.core.upgrade(pin.frame()) {
-            return Ok(Some(ManuallyDrop::new(pin).frame()));
+        let pin = self.bring_in(group, page, make, &fill);
+        let has_unwound = fill.panics.borrow().is_any();
+        if let Ok(pin) = pin {
+            if !has_unwound && shared.core.upgrade(pin.frame()) {
+                return Ok(Some(ManuallyDrop::new(pin).frame()));
+            }
+            if fill.is_done() {
+                // By the pin it is that page still.
+                discard(shared, backing, page);
+            }
+        } else if !has_unwound {
+            return pin.map(|_| None);
         }
-        if fill.is_done() {
-            // By the pin it is that page still.
-            discard(shared, backing, page);
-        }
+        fill.panics.into_inner().go_on();
         Ok(None)
     }
 }

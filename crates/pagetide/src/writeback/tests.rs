@@ -248,6 +248,85 @@ fn who_is_woken_by_a_write_may_close_another_file_that_is_written_with_it() {
     ended.expect("it waits for a write that it has to run itself");
 }
 
+/// Of two files that reclaim writes together: what the stores know.
+struct Together {
+    /// Which one is written first; [`NONE`] before.
+    first: AtomicU64,
+    /// The writes of the other one have begun.
+    is_second: AtomicBool,
+    /// Nobody went on before they had ended.
+    is_late: AtomicBool,
+    /// Told of a page of the first one that is being written.
+    start: mpsc::Sender<(u64, u64)>,
+    has_ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Together {
+    fn write(&self, file: u64, offset: u64) {
+        let relaxed = Ordering::Relaxed;
+        // The first pages may be written by themselves.
+        let first = match offset == 10 * P {
+            true => self.first.compare_exchange(NONE, file, relaxed, relaxed),
+            false => Err(self.first.load(relaxed)),
+        };
+        match first {
+            // A thread comes to wait for this write,
+            Ok(_) => {
+                self.start.send((file, offset / P)).unwrap();
+                thread::sleep(Duration::from_millis(100));
+            }
+            // and goes on while the other file is written.
+            Err(first) if ![NONE, file].contains(&first) && !self.is_second.swap(true, relaxed) => {
+                let ended = self.has_ended.lock().unwrap();
+                let ended = ended.recv_timeout(Duration::from_secs(10));
+                self.is_late.store(ended.is_err(), relaxed);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_write_does_not_wait_for_those_of_another_file() {
+    let memory = memory();
+    let ((start, has_started), (end, has_ended)) = (mpsc::channel(), mpsc::channel());
+    let together = Arc::new(Together {
+        first: AtomicU64::new(NONE),
+        is_second: AtomicBool::new(false),
+        is_late: AtomicBool::new(false),
+        start,
+        has_ended: has_ended.into(),
+    });
+    let files = [0, 1].map(|at| {
+        let together = Arc::clone(&together);
+        let store = Takes(move |bytes: &[u8], offset| {
+            together.write(at, offset);
+            Ok(bytes.len())
+        });
+        let file = memory.open_store(Box::new(store), "disk", Order::new(0), &memory.root());
+        file.unwrap()
+    });
+    for file in &files {
+        file.write_at(&[7; 20 * PAGE], 0).unwrap();
+    }
+    let writers = files.clone();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (file, page) = has_started.recv().unwrap();
+            let file = &writers[usize::try_from(file).unwrap()];
+            file.write_at(&[8; PAGE], page * P).unwrap();
+            end.send(()).unwrap();
+        });
+        // What goes is no matter here.
+        let _reclaimed = memory.reclaim(ByteSize(40 * P));
+    });
+    assert!(together.is_second.load(Ordering::Relaxed));
+    assert!(
+        !together.is_late.load(Ordering::Relaxed),
+        "it slept until both were written"
+    );
+}
+
 #[test]
 fn who_is_woken_by_a_write_in_the_background_may_close_the_file() {
     const PATIENCE: Duration = Duration::from_secs(30);

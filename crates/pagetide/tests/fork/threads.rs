@@ -2,7 +2,7 @@
 //! sleeps until its child has ended.
 
 use crate::{child, data, ends_in, in_child, memories, number, sleep_beside};
-use pagetide::{ByteSize, Drained, IoEngine, Memory, NodeStats, Stats};
+use pagetide::{ByteSize, Drained, IoEngine, Memory, Mempolicy, NodeStats, Pressure, Stats};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -90,6 +90,7 @@ fn a_child_takes_no_lock_to_tell_what_there_is() {
     file.prefetch([3, 5]);
     (0..64).for_each(|page| assert_eq!(number(&file.pin(page).unwrap()), page));
     assert!(memory.stats().resident_pages > 0 && !memory.pagesets().is_empty());
+    let group = memory.root().child("group").unwrap();
     let choice = memory.io_engine();
     let status = in_child(|| {
         ends_in(20);
@@ -99,6 +100,11 @@ fn a_child_takes_no_lock_to_tell_what_there_is() {
         assert_eq!(memory.zoneinfo() + &memory.buddyinfo(), "");
         assert!(memory.pagesets().is_empty() && memory.event_fd().is_none());
         assert_eq!(memory.io_engine().engine, IoEngine::Threads);
+        assert_eq!(memory.groups().len(), 1);
+        assert!(group.name().starts_with('#') && format!("{group:?}").contains('#'));
+        assert_eq!(group.pressure(), Pressure::default());
+        assert!(group.lru_gen().generations.is_empty() && group.working_set().is_none());
+        assert!(group.set_mempolicy(&Mempolicy::Bind(Vec::new())).is_err());
     });
     assert!(status.exit_status() == Some(0), "{status:?}");
     assert_eq!(memory.io_engine(), choice);

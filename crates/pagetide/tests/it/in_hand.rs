@@ -133,6 +133,40 @@ fn a_shrinker_does_not_wait_for_a_pin_of_the_thread_that_it_runs_on() {
     file.write_at(&[2], 0).unwrap();
 }
 
+#[test]
+fn a_shrinker_does_not_wait_for_a_page_that_its_thread_changes() {
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [Change; 4] = [
+        |file| file.punch(P..2 * P),
+        |file| file.set_len(P),
+        |file| file.discard_dirty().map(drop),
+        |file| file.pin_many(&[0, 1]).map(drop),
+    ];
+    for change in changes {
+        let memory = memory();
+        let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
+        let own = file.clone();
+        let longest = Arc::new(Mutex::new(Duration::ZERO));
+        let seen = Arc::clone(&longest);
+        let changed = move || {
+            let begun = Instant::now();
+            let changed = change(&own);
+            let mut seen = seen.lock().unwrap();
+            *seen = begun.elapsed().max(*seen);
+            changed
+        };
+        let (group, registered, nr_busy) = full_group(&memory, changed);
+        let view = file.pin_mut(1).unwrap();
+        let reader = file.for_group(&group);
+        (2..200).for_each(|page| drop(reader.pin(page).unwrap()));
+        assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+        assert!(*longest.lock().unwrap() < Duration::from_millis(500));
+        drop((view, registered));
+        file.pin_many(&[0, 1]).map(drop).unwrap();
+        change(&file).unwrap();
+    }
+}
+
 /// Somebody who has page 0 pinned writes page 1, while one waits for the pin and another one for
 /// the file.
 fn write_beside_waits(act: impl FnOnce(&File) -> Result<(), Error> + Send) {

@@ -86,7 +86,7 @@ pub(in crate::bench) fn serve(args: &HolderArgs) -> Result<(), Failure> {
         device,
         cgroup: cgroup.clone(),
     });
-    held::wait_for_end();
+    held::wait_for_end(told.is_ok());
     let removed = cgroup.map_or(Ok(()), |folder| {
         patiently(|| fs::remove_dir(&folder))
             .map_err(|error| Failure::of(&format!("cannot remove {}", folder.display()), &error))

@@ -136,4 +136,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "Some(next) if left == 0 => from = next,",
         tests: Tests::RuntimeUnit("all_of_a_file_is_written"),
     },
+    Mutant {
+        name: "threads wait for the writes of other files, too",
+        file: "writeback.rs",
+        find: "Effect::Wake(frame) => self.shared.waiters.wake_threads(*frame),",
+        replace: "Effect::Wake(_) => true,",
+        tests: Tests::RuntimeUnit("a_thread_that_waits_for_a_write"),
+    },
+    Mutant {
+        name: "a new page whose waker unwinds stays zeros",
+        file: "file.rs",
+        find: "            true => self.panics.borrow_mut().catch(foreign),",
+        replace: "            true => foreign(),",
+        tests: Tests::RuntimeUnit("a_page_whose_new_one"),
+    },
+    Mutant {
+        name: "a shrinker waits for the page that its thread changes",
+        file: "file/punch.rs",
+        find: "if is_shrinking() || !shared.wait_until",
+        replace: "if !shared.wait_until",
+        tests: Tests::Runtime("a_shrinker_does_not_wait_for_a_page"),
+    },
+    Mutant {
+        name: "a forked child takes locks to name a group",
+        file: "shared.rs",
+        find: "        if self.is_forked() {\n            return format!(\"#{group}\");\n        }\n",
+        replace: "",
+        tests: Tests::Fork("a_child_takes_no_lock"),
+    },
 ];
