@@ -106,8 +106,8 @@ impl Waiters {
         drop(waker);
     }
 
-    /// Wakes the threads that wait for this frame, which is no foreign code; whether tasks may, too,
-    /// for a caller that wakes those later.
+    /// Wakes the threads that wait for this frame, which is no foreign code; returns whether tasks
+    /// may wait, too, for a caller that wakes those later.
     pub(crate) fn wake_threads(&self, frame: Frame) -> bool {
         let (tasks, wakes) = self.bucket(frame);
         wakes.wake_all(&tasks);

@@ -3,7 +3,9 @@
 
 use super::{BIN, failure, json};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -148,6 +150,32 @@ fn benches_refuse_at_once_what_they_cannot_tell() {
         assert_eq!(code, 2, "{args:?}: {message}");
         assert!(message.contains(text), "{args:?}: {message}");
     }
+}
+
+#[test]
+fn a_folder_that_cannot_be_told_is_an_error_and_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join(OsStr::from_bytes(b"odd\xff"));
+    fs::create_dir(&odd).unwrap();
+    let mut refused = Command::new(BIN)
+        .args(["bench", "open-close", "--files", "1", "--dir"])
+        .arg(&odd)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        if let Some(status) = refused.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            refused.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(fs::read_dir(&odd).unwrap().count(), 0);
 }
 
 #[test]

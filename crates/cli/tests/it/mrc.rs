@@ -145,6 +145,27 @@ fn what_cannot_be_computed_is_refused_by_name() {
 }
 
 #[test]
+fn a_plot_goes_where_a_link_leads_though_nothing_is_there_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let (link, plot) = (dir.path().join("link.svg"), dir.path().join("plot.svg"));
+    std::os::unix::fs::symlink(&plot, &link).unwrap();
+    let args = [
+        "mrc",
+        &sample(),
+        "--frames",
+        "9000",
+        "--plot",
+        link.to_str().unwrap(),
+    ];
+    assert!(pagetide(&args).status.success());
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
+    // What cannot be read later leaves nothing there.
+    std::fs::remove_file(&plot).unwrap();
+    failure(&["mrc", "/nonexistent", "--plot", link.to_str().unwrap()]);
+    assert!(!plot.exists() && std::fs::symlink_metadata(&link).is_ok());
+}
+
+#[test]
 fn a_sample_with_hardly_a_page_is_refused() {
     let pages: Vec<String> = (0..2).flat_map(|_| 1..=50).map(|n| n.to_string()).collect();
     let trace = written(pages.join("\n").as_bytes());
