@@ -184,7 +184,7 @@ impl Spares {
                     }
                     self.len = 0;
                 }
-                let spare = memory.spare_in_use(group, subtree, is_low_kept);
+                let spare = memory.spare(group, subtree, is_low_kept);
                 self.spares[self.len] = (group, spare);
                 self.len += 1;
                 self.len - 1
@@ -229,6 +229,7 @@ impl Memory {
             return Evacuated::Block(frame);
         }
         let _under_way = self.evacuation.begin();
+        self.drain_if_protected(subtree);
         let kept = [true, false].into_iter();
         let kept = kept.take(1 + usize::from(self.groups.is_protected()));
         let passes = [false, true].map(|may_write| kept.clone().map(move |low| (may_write, low)));

@@ -51,6 +51,7 @@ impl Memory {
     pub(super) fn take_used_region(&self, here: Here<'_>, subtree: u32) -> Option<Frame> {
         // What waits in a magazine looks like what somebody has.
         self.drain_magazines(|_| true);
+        self.drain_if_protected(subtree);
         let giver = self.next_giver(subtree)?;
         let is_low_kept = giver.is_low_kept;
         let coldest = giver.lruvec.lock().coldest();

@@ -159,14 +159,11 @@ impl Memory {
         self.groups.get(id).map_or(0, |group| group.spare(kept))
     }
 
-    /// [`Memory::spare`] without what is charged for nobody.
-    pub(super) fn spare_in_use(&self, id: u32, subtree: u32, is_low_kept: bool) -> u64 {
-        if !self.groups.is_protected() {
-            return u64::MAX;
+    /// Before many are asked what they can [spare](Memory::spare): no stock is among that then.
+    pub(super) fn drain_if_protected(&self, subtree: u32) {
+        if self.groups.is_protected() {
+            self.groups.drain(subtree);
         }
-        let levels = Levels::of(self, (id, subtree, is_low_kept));
-        let spare = levels.iter().map(|level| level.group.spare(level.kept));
-        spare.min().unwrap_or(u64::MAX)
     }
 
     /// Pages in the stocks and magazines of a subtree.
