@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes text to standard output.
 pub(crate) fn text(text: &str) -> Result<(), Failure> {
@@ -65,14 +65,30 @@ pub(crate) fn skipped(as_json: bool, skipped: &[Skipped]) -> Result<(), Failure>
 
 /// Makes sure that a file can be written, before what takes long; leaves it as it is.
 pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
-    let was_there = path.exists();
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    let checked = opened.and_then(|_| match was_there {
-        true => Ok(()),
-        // Where it is a link, what that names.
-        false => fs::remove_file(fs::canonicalize(path)?),
-    });
+    let checked = match OpenOptions::new().append(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => check_new(&end_of_links(path)),
+        opened => opened.map(drop),
+    };
     checked.map_err(|error| of_file(path, &error))
+}
+
+/// Makes sure that a file which is not there can be made.
+fn check_new(path: &Path) -> io::Result<()> {
+    let made = OpenOptions::new().append(true).create_new(true).open(path);
+    made.and_then(|_| fs::remove_file(path))
+}
+
+/// What a path names by way of links that lead nowhere yet.
+fn end_of_links(path: &Path) -> PathBuf {
+    let mut end = path.to_owned();
+    // As many as the kernel follows.
+    for _ in 0..40 {
+        let Ok(link) = fs::read_link(&end) else { break };
+        end = end
+            .parent()
+            .map_or(link.clone(), |folder| folder.join(&link));
+    }
+    end
 }
 
 /// Writes a file.

@@ -5,7 +5,7 @@ use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::trace;
 use crate::worker::{Stop, keep_off, piece};
-use crate::writeback::{Which, Woken, Written, is_writing};
+use crate::writeback::{MAX_FAILURES, Which, Woken, Written, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::collections::BTreeMap;
 use std::mem;
@@ -341,26 +341,33 @@ impl Shared {
         above.map(|(level, _)| level).collect()
     }
 
-    /// Returns how many pages were written, until a write failed or the file was closed.
+    /// Returns how many pages were written, until too many writes failed or the file was closed.
+    /// What becomes dirty behind its last one meanwhile is for the next time.
     fn flush_held(&self, backing: &Backing, which: Which) -> u64 {
         let at_a_time = (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES);
-        let (mut from, mut left, mut nr_written) = (0, which.nr_pages, 0);
-        loop {
+        let Some(last) = backing.last_dirty() else {
+            return 0;
+        };
+        let (mut from, mut left) = (0, which.nr_pages);
+        let (mut nr_written, mut nr_failed) = (0, 0);
+        while left > 0 && nr_failed < MAX_FAILURES {
             let nr_pages = left.min(at_a_time);
             let some = Which { nr_pages, ..which };
-            let Some(written) = self.flush_some_held(backing, from..=u64::MAX, some) else {
-                return nr_written;
+            let Some(written) = self.flush_some_held(backing, from..=last, some) else {
+                break;
             };
             nr_written += written.nr_pages;
+            nr_failed += written.nr_failed;
             left -= nr_pages;
             match written.next {
-                Some(next) if left > 0 => from = next,
-                _ => return nr_written,
+                Some(next) => from = next,
+                None => break,
             }
         }
+        nr_written
     }
 
-    /// What was written; `None` where a write failed or the file was closed.
+    /// What was written; `None` where the store unwound or the file was closed.
     fn flush_some_held(
         &self,
         backing: &Backing,
@@ -479,5 +486,24 @@ mod tests {
         );
         memory.home().flush_background(u32::MAX);
         assert_eq!(backings[0].nr_dirty(), 0);
+    }
+
+    #[test]
+    fn a_page_that_fails_keeps_none_behind_it_from_being_written_in_the_background() {
+        const NR_PAGES: u64 = 2 * HELD_PAGES + 50;
+        let memory = Memory::builder().budget(ByteSize::mib(96));
+        let memory = memory.without_thread().build().unwrap();
+        let store = Box::new(Takes(|bytes: &[u8], offset| match offset / 4096 {
+            3 => Err(io::Error::from_raw_os_error(libc::EIO)),
+            _ => Ok(bytes.len()),
+        }));
+        let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+        let file = file.unwrap();
+        // No neighbours, of which one that fails is tried by itself.
+        (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], 3 * 4096 * page).unwrap());
+        let backings: Vec<_> = memory.home().backings().values().cloned().collect();
+        memory.home().flush_background(u32::MAX);
+        assert_eq!(backings[0].nr_dirty(), 1);
+        file.discard_dirty().unwrap();
     }
 }

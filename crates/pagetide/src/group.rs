@@ -95,7 +95,8 @@ impl Memory {
     }
 
     /// All groups that live, with their [`Group::path`]: the root first, children after their
-    /// parent, siblings by name. A handle of each, so that none goes meanwhile. O(groups).
+    /// parent, siblings by name. A handle of each, so that none goes meanwhile. O(groups). In a
+    /// forked child the root only.
     #[must_use]
     pub fn groups(&self) -> Vec<(String, Group)> {
         if self.home().is_forked() {
@@ -281,7 +282,7 @@ impl Group {
         }
     }
 
-    /// The group's name.
+    /// The group's name; in a forked child its number.
     #[must_use]
     pub fn name(&self) -> String {
         self.shared().name_of(self.id())

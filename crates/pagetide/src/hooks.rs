@@ -128,6 +128,7 @@ impl Hooked {
         })
     }
 
+    /// Whether they are the ones that somebody gives.
     pub(crate) fn is_of(&self, given: &Given) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.hooks), Arc::as_ptr(&given.0))
     }

@@ -75,7 +75,11 @@ impl Group {
         set.expect("`high` has no bound");
     }
 
+    /// Nothing in a forked child: see [`Error::Forked`].
     fn set_limit(&self, limit: Limit, pages: u64) -> Result<(), Error> {
+        if self.shared().is_forked() {
+            return Ok(());
+        }
         let set = self.shared().core.set_limit(self.id(), limit, pages);
         set.map_err(|refused| self.min_over_max(refused))
     }

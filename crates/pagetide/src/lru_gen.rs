@@ -187,7 +187,8 @@ fn tiers_of(of: &TypeTiers, node: u32, is_anon: bool) -> impl Iterator<Item = Ti
 }
 
 impl Group {
-    /// The generations of the group's own pages. Takes a lock for each node.
+    /// The generations of the group's own pages; none in a forked child. Takes a lock for each
+    /// node.
     #[must_use]
     pub fn lru_gen(&self) -> LruGen {
         let (mut generations, mut tiers) = (Vec::new(), Vec::new());

@@ -149,7 +149,8 @@ fn total_ns(group: &Group, kind: PressureKind, now: u64) -> u64 {
 }
 
 impl Group {
-    /// The pressure of the group and its children, with stalls that last as of now.
+    /// The pressure of the group and its children, with stalls that last as of now. None in a
+    /// forked child.
     #[must_use]
     pub fn pressure(&self) -> Pressure {
         let stats = stats(self, self.shared().now());

@@ -198,7 +198,9 @@ impl Memory {
             .map(|(_, group)| (group.id(), Stat::default()));
         let mut stats: Vec<_> = ids.collect();
         stats.sort_unstable_by_key(|&(id, _)| id);
-        self.home().core.fill_stats(&mut stats);
+        if !self.home().is_forked() {
+            self.home().core.fill_stats(&mut stats);
+        }
         let of = |id| {
             let at = stats.binary_search_by_key(&id, |&(id, _)| id);
             at.map_or(Stat::default(), |at| stats[at].1)
@@ -225,7 +227,10 @@ impl Group {
     /// What the group's memory is. Cost: a look at every group of the memory.
     #[must_use]
     pub fn stat(&self) -> GroupStat {
-        self.shared().core.stat(self.id()).into()
+        match self.shared().is_forked() {
+            true => GroupStat::default(),
+            false => self.shared().core.stat(self.id()).into(),
+        }
     }
 
     /// The largest [`Group::usage`] so far.

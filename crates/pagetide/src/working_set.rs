@@ -91,8 +91,8 @@ impl Group {
     /// reads that hit, and as much as a look at 64 numbers on those that do not.
     ///
     /// `None` under policies that keep no distances (all but `gated-2q`), where nothing was
-    /// evicted yet, and before as much came in since as is resident. Takes the lock of each of its
-    /// lists once: one a node.
+    /// evicted yet, before as much came in since as is resident, and in a forked child. Takes the
+    /// lock of each of its lists once: one a node.
     #[must_use]
     pub fn working_set(&self) -> Option<WorkingSet> {
         let core = &self.shared().core;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Pages that reclaim offers at a time.
 const MAX_OFFERED: usize = 64;
 /// Writes that may fail before the rest is left dirty.
-const MAX_FAILURES: u32 = 16;
+pub(crate) const MAX_FAILURES: u32 = 16;
 /// Pages in a row that a store may refuse before those behind them are given up with their file.
 const MAX_REFUSED: usize = 64;
 /// How long reclaim waits for a write of somebody else's before it looks again.
@@ -121,11 +121,15 @@ impl Which {
 }
 
 /// What was written of a file's dirty pages.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) nr_pages: u64,
     /// The page to go on at, where it wrote as many as it was to.
     pub(crate) next: Option<u64>,
+    /// Writes that failed; up to [`MAX_FAILURES`] it goes on.
+    pub(crate) nr_failed: u32,
+    /// What was not written is dirty still.
+    pub(crate) result: Result<(), Error>,
 }
 
 /// What came of writing dirty pages of a file.
@@ -197,7 +201,7 @@ impl<'a> Pass<'a> {
 /// it: when this is dropped, and all that the thread has begun are over.
 pub(crate) struct Woken<'a> {
     shared: &'a Shared,
-    /// Kept on the stack: writing needs no memory.
+    /// Kept on the stack, those of reclaim: it writes without memory.
     effects: RefCell<SmallVec<[Effect; MAX_OFFERED]>>,
 }
 
@@ -258,15 +262,17 @@ impl Shared {
         pages: RangeInclusive<u64>,
         which: Which,
     ) -> Result<u64, Error> {
-        let written = self.write_pass(backing, pages, which, None);
-        written.map(|written| written.nr_pages)
+        let Written {
+            nr_pages, result, ..
+        } = self.write_pass(backing, pages, which, None)?;
+        result.map(|()| nr_pages)
     }
 
     /// [`Shared::write_dirty`]. A caller that has no handle of the file, and holds what the file's
     /// end waits for, wakes `later`.
     ///
     /// # Errors
-    /// As [`Shared::write_dirty`].
+    /// [`Error::PageBusy`] of a page that it was to wait for.
     pub(crate) fn write_pass(
         &self,
         backing: &Backing,
@@ -275,17 +281,17 @@ impl Shared {
         later: Option<&Woken<'_>>,
     ) -> Result<Written, Error> {
         let mut next = None;
-        let Some(last) = backing.last_dirty() else {
-            return Ok(Written { nr_pages: 0, next });
-        };
-        let pages = *pages.start()..=last.min(*pages.end());
+        // None where nothing is dirty.
+        let last = backing.last_dirty().map(|last| last.min(*pages.end()));
+        let pages = last.map(|last| *pages.start()..=last);
+        let dirty = pages.map(|pages| backing.dirty_pages(pages, which.before));
         let by = match which.asks_log {
             true => By::Anybody,
             false => By::Background,
         };
         let mut pass = Pass::new(self, backing, by, later);
         let mut nr_begun = 0;
-        for page in backing.dirty_pages(pages, which.before) {
+        for page in dirty.into_iter().flatten() {
             if pass.nr_failed >= MAX_FAILURES {
                 break;
             }
@@ -302,17 +308,20 @@ impl Shared {
             }
         }
         pass.end_runs();
-        match pass.last_error {
+        let result = match pass.last_error {
             None if pass.nr_gated > 0 && which.waits => Err(backing.log_behind()),
-            None => Ok(Written {
-                nr_pages: pass.nr_written,
-                next,
-            }),
+            None => Ok(()),
             Some(code) => {
                 trace::write_failed(backing, code);
                 Err(backing.failed(code))
             }
-        }
+        };
+        Ok(Written {
+            nr_pages: pass.nr_written,
+            next,
+            nr_failed: pass.nr_failed,
+            result,
+        })
     }
 
     /// Writes what the store takes of a file that is closed: also behind pages that it refuses, as

@@ -79,7 +79,7 @@ impl Tree {
         match limit {
             Limit::Min | Limit::Low => {
                 self.is_protected.fetch_max(1, Ordering::Relaxed);
-                // Whoever charges or uncharges sees the limit, or this what was.
+                // Whoever charges or uncharges sees the limit, or this sees what it charged.
                 group.publish_limit();
                 self.tell_claims(group);
             }

@@ -222,6 +222,7 @@ impl Memory {
     /// Cost: of [`WINDOW_BLOCKS`] blocks each frame up to the first that has to stay; more only
     /// while none of them can go.
     pub(super) fn evacuate(&self, here: Here<'_>, request: &Request, subtree: u32) -> Evacuated {
+        self.drain_if_protected(subtree);
         // Who wants one frame wants others: a whole pageblock, if one can be had.
         if request.order == Order::ZERO
             && let Some(frame) = self.evacuate_unmovable(here, request, subtree)
@@ -229,7 +230,6 @@ impl Memory {
             return Evacuated::Block(frame);
         }
         let _under_way = self.evacuation.begin();
-        self.drain_if_protected(subtree);
         let kept = [true, false].into_iter();
         let kept = kept.take(1 + usize::from(self.groups.is_protected()));
         let passes = [false, true].map(|may_write| kept.clone().map(move |low| (may_write, low)));

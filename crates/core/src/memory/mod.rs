@@ -77,10 +77,11 @@ use write_reserve::WriteReserve;
 
 /// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
+
 /// Why a memory was not built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BuildError {
-    /// The budget leaves less than [`MIN_PAGES`] for content.
+    /// The budget leaves less than [`MIN_PAGES`].
     BudgetTooSmall {
         /// Pages of the budget.
         budget_pages: u32,

@@ -160,6 +160,10 @@ impl Memory {
         let Some(lruvec) = lruvec.filter(|lruvec| lruvec.group() == group) else {
             return 0;
         };
+        // A page that came there since somebody looked may be anybody's.
+        if !self.groups.is_in(group, subtree) {
+            return 0;
+        }
         let nr_frames = run
             .iter()
             .map(|&frame| self.frames.block(frame).0.nr_pages());

@@ -6,8 +6,8 @@ use crate::group::{Group, Tree};
 /// progress: many more than threads that compete need.
 const MAX_IN_VAIN: u32 = 4096;
 
-/// Rounds of reclaim for a charge that was refused. What each of them frees others may take,
-/// shrinkers perhaps that look at pages.
+/// Rounds of reclaim for a charge or a record that was refused. What each of them frees others may
+/// take, shrinkers perhaps that look at pages.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     /// The group whose limit the last one was for.

@@ -45,7 +45,7 @@ impl<'a> Levels<'a> {
             return all;
         }
         groups.protections(id, subtree, |id, group, protection| {
-            // Of one with none of its own nothing is told before somebody above it has some.
+            // One without a limit of its own may have a share of what those above it have.
             let mut kept = protection.kept(is_low_kept);
             let has_limit = [Limit::Min, Limit::Low].map(|limit| group.limit(limit) > 0);
             if kept > 0 || has_limit != [false; 2] {

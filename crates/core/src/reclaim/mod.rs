@@ -30,7 +30,7 @@ pub use shadow::{PER_FRAME, Shadows, Token};
 pub use unwritten::Unwritten;
 
 use crate::frame::{FrameTable, List, State, Word, flag};
-use crate::units::{Discrepancy, Frame, PageType};
+use crate::units::{Discrepancy, Frame, NR_ORDERS, PageType};
 use by_type::ByType;
 use mglru::Mglru;
 use mglru_forms::Form;
@@ -175,31 +175,15 @@ pub struct Lruvec {
     queues: Queues,
     /// Frames of the pages on the lists, and of those that are isolated, by type.
     nr_frames: [u32; 2],
-    sizes: Sizes,
+    /// Such pages, by order.
+    nr_of_order: [u32; NR_ORDERS],
 }
 
-/// Frames of the pages of a lruvec, since it was empty.
+/// Frames of the smallest and of the largest page of a lruvec; 0 where it has none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sizes {
-    /// Of the smallest, or fewer.
     pub(crate) smallest: u32,
-    /// Of the largest, or more.
     pub(crate) largest: u32,
-}
-
-impl Sizes {
-    fn add(&mut self, nr_frames: u32, is_first: bool) {
-        *self = match is_first {
-            true => Sizes {
-                smallest: nr_frames,
-                largest: nr_frames,
-            },
-            false => Sizes {
-                smallest: self.smallest.min(nr_frames),
-                largest: self.largest.max(nr_frames),
-            },
-        };
-    }
 }
 
 impl Default for Lruvec {
@@ -239,7 +223,7 @@ impl Lruvec {
         Lruvec {
             queues,
             nr_frames: [0; 2],
-            sizes: Sizes::default(),
+            nr_of_order: [0; NR_ORDERS],
         }
     }
 
@@ -281,7 +265,14 @@ impl Lruvec {
 
     /// Frames of its pages.
     pub(crate) fn sizes(&self) -> Sizes {
-        self.sizes
+        let is_there = |nr_pages: &u32| *nr_pages > 0;
+        let smallest = self.nr_of_order.iter().position(is_there);
+        let largest = self.nr_of_order.iter().rposition(is_there);
+        let frames = |order: Option<usize>| order.map_or(0, |order| 1 << order);
+        Sizes {
+            smallest: frames(smallest),
+            largest: frames(largest),
+        }
     }
 
     /// How cold its pages of a type are. Where its policy has one class, all are in probation, and
@@ -311,7 +302,9 @@ impl Lruvec {
     }
 
     fn forget(&mut self, frames: &FrameTable, frame: Frame) {
-        self.nr_frames[frames.page_type(frame).index()] -= frames.block(frame).0.nr_pages();
+        let order = frames.block(frame).0;
+        self.nr_frames[frames.page_type(frame).index()] -= order.nr_pages();
+        self.nr_of_order[usize::from(order.get())] -= 1;
     }
 
     /// Queues a page whose read has ended and makes it `Live`, in one lock hold. Returns what its
@@ -324,9 +317,9 @@ impl Lruvec {
         moment: Moment,
     ) -> Refault {
         let listing = self.rules().insert(frames, frame, refault, moment);
-        let nr_frames = frames.block(frame).0.nr_pages();
-        self.sizes.add(nr_frames, self.is_empty());
-        self.nr_frames[frames.page_type(frame).index()] += nr_frames;
+        let order = frames.block(frame).0;
+        self.nr_frames[frames.page_type(frame).index()] += order.nr_pages();
+        self.nr_of_order[usize::from(order.get())] += 1;
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
             Some(word.next_version())

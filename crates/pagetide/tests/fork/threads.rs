@@ -2,7 +2,9 @@
 //! sleeps until its child has ended.
 
 use crate::{child, data, ends_in, in_child, memories, number, sleep_beside};
-use pagetide::{ByteSize, Drained, IoEngine, Memory, Mempolicy, NodeStats, Pressure, Stats};
+use pagetide::{
+    ByteSize, Drained, GroupStat, IoEngine, Memory, Mempolicy, NodeStats, Pressure, Stats,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -103,6 +105,8 @@ fn a_child_takes_no_lock_to_tell_what_there_is() {
         assert_eq!(memory.groups().len(), 1);
         assert!(group.name().starts_with('#') && format!("{group:?}").contains('#'));
         assert_eq!(group.pressure(), Pressure::default());
+        assert_eq!(group.stat(), GroupStat::default());
+        group.set_low(ByteSize::mib(1));
         assert!(group.lru_gen().generations.is_empty() && group.working_set().is_none());
         assert!(group.set_mempolicy(&Mempolicy::Bind(Vec::new())).is_err());
     });

@@ -132,8 +132,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "of a file only a part is written in the background",
         file: "flusher.rs",
-        find: "Some(next) if left > 0 => from = next,",
-        replace: "Some(next) if left == 0 => from = next,",
+        find: "                Some(next) => from = next,",
+        replace: "                Some(_) => break,",
         tests: Tests::RuntimeUnit("all_of_a_file_is_written"),
     },
     Mutant {
@@ -163,5 +163,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "        if self.is_forked() {\n            return format!",
         replace: "        if false {\n            return format!",
         tests: Tests::Fork("a_child_takes_no_lock"),
+    },
+    Mutant {
+        name: "a page that fails ends what is written in the background",
+        file: "flusher.rs",
+        find: "        while left > 0 && nr_failed < MAX_FAILURES {",
+        replace: "        while left > 0 && nr_failed < 1 {",
+        tests: Tests::RuntimeUnit("a_page_that_fails_keeps_none"),
     },
 ];

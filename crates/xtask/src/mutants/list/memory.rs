@@ -139,8 +139,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a pageblock with blocks that wait is not put out of use",
         file: "memory/region.rs",
-        find: "        self.drain_magazines(|_| true);\n        let giver",
-        replace: "        let giver",
+        find: "        self.drain_magazines(|_| true);\n        self.drain_if",
+        replace: "        self.drain_if",
         tests: Tests::Unit("waits_in_a_magazine"),
     },
     Mutant {
