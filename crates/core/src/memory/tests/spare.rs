@@ -235,6 +235,17 @@ fn what_nobody_has_goes_before_what_is_protected() {
     assert_eq!(resident(&memory, group), 500);
 }
 
+#[test]
+fn no_page_goes_in_vain_for_a_block_that_cannot_be_emptied() {
+    let memory = Memory::try_new(Config::for_resident(1 << 12, 1, Policy::default())).unwrap();
+    let root = memory.groups().root();
+    let group = group_with(&memory, 2000, 0, false);
+    memory.groups().set_limit(group, Limit::Min, 1990).unwrap();
+    memory.drain_charges(root);
+    assert!(memory.take_used_region(CPU.into(), root).is_none());
+    assert_eq!(resident(&memory, group), 2000);
+}
+
 /// Counts the frames of dirty pages that it is offered, and writes them.
 #[derive(Debug, Default)]
 struct Counting(Cell<u32>);

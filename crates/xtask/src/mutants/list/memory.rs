@@ -186,11 +186,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Shuttle,
     },
     Mutant {
-        name: "a pageblock is emptied whatever protects its pages",
+        name: "pages go for a block though others in it are protected",
         file: "memory/evacuate.rs",
         find: "match self.spares[at].1.checked_sub(u64::from(nr_pages)) {",
         replace: "match Some(self.spares[at].1).filter(|&spare| spare > 0) {",
-        tests: Tests::Unit("reserve"),
+        tests: Tests::Unit("no_page_goes_in_vain"),
     },
     Mutant {
         name: "the search for a block gives up after its window",
