@@ -19,7 +19,7 @@ use pagetide_core::frame::{FrameTable, Place};
 use pagetide_core::units::{Cpu, Frame, NR_ORDERS, Node, NodeMask, Order, SECOND};
 use std::io::Write;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -238,11 +238,11 @@ impl Worker {
         }
     }
 
-    fn run(mut self, until: Instant, done: &Sender<Vec<Block>>) {
+    fn run(mut self, until: Instant) -> Vec<Block> {
         while Instant::now() < until {
             (0..64).for_each(|_| self.step());
         }
-        done.send(self.held).expect("the test waits");
+        self.held
     }
 }
 
@@ -258,28 +258,26 @@ fn seconds() -> u64 {
     seconds.map_or(2, |seconds| seconds.parse().expect("a number of seconds"))
 }
 
-/// Runs the threads until the time is over; returns the blocks that they still had.
-fn run_threads(world: &Arc<World>, round: u32) -> Vec<Block> {
+/// Runs threads for a round, of the numbers from 1 on, each with what `worker` makes for it;
+/// returns what they leave.
+fn run_threads<T, W>(nr_threads: u32, worker: impl Fn(u32) -> W) -> Vec<T>
+where
+    T: Send + 'static,
+    W: FnOnce(Instant) -> T + Send + 'static,
+{
     let until = Instant::now() + ROUND;
     let (done, all_done) = mpsc::channel();
-    let threads: Vec<_> = (1..=NR_THREADS)
+    let threads: Vec<_> = (1..=nr_threads)
         .map(|id| {
-            let worker = Worker {
-                world: Arc::clone(world),
-                id,
-                random: u64::from(round * NR_THREADS + id).wrapping_mul(0x9E37_79B9_7F4A_7C15),
-                held: Vec::new(),
-                is_filling: true,
-            };
-            let done = done.clone();
-            thread::spawn(move || worker.run(until, &done))
+            let (run, done) = (worker(id), done.clone());
+            thread::spawn(move || done.send(run(until)).expect("the test waits"))
         })
         .collect();
     drop(done);
-    let mut held = Vec::new();
+    let mut left = Vec::new();
     loop {
         match all_done.recv_timeout(ROUND + GRACE) {
-            Ok(blocks) => held.extend(blocks),
+            Ok(one) => left.push(one),
             // All have ended, in one way or another.
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => give_up(),
@@ -288,7 +286,7 @@ fn run_threads(world: &Arc<World>, round: u32) -> Vec<Block> {
     for thread in threads {
         thread.join().expect("a thread of the stress test panicked");
     }
-    held
+    left
 }
 
 #[test]
@@ -302,9 +300,18 @@ fn threads_that_share_caches_lose_and_double_no_frame() {
         let world = Arc::new(World::new(cache, form));
         let World { zones, frames, .. } = &*world;
         let first = world.buddyinfo();
-        let held = run_threads(&world, round);
+        let left = run_threads(NR_THREADS, |id| {
+            let worker = Worker {
+                world: Arc::clone(&world),
+                id,
+                random: u64::from(round * NR_THREADS + id).wrapping_mul(0x9E37_79B9_7F4A_7C15),
+                held: Vec::new(),
+                is_filling: true,
+            };
+            move |until| worker.run(until)
+        });
         let passed = std::mem::take(&mut *world.passed());
-        for block in held.iter().chain(&passed) {
+        for block in left.iter().flatten().chain(&passed) {
             world.free(Cpu::new(0), block);
         }
         assert_eq!(zones.drain(frames).not_reached, 0);

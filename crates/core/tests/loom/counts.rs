@@ -58,18 +58,27 @@ fn a_group_with_a_page_is_on_the_walk() {
     });
 }
 
+/// Two groups of 2 and 4 pages; all 4 that their parent protects are the second one's.
+fn siblings() -> (Arc<Tree>, [u32; 2]) {
+    let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
+    let parent = tree.child(CPU, tree.root()).expect("room");
+    let [first, second] = [(); 2].map(|()| tree.child(CPU, parent).expect("room"));
+    for group in [parent, second] {
+        tree.set_limit(group, Limit::Low, 4).expect("no max");
+    }
+    for (group, pages) in [(first, 2), (second, 4)] {
+        tree.charge(CPU, group, pages).expect("room");
+    }
+    (tree, [first, second])
+}
+
 #[test]
 fn groups_that_shrink_at_once_claim_nothing_for_good() {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
     model.check(|| {
-        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
-        let parent = tree.child(CPU, tree.root()).expect("room");
-        let [shrinking, other] = [(); 2].map(|()| tree.child(CPU, parent).expect("room"));
-        for (group, pages) in [(parent, 0), (shrinking, 2), (other, 4)] {
-            tree.set_limit(group, Limit::Low, 4).expect("no max");
-            tree.charge(CPU, group, pages).expect("room");
-        }
+        let (tree, [shrinking, other]) = siblings();
+        tree.set_limit(shrinking, Limit::Low, 4).expect("no max");
         let uncharge = {
             let tree = Arc::clone(&tree);
             move || tree.uncharge(CPU, shrinking, 1)
@@ -87,14 +96,7 @@ fn a_group_that_is_protected_while_it_shrinks_claims_nothing_for_good() {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
     model.check(|| {
-        let tree = Arc::new(Tree::try_new(1, 1 << 13, StockKind::None).expect("memory"));
-        let parent = tree.child(CPU, tree.root()).expect("room");
-        let [shrinking, other] = [(); 2].map(|()| tree.child(CPU, parent).expect("room"));
-        for (group, pages) in [(parent, 0), (other, 4)] {
-            tree.set_limit(group, Limit::Low, 4).expect("no max");
-            tree.charge(CPU, group, pages).expect("room");
-        }
-        tree.charge(CPU, shrinking, 2).expect("room");
+        let (tree, [shrinking, other]) = siblings();
         let protect = {
             let tree = Arc::clone(&tree);
             thread::spawn(move || tree.set_limit(shrinking, Limit::Low, 4).expect("no max"))

@@ -9,7 +9,7 @@ mod device;
 #[path = "contents/world.rs"]
 mod world;
 
-use super::{GRACE, ROUND};
+use super::run_threads;
 use device::{File, LATCHED, POISON, run, shared};
 use pagetide_core::alloc::PAGEBLOCK_PAGES;
 use pagetide_core::memory::{AllocError, PageIn};
@@ -18,7 +18,6 @@ use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Node, Order, SECOND};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 use world::{Held, World};
@@ -299,7 +298,7 @@ impl Worker {
         }
     }
 
-    fn run(mut self, until: Instant, done: &Sender<()>) {
+    fn run(mut self, until: Instant) {
         let (world, cpu) = (Arc::clone(&self.world), Cpu::new(0));
         let mut nr_steps = 0;
         while Instant::now() < until || nr_steps < MIN_STEPS {
@@ -312,29 +311,6 @@ impl Worker {
         while !self.bufs.is_empty() {
             self.free_buf(&world, cpu);
         }
-        done.send(()).expect("the test waits");
-    }
-}
-
-fn run_threads(world: &Arc<World>, round: u32) {
-    let until = Instant::now() + ROUND;
-    let (done, all_done) = mpsc::channel();
-    let threads: Vec<_> = (1..=NR_THREADS)
-        .map(|id| {
-            let (worker, done) = (Worker::new(world, (round, id)), done.clone());
-            thread::spawn(move || worker.run(until, &done))
-        })
-        .collect();
-    drop(done);
-    loop {
-        match all_done.recv_timeout(ROUND + GRACE) {
-            Ok(()) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => super::give_up(),
-        }
-    }
-    for thread in threads {
-        thread.join().expect("a thread of the stress test panicked");
     }
 }
 
@@ -346,7 +322,10 @@ fn pages_have_what_was_last_written_to_them() {
     while round == 0 || Instant::now() < until {
         for &policy in Policy::ALL {
             let world = Arc::new(World::new(policy));
-            run_threads(&world, round);
+            run_threads(NR_THREADS, |id| {
+                let worker = Worker::new(&world, (round, id));
+                move |until| worker.run(until)
+            });
             world.end();
             println!("round {round}, {policy}: {}", world.tell());
             round += 1;

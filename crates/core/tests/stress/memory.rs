@@ -1,7 +1,7 @@
 //! Threads over one memory: pages, pins, working memory, reservations, limits, a budget that moves
 //! and groups that go.
 
-use super::{GRACE, ROUND};
+use super::run_threads;
 use pagetide_core::alloc::PAGEBLOCK_PAGES;
 use pagetide_core::group::Limit;
 use pagetide_core::memory::{AllocError, Config, Effect, Effects, Memory, PageError, PageIn, Step};
@@ -9,7 +9,6 @@ use pagetide_core::page_cache::{Access, Mappings};
 use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order, PAGE_BYTES, PageKey};
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -219,7 +218,7 @@ impl Worker {
         }
     }
 
-    fn run(mut self, until: Instant, done: &Sender<()>) {
+    fn run(mut self, until: Instant) {
         let cpu = Cpu::new(0);
         while Instant::now() < until {
             (0..16).for_each(|_| self.step());
@@ -233,38 +232,6 @@ impl Worker {
         for frame in std::mem::take(&mut self.bufs) {
             self.world.memory.free_buf(cpu, frame);
         }
-        done.send(()).expect("the test waits");
-    }
-}
-
-fn run_threads(world: &Arc<World>, round: u32) {
-    let until = Instant::now() + ROUND;
-    let (done, all_done) = mpsc::channel();
-    let threads: Vec<_> = (1..=NR_THREADS)
-        .map(|id| {
-            let seed = u64::from(round * NR_THREADS + id);
-            let worker = Worker {
-                world: Arc::clone(world),
-                id,
-                random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15),
-                pinned: Vec::new(),
-                bufs: Vec::new(),
-                reserved: Vec::new(),
-            };
-            let done = done.clone();
-            thread::spawn(move || worker.run(until, &done))
-        })
-        .collect();
-    drop(done);
-    loop {
-        match all_done.recv_timeout(ROUND + GRACE) {
-            Ok(()) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => super::give_up(),
-        }
-    }
-    for thread in threads {
-        thread.join().expect("a thread of the stress test panicked");
     }
 }
 
@@ -274,7 +241,18 @@ fn a_memory_used_by_all_at_once_keeps_its_books() {
     let policies = [Policy::Mglru, Policy::Fifo].into_iter().cycle();
     for (round, policy) in (0..).zip(policies) {
         let world = Arc::new(World::new(policy));
-        run_threads(&world, round);
+        run_threads(NR_THREADS, |id| {
+            let seed = u64::from(round * NR_THREADS + id);
+            let worker = Worker {
+                world: Arc::clone(&world),
+                id,
+                random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+                pinned: Vec::new(),
+                bufs: Vec::new(),
+                reserved: Vec::new(),
+            };
+            move |until| worker.run(until)
+        });
         let (memory, cpu) = (&world.memory, Cpu::new(0));
         let arena = u64::from(memory.config().arena_pages);
         assert_eq!(memory.set_budget(cpu.into(), arena), Ok(0));
