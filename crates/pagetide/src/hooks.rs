@@ -130,7 +130,7 @@ impl Hooked {
 
     /// Whether they are the ones that somebody gives.
     pub(crate) fn is_of(&self, given: &Given) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.hooks), Arc::as_ptr(&given.0))
+        Arc::ptr_eq(&self.hooks, &given.0)
     }
 
     /// Bytes of pages that are written together at most.
