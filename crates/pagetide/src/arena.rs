@@ -1,16 +1,19 @@
 //! The arena: one reservation of address space for all frames.
 #![allow(unsafe_code)]
 
+mod small;
+
 use pagetide_core::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use pagetide_core::memory::Idle;
 use pagetide_core::sync::prefetch;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use small::{Change, Small};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a pageblock, which are those of a huge page.
 pub(crate) const PAGEBLOCK_BYTES: usize = PAGE_BYTES << PAGEBLOCK_ORDER;
@@ -23,14 +26,14 @@ const LINES_BEFORE_COPY: usize = 4;
 
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
 ///
-/// Not inherited by a forked child. No huge pages but where they are asked for, so that resident
-/// memory follows use.
+/// Not inherited by a forked child.
 #[derive(Debug)]
 pub(crate) struct Arena {
     /// A multiple of [`PAGEBLOCK_BYTES`]: a pageblock is a huge page, or none.
     start: NonNull<u8>,
     nr_frames: u32,
-    has_huge_pages: bool,
+    /// Which pageblocks are made of small pages; `None` where all of them are.
+    small: Option<Mutex<Small>>,
     /// A forked child has no mapping.
     alive: Alive,
 }
@@ -51,7 +54,7 @@ impl Arena {
         let arena = Arena {
             start: map_aligned(index(nr_frames) * PAGE_BYTES)?,
             nr_frames,
-            has_huge_pages,
+            small: has_huge_pages.then(Mutex::default),
             alive,
         };
         arena.advise(0..nr_frames, Advice::LinuxDontFork)?;
@@ -117,8 +120,9 @@ impl Arena {
         }
         let start = self.block(idle.frame(), idle.order());
         let bytes = idle.order().bytes();
-        if self.has_huge_pages && idle.order().get() < PAGEBLOCK_ORDER {
-            self.leave_huge_page(idle.frame());
+        if let Some(small) = &self.small {
+            let mut small = small.lock().unwrap_or_else(PoisonError::into_inner);
+            self.resize_pages(&mut small, idle);
         }
         // SAFETY:
         // 1. The block lies in the arena's mapping (`block` checks it), which this process has
@@ -153,14 +157,26 @@ impl Arena {
         }
     }
 
-    /// Has the pageblock of a frame made of small pages from now on: else the kernel would make a
-    /// huge page of what is left of it, and all of that would be resident again. For good, as each
-    /// change may cost a mapping of the kernel's.
-    fn leave_huge_page(&self, frame: Frame) {
-        let first = frame.number() & !(PAGEBLOCK_PAGES - 1);
-        let end = self.nr_frames.min(first + PAGEBLOCK_PAGES);
-        // Where the kernel has no more mappings, only that goes on which it did before.
-        let _ = self.advise(first..end, Advice::LinuxNoHugepage);
+    /// Has the pageblock of which a part goes made of small pages from now on: else the kernel
+    /// would make a huge page of what is left of it, and all of that would be resident again. One
+    /// that goes as a whole may be a huge page the next time.
+    fn resize_pages(&self, small: &mut Small, idle: &Idle) {
+        let first = idle.frame().number() / PAGEBLOCK_PAGES;
+        let end = first + idle.order().nr_pages().div_ceil(PAGEBLOCK_PAGES);
+        let is_whole = idle.order().get() >= PAGEBLOCK_ORDER;
+        for pageblock in first..end {
+            let (pageblocks, advice) = match small.gone(pageblock, is_whole) {
+                Change::None => continue,
+                Change::ToHuge => (pageblock..pageblock + 1, Advice::LinuxHugepage),
+                Change::ToSmall => (pageblock..pageblock + 1, Advice::LinuxNoHugepage),
+                Change::AllToSmall => (0..u32::MAX, Advice::LinuxNoHugepage),
+            };
+            let [start, end] = [pageblocks.start, pageblocks.end]
+                .map(|at| self.nr_frames.min(at.saturating_mul(PAGEBLOCK_PAGES)));
+            // Where the kernel has no more mappings, or no huge pages, only that goes on which it
+            // did before.
+            let _ = self.advise(start..end, advice);
+        }
     }
 
     /// Asks the kernel to take the memory of a range of frames from one of its nodes, or from

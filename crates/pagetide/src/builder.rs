@@ -242,14 +242,13 @@ impl Builder {
         self
     }
 
-    /// Asks for transparent huge pages behind the arena: its pageblocks of 2 MiB are pages of the
-    /// kernel's, too, so that random reads of a cache that the CPU's own caches do not hold miss
-    /// the TLB less often. Not by default: a page that is used makes its whole pageblock resident,
-    /// so that resident memory is the budget soon and no more follows use below it.
+    /// Whether the arena asks for transparent huge pages, as by default: random reads of what is
+    /// in no cache of the CPU miss the TLB less often, and memory comes 2 MiB at a time.
     ///
-    /// A wish: where the kernel has no huge page, or does not give one, small ones serve. The
-    /// budget's promise stays: the arena is no larger, and what is taken from it in smaller blocks
-    /// stays small.
+    /// A wish: where the kernel gives no huge page, small ones serve. Resident memory follows use
+    /// all the same: frames come from pageblocks that are in use, and whole ones go back. But what
+    /// is used first in one waits for a huge page, some 100 us, and more where the kernel compacts
+    /// its memory for it (`/sys/kernel/mm/transparent_hugepage/defrag`).
     pub fn huge_pages(mut self, has_huge_pages: bool) -> Builder {
         self.has_huge_pages = has_huge_pages;
         self
@@ -424,7 +423,7 @@ impl Memory {
             isolated: None,
             arena_max: None,
             has_thread: true,
-            has_huge_pages: false,
+            has_huge_pages: true,
             io_engine: None,
             registered_buffers: false,
             has_rseq: true,

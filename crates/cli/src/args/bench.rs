@@ -243,9 +243,9 @@ pub(crate) struct HitArgs {
     #[arg(long, value_name = "N", default_value = "5",
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
-    /// Ask for huge pages behind pagetide's memory; the bare copy's and the mapping's are small.
+    /// Ask for no huge pages behind pagetide's memory and the bare copy's.
     #[arg(long)]
-    pub(crate) huge_pages: bool,
+    pub(crate) small_pages: bool,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,7 +3,7 @@
 //! Beside the copy alone, out of memory of the process; beside `pread` of a page that the kernel
 //! has cached, and a copy out of a mapping of it. `crates/bench` has object caches beside it.
 
-use super::device::sys::{Aligned, Mapping};
+use super::device::sys::{Aligned, Mapping, want_huge_pages};
 use super::turns;
 use crate::args::HitArgs;
 use crate::failure::Failure;
@@ -66,7 +66,7 @@ pub(super) fn run(args: &HitArgs) -> Result<(), Failure> {
     let bar = load::progress("reading", nr_runs as u64);
     let mut rows = Vec::new();
     for &nr_pages in &args.pages {
-        let bed = Bed::new(nr_pages, args.huge_pages)?;
+        let bed = Bed::new(nr_pages, !args.small_pages)?;
         for &threads in &args.threads {
             let runs = turns::run(args.runs, VARIANTS.len(), |at| {
                 bar.inc(1);
@@ -120,6 +120,9 @@ impl Bed {
             heap: vec![0; len],
             _memory: memory,
         };
+        if has_huge_pages {
+            want_huge_pages(&mut bed.heap);
+        }
         // All of it is there, for all variants.
         bed.plain.read_exact_at(&mut bed.heap, 0).map_err(failed)?;
         for page in 0..nr_pages {

@@ -1,7 +1,9 @@
 //! `Builder::huge_pages`: a pageblock is a huge page, and goes as one.
 
+use crate::child;
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Memory, Order};
+use pagetide::{ByteSize, Memory, Order, resident_bytes};
+use std::collections::BTreeMap;
 use std::fs;
 
 /// Why this kernel gives nobody a huge page, if it does not.
@@ -40,15 +42,24 @@ fn huge_kib(bytes: &[u8]) -> u64 {
     said.trim_end_matches(" kB").parse().unwrap()
 }
 
+/// Whether that mapping has a flag: `hg` where huge pages are asked for, `nh` where none are.
+fn has_flag(bytes: &[u8], flag: &str) -> bool {
+    let flags = said_of(bytes, "VmFlags:");
+    flags.split(' ').any(|one| one == flag)
+}
+
 #[test]
-fn a_pageblock_is_a_huge_page_where_that_is_asked_for() {
+fn a_pageblock_is_a_huge_page_unless_told_otherwise() {
     if let Some(reason) = refusal() {
         return println!("skipped: huge pages: {reason}");
     }
     let data = numbered_file(8);
     for has_huge_pages in [false, true] {
-        let builder = Memory::builder().budget(ByteSize::mib(64));
-        let memory = builder.huge_pages(has_huge_pages).build().unwrap();
+        let mut builder = Memory::builder().budget(ByteSize::mib(64));
+        if !has_huge_pages {
+            builder = builder.huge_pages(false);
+        }
+        let memory = builder.build().unwrap();
         let root = memory.root();
         let page = memory.open(data.path(), &root).unwrap().pin(7).unwrap();
         // All of their bytes are written: the last pageblock of the arena may be smaller than one.
@@ -57,9 +68,7 @@ fn a_pageblock_is_a_huge_page_where_that_is_asked_for() {
             .each_ref()
             .map(|buf| buf.as_ptr().align_offset(2 << 20));
         assert_eq!(places, [0, 0], "pageblocks are where huge pages can be");
-        let flags = said_of(&page, "VmFlags:");
-        let is_asked_for = flags.split(' ').any(|flag| flag == "hg");
-        assert_eq!(is_asked_for, has_huge_pages, "{flags}");
+        assert_eq!(has_flag(&page, "hg"), has_huge_pages);
         let huge = huge_kib(&page);
         if !has_huge_pages {
             assert_eq!(huge, 0, "by small pages");
@@ -76,4 +85,50 @@ fn a_pageblock_is_a_huge_page_where_that_is_asked_for() {
         assert!(huge >= after + 4096, "{huge} and {after} KiB");
         assert_eq!(page[..8], 7_u64.to_le_bytes());
     }
+}
+
+/// The mappings of this process that have a flag of those that `VmFlags` tells.
+fn nr_mappings_with(flag: &str) -> usize {
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let flags = smaps
+        .lines()
+        .filter_map(|line| line.strip_prefix("VmFlags:"));
+    flags
+        .filter(|flags| flags.split(' ').any(|one| one == flag))
+        .count()
+}
+
+#[test]
+fn a_pageblock_of_which_a_part_goes_has_small_pages_until_all_of_it_goes() {
+    if let Some(reason) = refusal() {
+        return println!("skipped: huge pages: {reason}");
+    }
+    if child::role().is_none() {
+        return child::run(
+            "huge_pages::a_pageblock_of_which_a_part_goes_has_small_pages_until_all_of_it_goes",
+            "alone",
+        );
+    }
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let root = memory.root();
+    let data = numbered_file(15_000);
+    let file = memory.open(data.path(), &root).unwrap();
+    // The last page that is read of each pageblock is pinned: there is a piece before it.
+    let mut pins = BTreeMap::new();
+    for page in 0..15_000 {
+        let pin = file.pin(page).unwrap();
+        pins.insert(pin.as_ptr().addr() >> 21, pin);
+    }
+    let last = pins.last_entry().unwrap().remove();
+    let before = (nr_mappings_with("nh"), resident_bytes().unwrap());
+    let reservation = root.reserve(ByteSize::mib(40)).unwrap();
+    let nr_small = nr_mappings_with("nh");
+    let resident = resident_bytes().unwrap();
+    assert!(nr_small > before.0, "{nr_small} mappings of small pages");
+    assert!(resident + (28 << 20) < before.1, "{resident} of {before:?}");
+    assert!(pins.values().any(|pin| has_flag(pin, "nh")));
+    drop((reservation, pins, last));
+    let _ = root.reclaim(ByteSize::mib(64));
+    memory.release();
+    assert_eq!(nr_mappings_with("nh"), before.0, "all of each has gone");
 }

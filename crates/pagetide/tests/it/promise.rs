@@ -51,12 +51,12 @@ fn the_budget_holds_while_everything_changes() {
 }
 
 #[test]
-fn the_budget_holds_with_huge_pages() {
+fn the_budget_holds_with_small_pages() {
     if let Some(role) = child::role() {
-        let builder = Memory::builder().huge_pages(true);
+        let builder = Memory::builder().huge_pages(false);
         return World::new(builder, Path::new(&role), None).run();
     }
-    run_alone("promise::the_budget_holds_with_huge_pages");
+    run_alone("promise::the_budget_holds_with_small_pages");
 }
 
 fn run_alone(test: &str) {

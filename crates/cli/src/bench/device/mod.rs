@@ -174,15 +174,23 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
 /// What of pagetide's can read here.
 fn ours(skipped: &mut Vec<Skipped>) -> Vec<Engine> {
     let mut engines = vec![Engine::ReadAt, Engine::PinMany];
-    let (registered, huge) = (readers::try_registered(), readers::try_huge_pages());
-    match &registered {
-        Ok(()) => engines.push(Engine::RegisteredPinMany),
-        Err(reason) => skipped.push(Skipped::new("registered memory", reason)),
-    }
-    match (&huge, &registered) {
-        (Ok(()), Ok(())) => engines.extend([Engine::HugePinMany, Engine::HugeRegisteredPinMany]),
-        (Ok(()), Err(_)) => engines.push(Engine::HugePinMany),
-        (Err(reason), _) => skipped.push(Skipped::new("huge pages", reason)),
+    let options = [
+        (
+            "registered memory",
+            readers::try_registered(),
+            Engine::RegisteredPinMany,
+        ),
+        (
+            "huge pages, so all are small",
+            readers::try_huge_pages(),
+            Engine::SmallPinMany,
+        ),
+    ];
+    for (what, tried, engine) in options {
+        match tried {
+            Ok(()) => engines.push(engine),
+            Err(reason) => skipped.push(Skipped::new(what, &reason)),
+        }
     }
     engines
 }

@@ -66,16 +66,12 @@ impl Source {
         let failed =
             |error: io::Error| Failure::of(&format!("cannot open {}", path.display()), &error);
         let kind = match spec.engine {
-            Engine::ReadAt
-            | Engine::PinMany
-            | Engine::RegisteredPinMany
-            | Engine::HugePinMany
-            | Engine::HugeRegisteredPinMany => {
+            Engine::ReadAt | Engine::PinMany | Engine::RegisteredPinMany | Engine::SmallPinMany => {
                 let builder = Memory::builder()
                     .for_resident_pages(spec.frames)
                     .readahead(ByteSize::b(0))
                     .registered_buffers(spec.engine.is_registered())
-                    .huge_pages(spec.engine.has_huge_pages());
+                    .huge_pages(spec.engine != Engine::SmallPinMany);
                 let memory = builder.build()?;
                 let max = ByteSize(u64::from(spec.frames) * PAGE_BYTES as u64);
                 let group = memory.root().child("random-read")?.max(max)?;

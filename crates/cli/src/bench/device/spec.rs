@@ -30,10 +30,8 @@ pub(super) enum Engine {
     RegisteredMissedRing,
     /// As [`Engine::PinMany`], with the memory of pages registered.
     RegisteredPinMany,
-    /// As [`Engine::PinMany`], with huge pages behind that memory.
-    HugePinMany,
-    /// As [`Engine::PinMany`], with both.
-    HugeRegisteredPinMany,
+    /// As [`Engine::PinMany`], with no huge pages behind that memory.
+    SmallPinMany,
     /// `pread` with `O_DIRECT`: no cache.
     Direct,
     /// `io_uring` with `O_DIRECT`: no cache, many in flight.
@@ -48,8 +46,7 @@ impl Engine {
             Engine::ReadAt => "pagetide read_at",
             Engine::PinMany => "pagetide pin_many",
             Engine::RegisteredPinMany => "pagetide pin_many, registered",
-            Engine::HugePinMany => "pagetide pin_many, huge pages",
-            Engine::HugeRegisteredPinMany => "pagetide pin_many, huge, registered",
+            Engine::SmallPinMany => "pagetide pin_many, small pages",
             Engine::Pread => "kernel pread",
             Engine::Mmap => "kernel mmap",
             Engine::Direct => "direct pread",
@@ -65,16 +62,8 @@ impl Engine {
     pub(super) fn is_registered(self) -> bool {
         matches!(
             self,
-            Engine::RegisteredPinMany
-                | Engine::HugeRegisteredPinMany
-                | Engine::RegisteredRing
-                | Engine::RegisteredMissedRing
+            Engine::RegisteredPinMany | Engine::RegisteredRing | Engine::RegisteredMissedRing
         )
-    }
-
-    /// Whether it asks for huge pages behind the memory of pages.
-    pub(super) fn has_huge_pages(self) -> bool {
-        matches!(self, Engine::HugePinMany | Engine::HugeRegisteredPinMany)
     }
 
     /// Whether it reads through the kernel's page cache, and so wants a memory cgroup.

@@ -82,6 +82,19 @@ impl Drop for Mapping {
     }
 }
 
+/// Asks for huge pages behind memory that was not touched so far: a wish.
+pub(in crate::bench) fn want_huge_pages(memory: &mut [u8]) {
+    const HUGE_BYTES: usize = 2 << 20;
+    let before = memory.as_ptr().align_offset(HUGE_BYTES);
+    let inside = memory.get_mut(before..).unwrap_or_default();
+    let len = inside.len() / HUGE_BYTES * HUGE_BYTES;
+    let start = inside.as_mut_ptr().cast::<c_void>();
+    // SAFETY: whole pages of memory of the caller's alone; the advice changes no byte.
+    let advised = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
+    // A kernel without huge pages has none to give.
+    let _ = advised;
+}
+
 /// Reads of one thread, up to a depth in flight.
 pub(super) struct Ring {
     ring: IoUring,

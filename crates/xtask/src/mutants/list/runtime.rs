@@ -329,6 +329,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("huge_pages::"),
     },
     Mutant {
+        name: "a pageblock of which a part went is a huge page again",
+        file: "arena.rs",
+        find: "Change::ToSmall => (pageblock..pageblock + 1, Advice::LinuxNoHugepage),",
+        replace: "Change::ToSmall => (pageblock..pageblock + 1, Advice::LinuxHugepage),",
+        tests: Tests::Runtime("huge_pages::"),
+    },
+    Mutant {
+        name: "a pageblock of which a part went never is a huge page again",
+        file: "arena/small.rs",
+        find: "true if some.remove(&pageblock) => Change::ToHuge,",
+        replace: "true if some.contains(&pageblock) => Change::None,",
+        tests: Tests::Runtime("huge_pages::"),
+    },
+    Mutant {
         name: "a callback that panics ends the thread that it is on",
         file: "worker.rs",
         find: "let done = catch_unwind(AssertUnwindSafe(work));",
