@@ -401,25 +401,23 @@ mod tests {
         let web = web.max(ByteSize::mib(4)).unwrap();
         let nr_calls = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&nr_calls);
-        let store = Box::new(Takes(move |bytes: &[u8], _| {
+        let store = Box::new(Takes(move |_: &[u8], _| {
             if std::thread::current().name() == Some("pagetide-flush") {
                 count.fetch_add(1, Ordering::SeqCst);
                 // Without a word to the panic hook.
                 std::panic::resume_unwind(Box::new("a store that unwinds"));
             }
-            Ok(bytes.len())
+            Err(io::Error::other("a store that takes nothing"))
         }));
         let bad = memory.open_store(store, "bad", Order::new(0), &web);
         let bad = bad.unwrap();
         let data = tempfile::NamedTempFile::new().unwrap();
         let good = memory.open_rw(data.path(), &web).unwrap();
-        let dirty = |file: &crate::File, nr_pages: u64| {
-            for page in 0..nr_pages {
-                file.write_at(&[1], page * 4096).unwrap();
-            }
-        };
-        // Of 1,024 pages more than a tenth, and less than a fifth with those below.
-        dirty(&bad, 120);
+        // Of 1,024 pages more than a tenth, and less than a fifth with those below. Who writes to it
+        // after the first of them failed is told so: a tenth is dirty by then.
+        for page in 0..120 {
+            let _ = bad.write_at(&[1], page * 4096);
+        }
         let shared = memory.home();
         let flusher = || shared.flusher.get().unwrap().as_ref().unwrap();
         let is_over = || flusher().thread.as_ref().unwrap().is_finished();
@@ -431,8 +429,9 @@ mod tests {
             assert!(!is_over(), "nobody writes in the background");
         };
         flush_until(&|| nr_calls.load(Ordering::SeqCst) > 2);
-        dirty(&good, 60);
-        // The other store takes nothing.
+        for page in 0..60 {
+            good.write_at(&[1], page * 4096).unwrap();
+        }
         let is_written = || memory.stats().bytes_written > 0;
         flush_until(&is_written);
         assert!(data.as_file().metadata().unwrap().len() > 0);
