@@ -71,7 +71,10 @@ impl Arena {
     fn advise(&self, frames: Range<u32>, advice: Advice) -> io::Result<()> {
         let is_harmless = matches!(
             advice,
-            Advice::LinuxDontFork | Advice::LinuxHugepage | Advice::LinuxNoHugepage
+            Advice::LinuxDontFork
+                | Advice::LinuxHugepage
+                | Advice::LinuxNoHugepage
+                | Advice::LinuxCold
         );
         let in_order = frames.start <= frames.end && frames.end <= self.nr_frames;
         assert!(is_harmless && in_order, "{advice:?} for frames {frames:?}");
@@ -161,7 +164,8 @@ impl Arena {
     /// would make a huge page of what is left of it, and all of that would be resident again. One
     /// that goes as a whole may be a huge page the next time.
     fn resize_pages(&self, small: &mut Small, idle: &Idle) {
-        let first = idle.frame().number() / PAGEBLOCK_PAGES;
+        let frame = idle.frame().number();
+        let first = frame / PAGEBLOCK_PAGES;
         let end = first + idle.order().nr_pages().div_ceil(PAGEBLOCK_PAGES);
         let is_whole = idle.order().get() >= PAGEBLOCK_ORDER;
         for pageblock in first..end {
@@ -176,6 +180,12 @@ impl Arena {
             // Where the kernel has no more mappings, or no huge pages, only that goes on which it
             // did before.
             let _ = self.advise(start..end, advice);
+        }
+        if !is_whole {
+            // Of a huge page that is mapped in part the kernel keeps all, and counts it to the
+            // cgroup, until memory is short. It splits one of which a part is to be evicted first,
+            // where no read into it is under way.
+            let _ = self.advise(frame..frame + idle.order().nr_pages(), Advice::LinuxCold);
         }
     }
 

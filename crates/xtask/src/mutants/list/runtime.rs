@@ -343,6 +343,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("huge_pages::"),
     },
     Mutant {
+        name: "a huge page of which a part goes is not split",
+        file: "arena.rs",
+        find: "        if !is_whole {",
+        replace: "        if false {",
+        tests: Tests::Runtime("promise::a_memory_cgroup_of_that_size_is_never_full"),
+    },
+    Mutant {
         name: "a callback that panics ends the thread that it is on",
         file: "worker.rs",
         find: "let done = catch_unwind(AssertUnwindSafe(work));",
