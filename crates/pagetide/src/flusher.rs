@@ -413,8 +413,8 @@ mod tests {
         let bad = bad.unwrap();
         let data = tempfile::NamedTempFile::new().unwrap();
         let good = memory.open_rw(data.path(), &web).unwrap();
-        // Of 1,024 pages more than a tenth, and less than a fifth with those below. Who writes to it
-        // after the first of them failed is told so: a tenth is dirty by then.
+        // Of 1,024 pages more than a tenth, and less than a fifth with those below. Who writes to
+        // it after the first of them failed is told so: a tenth is dirty by then.
         for page in 0..120 {
             let _ = bad.write_at(&[1], page * 4096);
         }
