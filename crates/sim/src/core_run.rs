@@ -254,6 +254,20 @@ impl CoreCache {
         self.read_as(0, page)
     }
 
+    /// As [`CoreCache::read`]: the frame that the page is in, too.
+    ///
+    /// # Errors
+    /// [`RunError::Page`].
+    pub fn read_to(&mut self, page: u32) -> Result<(Frame, bool), RunError> {
+        self.request((0, page), false)
+    }
+
+    /// Frames that there are: those of pages are numbered below.
+    #[must_use]
+    pub fn nr_frames(&self) -> u32 {
+        self.memory.frames().len()
+    }
+
     /// Reads a page as one of the readers, numbered from 0; whether it was a miss.
     ///
     /// # Errors
@@ -262,7 +276,8 @@ impl CoreCache {
     /// # Panics
     /// Where there is no such reader.
     pub fn read_as(&mut self, reader: usize, page: u32) -> Result<bool, RunError> {
-        self.request((reader, page), false)
+        let (_, missed) = self.request((reader, page), false)?;
+        Ok(missed)
     }
 
     /// Reads a page and changes it, so that it is written before it goes; whether it was a miss.
@@ -270,10 +285,15 @@ impl CoreCache {
     /// # Errors
     /// [`RunError::Page`].
     pub fn change(&mut self, page: u32) -> Result<bool, RunError> {
-        self.request((0, page), true)
+        let (_, missed) = self.request((0, page), true)?;
+        Ok(missed)
     }
 
-    fn request(&mut self, (reader, page): (usize, u32), changes: bool) -> Result<bool, RunError> {
+    fn request(
+        &mut self,
+        (reader, page): (usize, u32),
+        changes: bool,
+    ) -> Result<(Frame, bool), RunError> {
         let (group, mapping) = self.readers[reader];
         let key = Mappings::key(mapping, u64::from(page)).expect("32 bits fit a key");
         let at = usize::try_from(page).expect("a page's number fits memory");
@@ -292,7 +312,7 @@ impl CoreCache {
         }
         self.counts.misses += u64::from(missed);
         self.counts.requests += 1;
-        Ok(missed)
+        Ok((frame, missed))
     }
 
     /// Has a page, changes it or not, and lets it go: its frame, and whether it was read.

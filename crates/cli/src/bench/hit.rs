@@ -117,12 +117,13 @@ impl Bed {
             file,
             mapping: Mapping::of(&plain, len).map_err(failed)?,
             plain,
-            heap: vec![0; len],
+            heap: Vec::with_capacity(len),
             _memory: memory,
         };
         if has_huge_pages {
-            want_huge_pages(&mut bed.heap);
+            want_huge_pages(bed.heap.spare_capacity_mut());
         }
+        bed.heap.resize(len, 0);
         // All of it is there, for all variants.
         bed.plain.read_exact_at(&mut bed.heap, 0).map_err(failed)?;
         for page in 0..nr_pages {

@@ -76,7 +76,8 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
     let (counts, done) = std::thread::scope(|scope| {
         let threads: Vec<_> = reads
             .iter()
-            .map(|reads| scope.spawn(|| thread(source, reads, barrier)))
+            .enumerate()
+            .map(|(nth, reads)| scope.spawn(move || thread(source, nth, reads, barrier)))
             .collect();
         // All are warm; all have measured.
         barrier.wait();
@@ -134,9 +135,14 @@ struct Hits {
 }
 
 /// A reader: warms up, measures, and where that tells something reads what is there again.
-fn thread(source: &Source, reads: &Reads, barrier: &Barrier) -> Result<Measured, Failure> {
+fn thread(
+    source: &Source,
+    nth: usize,
+    reads: &Reads,
+    barrier: &Barrier,
+) -> Result<Measured, Failure> {
     // Whoever fails comes to all barriers all the same.
-    let reader = source.reader();
+    let reader = source.reader(nth);
     let (mut reader, mut latencies) = (reader, load::histogram());
     let mut run = |pages: &[u32], latencies: &mut Histogram<u64>| match &mut reader {
         Ok(reader) => reader.run(pages, latencies),

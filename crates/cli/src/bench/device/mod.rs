@@ -8,6 +8,7 @@
 mod cgroup;
 pub(super) mod child;
 pub(super) mod holder;
+mod ideal;
 mod readers;
 mod report;
 mod spec;
@@ -151,11 +152,14 @@ fn engines(path: &Path, holder: &Holder, skipped: &mut Vec<Skipped>) -> Vec<Engi
         Err(reason) => skipped.push(Skipped::new("the kernel's page cache", reason)),
     }
     match readers::try_direct(path) {
-        Ok(()) => engines.extend([Engine::Direct, Engine::MissedDirect]),
+        Ok(()) => engines.extend([Engine::Direct, Engine::MissedDirect, Engine::IdealDirect]),
         Err(error) => skipped.push(Skipped::new("direct reads", &error.to_string())),
     }
     let rings: [(&str, &[Engine]); 2] = [
-        ("io_uring", &[Engine::DirectRing, Engine::MissedRing]),
+        (
+            "io_uring",
+            &[Engine::DirectRing, Engine::MissedRing, Engine::IdealRing],
+        ),
         (
             "registered reads",
             &[Engine::RegisteredRing, Engine::RegisteredMissedRing],

@@ -1,7 +1,8 @@
 //! The engines: each reads the same pages and looks at the same words of them.
 
+use super::ideal::{Ideal, Plan};
 use super::spec::{Engine, Spec};
-use super::sys::{Aligned, Mapping, Ring};
+use super::sys::{self, Aligned, Mapping, Ring};
 use crate::failure::Failure;
 use crate::{load, scratch};
 use hdrhistogram::Histogram;
@@ -11,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What all threads of a process read from.
@@ -34,6 +36,12 @@ enum Kind {
     Ring {
         file: File,
         is_registered: bool,
+    },
+    Ideal {
+        file: File,
+        /// Of each thread.
+        plans: Vec<Plan>,
+        nr_misses: AtomicU64,
     },
 }
 
@@ -95,6 +103,15 @@ impl Source {
                 file: direct(path).map_err(failed)?,
                 is_registered: spec.engine.is_registered(),
             },
+            Engine::IdealDirect | Engine::IdealRing => {
+                let plans = Plan::of(spec);
+                let untold = |error| Failure::of("cannot tell what a cache has", &error);
+                Kind::Ideal {
+                    file: direct(path).map_err(failed)?,
+                    plans: plans.map_err(untold)?,
+                    nr_misses: AtomicU64::new(0),
+                }
+            }
         };
         Ok(Source {
             kind,
@@ -108,6 +125,7 @@ impl Source {
     pub(super) fn misses(&self) -> Option<u64> {
         match &self.kind {
             Kind::Ours { group, .. } => Some(group.misses()),
+            Kind::Ideal { nr_misses, .. } => Some(nr_misses.load(Ordering::Relaxed)),
             _ => None,
         }
     }
@@ -120,17 +138,27 @@ impl Source {
         }
     }
 
-    pub(super) fn reader(&self) -> Result<Reader<'_>, Failure> {
+    /// The reader of one of the threads, numbered from 0.
+    pub(super) fn reader(&self, thread: usize) -> Result<Reader<'_>, Failure> {
+        let no_ring = |error: io::Error| Failure::of("cannot make a ring", &error);
+        let ideal = match &self.kind {
+            Kind::Ideal { file, plans, .. } => {
+                let file = file.try_clone();
+                let ideal = file.and_then(|file| Ideal::new(&plans[thread], file, self.depth));
+                Some(ideal.map_err(no_ring)?)
+            }
+            _ => None,
+        };
         let ring = match &self.kind {
             Kind::Ring {
                 file,
                 is_registered,
             } => {
-                let room = (self.depth, self.nr_buffers);
+                let buffers = sys::buffers(self.nr_buffers as usize, false);
                 let ring = file
                     .try_clone()
-                    .and_then(|file| Ring::new(file, room, *is_registered));
-                Some(ring.map_err(|error| Failure::of("cannot make a ring", &error))?)
+                    .and_then(|file| Ring::new(file, self.depth, buffers, *is_registered));
+                Some(ring.map_err(no_ring)?)
             }
             _ => None,
         };
@@ -143,6 +171,7 @@ impl Source {
             bufs: Aligned::scattered((0..nr_bufs).map(|_| Aligned::zeroed()).collect()),
             next: 0,
             ring,
+            ideal,
         })
     }
 
@@ -162,6 +191,7 @@ pub(super) struct Reader<'a> {
     bufs: Vec<Box<Aligned>>,
     next: usize,
     ring: Option<Ring>,
+    ideal: Option<Ideal<'a>>,
 }
 
 impl Reader<'_> {
@@ -173,6 +203,12 @@ impl Reader<'_> {
     ) -> Result<(), Failure> {
         let source = self.source;
         let failed = |error: io::Error| Failure::of("cannot read", &error);
+        if let (Some(ideal), Kind::Ideal { nr_misses, .. }) = (&mut self.ideal, &source.kind) {
+            let look = |page, bytes: &[u8; PAGE_BYTES]| source.check(page, bytes);
+            let nr_missed = ideal.serve(pages.len(), latencies, look).map_err(failed)?;
+            nr_misses.fetch_add(nr_missed, Ordering::Relaxed);
+            return Ok(());
+        }
         if let Some(ring) = &mut self.ring {
             let done = |page, bytes: &[u8; PAGE_BYTES], ns| {
                 latencies.saturating_record(ns);
@@ -201,7 +237,10 @@ impl Reader<'_> {
                 file.read_at(buf, offset)?;
             }
             Kind::Mapped(mapping) => mapping.copy(page, buf),
-            Kind::Kernel(file) | Kind::Direct(file) | Kind::Ring { file, .. } => {
+            Kind::Kernel(file)
+            | Kind::Direct(file)
+            | Kind::Ring { file, .. }
+            | Kind::Ideal { file, .. } => {
                 let read = file.read_exact_at(buf, offset);
                 read.map_err(|error| Failure::of("cannot read", &error))?;
             }
@@ -265,5 +304,7 @@ pub(super) fn try_huge_pages() -> Result<(), String> {
 /// # Errors
 /// Why it cannot be read by a ring.
 pub(super) fn try_ring(path: &Path, engine: Engine) -> io::Result<()> {
-    Ring::new(direct(path)?, (1, 1), engine.is_registered())?.read(&[0], |_, _, _| Ok(()))
+    let buffers = sys::buffers(1, false);
+    let mut ring = Ring::new(direct(path)?, 1, buffers, engine.is_registered())?;
+    ring.read(&[0], |_, _, _| Ok(()))
 }

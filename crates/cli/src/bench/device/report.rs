@@ -39,7 +39,9 @@ pub(super) struct Row {
     of_pread_ceiling: Option<f64>,
     /// The same beyond depth 1, where a miss costs what it takes into registered memory.
     of_registered_ceiling: Option<f64>,
-    /// The same of CPU time: what hits and direct reads take, to what these reads took.
+    /// Of pagetide: to a cache that costs nothing, at depth 1 by `pread`, else by io_uring.
+    of_ideal: Option<f64>,
+    /// As `of_ceiling`, of CPU time: what hits and direct reads take, to what these reads took.
     cpu_of_ceiling: Option<f64>,
 }
 
@@ -135,6 +137,14 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
             let raw = raw.filter(|runs| runs.iter().all(|run| run.iops > 0.0))?;
             Ceiling::of(spec.threads, runs, raw)
         };
+        let ideal = match spec.depth {
+            1 => Engine::IdealDirect,
+            _ => Engine::IdealRing,
+        };
+        let ideal = runs_of(ideal, spec, spec.depth).filter(|_| runs[0].hit_ns.is_some());
+        let of_ideal = ideal.map(|ideal| {
+            output::rounded(median_by(runs, ideal, |run, ideal| run.iops / ideal.iops))
+        });
         let by_pread = ceiling_of(Engine::MissedDirect);
         let by_ring = ceiling_of(Engine::MissedRing);
         let by_registered = ceiling_of(Engine::RegisteredMissedRing);
@@ -162,6 +172,7 @@ pub(super) fn rows(specs: &[Spec], outcomes: &[Vec<Outcome>]) -> Vec<Row> {
             of_ceiling: ceiling.map(|ceiling| ceiling.reached),
             of_pread_ceiling: by_pread.as_ref().map(|ceiling| ceiling.reached),
             of_registered_ceiling: by_registered.map(|ceiling| ceiling.reached),
+            of_ideal,
             cpu_of_ceiling: ceiling.map(|ceiling| ceiling.reached_by_cpu),
         }
     };
@@ -195,6 +206,7 @@ fn table(rows: &[Row]) -> String {
         "of ceiling",
         "of pread's",
         "of registered's",
+        "of ideal",
         "CPU of ceiling",
     ];
     let dash = || "-".to_owned();
@@ -215,6 +227,7 @@ fn table(rows: &[Row]) -> String {
             row.of_ceiling.map_or_else(dash, output::percent),
             row.of_pread_ceiling.map_or_else(dash, output::percent),
             row.of_registered_ceiling.map_or_else(dash, output::percent),
+            row.of_ideal.map_or_else(dash, output::percent),
             row.cpu_of_ceiling.map_or_else(dash, output::percent),
         ]
     };

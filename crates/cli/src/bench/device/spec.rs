@@ -28,6 +28,10 @@ pub(super) enum Engine {
     MissedRing,
     /// As [`Engine::RegisteredRing`], the same.
     RegisteredMissedRing,
+    /// A cache that costs nothing, which reads misses by `pread` and copies what it has.
+    IdealDirect,
+    /// The same by `io_uring`, many at a time, of which each is looked at in place.
+    IdealRing,
     /// As [`Engine::PinMany`], with the memory of pages registered.
     RegisteredPinMany,
     /// As [`Engine::PinMany`], with no huge pages behind that memory.
@@ -55,6 +59,8 @@ impl Engine {
             Engine::MissedDirect => "direct pread, misses",
             Engine::MissedRing => "direct io_uring, misses",
             Engine::RegisteredMissedRing => "direct io_uring, registered, misses",
+            Engine::IdealDirect => "ideal cache, pread",
+            Engine::IdealRing => "ideal cache, io_uring",
         }
     }
 
@@ -75,7 +81,12 @@ impl Engine {
     pub(super) fn has_depth(self, depth: u32) -> bool {
         let is_one_by_one = matches!(
             self,
-            Engine::ReadAt | Engine::Pread | Engine::Mmap | Engine::Direct | Engine::MissedDirect
+            Engine::ReadAt
+                | Engine::Pread
+                | Engine::Mmap
+                | Engine::Direct
+                | Engine::MissedDirect
+                | Engine::IdealDirect
         );
         self == Engine::MissedRing || is_one_by_one == (depth == 1)
     }
@@ -165,7 +176,7 @@ impl Spec {
 
     /// The requests of each thread: those of its warm-up, and those that are measured. The same
     /// for all engines.
-    fn requests(&self) -> Vec<Reads> {
+    pub(super) fn requests(&self) -> Vec<Reads> {
         let mut requests = Requests::new(self.distribution(), self.nr_pages(), SEED);
         let share = |nr: u32, thread: u32| {
             let up_to = |thread| u64::from(nr) * u64::from(thread) / u64::from(self.threads);

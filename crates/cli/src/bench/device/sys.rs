@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::time::Instant;
@@ -83,16 +84,30 @@ impl Drop for Mapping {
 }
 
 /// Asks for huge pages behind memory that was not touched so far: a wish.
-pub(in crate::bench) fn want_huge_pages(memory: &mut [u8]) {
+pub(in crate::bench) fn want_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
     const HUGE_BYTES: usize = 2 << 20;
-    let before = memory.as_ptr().align_offset(HUGE_BYTES);
-    let inside = memory.get_mut(before..).unwrap_or_default();
-    let len = inside.len() / HUGE_BYTES * HUGE_BYTES;
-    let start = inside.as_mut_ptr().cast::<c_void>();
-    // SAFETY: whole pages of memory of the caller's alone; the advice changes no byte.
-    let advised = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
-    // A kernel without huge pages has none to give.
-    let _ = advised;
+    let start = memory.as_mut_ptr().cast::<u8>();
+    let before = start.align_offset(HUGE_BYTES);
+    let len = std::mem::size_of_val(memory).saturating_sub(before) / HUGE_BYTES * HUGE_BYTES;
+    let start = start.wrapping_add(before).cast::<c_void>();
+    if len > 0 {
+        // SAFETY: whole pages of memory of the caller's alone (`before` and `len` are within it);
+        // the advice changes no byte.
+        let advised = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
+        // A kernel without huge pages has none to give.
+        let _ = advised;
+    }
+}
+
+/// Pages to read to, one after the other in memory, with huge pages behind them where that is
+/// wished for.
+pub(super) fn buffers(nr_pages: usize, has_huge_pages: bool) -> Vec<UnsafeCell<Aligned>> {
+    let mut buffers = Vec::with_capacity(nr_pages);
+    if has_huge_pages {
+        want_huge_pages(buffers.spare_capacity_mut());
+    }
+    buffers.resize_with(nr_pages, || UnsafeCell::new(Aligned([0; PAGE_BYTES])));
+    buffers
 }
 
 /// Reads of one thread, up to a depth in flight.
@@ -100,7 +115,9 @@ pub(super) struct Ring {
     ring: IoUring,
     file: File,
     /// A buffer a read; the kernel writes to those in flight.
-    buffers: Box<[UnsafeCell<Aligned>]>,
+    buffers: Vec<UnsafeCell<Aligned>>,
+    /// Which of them those are.
+    is_asked: Vec<bool>,
     depth: usize,
     nr_in_flight: usize,
     /// The kernel holds file and buffers for the ring, by number.
@@ -108,21 +125,22 @@ pub(super) struct Ring {
 }
 
 /// Reads that are submitted, and waited for, at a time at most.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 impl Ring {
-    /// For reads of `file`, which is open for direct reads, into so many buffers in turn, at least
-    /// as many as the depth.
+    /// For reads of `file`, which is open for direct reads, into these buffers, at least as many as
+    /// the depth.
     pub(super) fn new(
         file: File,
-        (depth, nr_buffers): (u32, u32),
+        depth: u32,
+        buffers: Vec<UnsafeCell<Aligned>>,
         is_registered: bool,
     ) -> io::Result<Ring> {
-        let buffers = (0..nr_buffers.max(depth)).map(|_| UnsafeCell::new(Aligned([0; PAGE_BYTES])));
         let ring = Ring {
             ring: IoUring::new(depth.next_power_of_two())?,
             file,
-            buffers: buffers.collect(),
+            is_asked: vec![false; buffers.len()],
+            buffers,
             depth: usize::try_from(depth).expect("a depth is short"),
             nr_in_flight: 0,
             is_registered,
@@ -167,27 +185,66 @@ impl Ring {
             if self.nr_in_flight == 0 {
                 return Ok(());
             }
-            self.ring.submit_and_wait(batch.min(self.nr_in_flight))?;
-            while let Some(entry) = self.ring.completion().next() {
-                self.nr_in_flight -= 1;
-                let slot = usize::try_from(entry.user_data()).expect("a slot");
-                let read = usize::try_from(entry.result())
-                    .map_err(|_| io::Error::from_raw_os_error(-entry.result()))?;
-                if read != PAGE_BYTES {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
+            self.wait(batch.min(self.nr_in_flight))?;
+            while let Some(slot) = self.reap()? {
                 let (page, since) = asked[slot];
                 let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                // SAFETY: the read of this slot has completed, and the next one into it is pushed
-                // by this same thread after `bytes` is gone.
-                let bytes = unsafe { &*self.buffers[slot].get() };
-                done(page, &bytes.0, ns)?;
+                done(page, self.bytes(slot), ns)?;
                 free.push_back(slot);
             }
         }
     }
 
-    fn push(&mut self, page: u32, slot: usize) -> io::Result<()> {
+    /// Hands over what was pushed, and waits until so many have landed.
+    pub(super) fn wait(&mut self, nr_landed: usize) -> io::Result<()> {
+        self.ring.submit_and_wait(nr_landed)?;
+        Ok(())
+    }
+
+    /// A buffer whose read has landed since it was asked for.
+    pub(super) fn reap(&mut self) -> io::Result<Option<usize>> {
+        let Some(entry) = self.ring.completion().next() else {
+            return Ok(None);
+        };
+        let slot = usize::try_from(entry.user_data()).expect("a slot");
+        self.nr_in_flight -= 1;
+        self.is_asked[slot] = false;
+        let read = usize::try_from(entry.result())
+            .map_err(|_| io::Error::from_raw_os_error(-entry.result()))?;
+        match read == PAGE_BYTES {
+            true => Ok(Some(slot)),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// The bytes of a buffer.
+    ///
+    /// # Panics
+    /// Where a read into it is in flight.
+    pub(super) fn bytes(&self, slot: usize) -> &[u8; PAGE_BYTES] {
+        assert!(!self.is_asked[slot], "a read is in flight");
+        // SAFETY: the kernel has let go of it (asserted), and gets it again by `push` only, which
+        // needs `&mut self`.
+        let buffer = unsafe { &*self.buffers[slot].get() };
+        &buffer.0
+    }
+
+    /// Whether a read into a buffer is in flight.
+    pub(super) fn is_asked(&self, slot: usize) -> bool {
+        self.is_asked[slot]
+    }
+
+    /// Reads that are in flight, or were not handed over.
+    pub(super) fn nr_in_flight(&self) -> usize {
+        self.nr_in_flight
+    }
+
+    /// Asks for a page to be read into a buffer.
+    ///
+    /// # Panics
+    /// Where a read into it is in flight.
+    pub(super) fn push(&mut self, page: u32, slot: usize) -> io::Result<()> {
+        assert!(!self.is_asked[slot], "a read is in flight");
         let fd = types::Fd(self.file.as_raw_fd());
         let to = self.buffers[slot].get().cast::<u8>();
         let len = u32::try_from(PAGE_BYTES).expect("a page is short");
@@ -202,11 +259,12 @@ impl Ring {
         let mut queue = self.ring.submission();
         // SAFETY:
         // 1. The buffer is a page long, and lives until the read has completed: `drop` waits.
-        // 2. Nobody refers to it: its slot was free.
+        // 2. Nobody refers to it: that takes `&self`, and no other read is into it (asserted).
         // 3. The file is open as long as `self`.
         let pushed = unsafe { queue.push(&entry) };
         pushed.map_err(io::Error::other)?;
         drop(queue);
+        self.is_asked[slot] = true;
         self.nr_in_flight += 1;
         Ok(())
     }
@@ -250,7 +308,9 @@ mod tests {
         for (room, is_registered) in rooms.into_iter().zip([false, true].into_iter().cycle()) {
             let file = file.as_ref().expect("the file").try_clone();
             let file = file.expect("a descriptor");
-            let Ok(mut ring) = Ring::new(file, room, is_registered) else {
+            let (depth, nr_buffers) = room;
+            let buffers = buffers(nr_buffers, !is_registered);
+            let Ok(mut ring) = Ring::new(file, depth, buffers, is_registered) else {
                 return println!("skipped: io_uring: the kernel has none for us");
             };
             let mut seen = vec![0; 100];
@@ -269,7 +329,7 @@ mod tests {
     fn a_ring_whose_reader_fails_waits_for_the_rest() {
         let data = numbered(64);
         let file = File::open(data.path()).expect("the file");
-        let Ok(mut ring) = Ring::new(file, (32, 32), false) else {
+        let Ok(mut ring) = Ring::new(file, 32, buffers(32, false), false) else {
             return println!("skipped: io_uring: the kernel has none for us");
         };
         let pages: Vec<u32> = (0..64).collect();
