@@ -5,7 +5,7 @@
 //! Unlike reads that follow each other alone, these come among hits, and find the kernel's lines
 //! and branches forgotten. Each thread has such a cache for itself: nothing is shared either.
 
-use super::spec::Spec;
+use super::spec::{MEASURED, Reads, Spec, WARM_UP};
 use super::sys::{Aligned, BATCH, Ring, buffers};
 use crate::load;
 use hdrhistogram::Histogram;
@@ -15,6 +15,7 @@ use std::cell::UnsafeCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::slice;
 use std::time::Instant;
 
 /// A request, and where its page lies in that cache.
@@ -25,10 +26,11 @@ struct Placed {
     is_missed: bool,
 }
 
-/// The requests of one thread, in order: those of its warm-up first.
+/// The requests of one thread: [`WARM_UP`], of all threads as they share no cache, and
+/// [`MEASURED`], its own.
 #[derive(Debug)]
 pub(super) struct Plan {
-    placed: Vec<Placed>,
+    parts: [Vec<Placed>; 2],
     nr_frames: usize,
 }
 
@@ -38,29 +40,32 @@ impl Plan {
     /// # Errors
     /// Why there is no such cache.
     pub(super) fn of(spec: &Spec) -> Result<Vec<Plan>, RunError> {
-        let requests = spec.requests().into_iter();
-        let plan = |[warm_up, measured]: [Vec<u32>; 2]| {
+        let requests = spec.requests();
+        let of_all = requests.iter().flat_map(|reads| &reads[WARM_UP]);
+        let plan = |reads: &Reads| {
             let mut cache = CoreCache::try_new(CorePolicy::default(), spec.frames)?;
-            let placed = warm_up.into_iter().chain(measured).map(|page| {
-                let (frame, is_missed) = cache.read_to(page)?;
+            let mut place = |page: &u32| {
+                let (frame, is_missed) = cache.read_to(*page)?;
                 Ok(Placed {
-                    page,
+                    page: *page,
                     frame: frame.number(),
                     is_missed,
                 })
-            });
+            };
+            let warm_up: Result<_, RunError> = of_all.clone().map(&mut place).collect();
+            let measured: Result<_, RunError> = reads[MEASURED].iter().map(place).collect();
             Ok(Plan {
-                placed: placed.collect::<Result<_, RunError>>()?,
+                parts: [warm_up?, measured?],
                 nr_frames: usize::try_from(cache.nr_frames()).expect("frames fit memory"),
             })
         };
-        requests.map(plan).collect()
+        requests.iter().map(plan).collect()
     }
 }
 
 /// One thread of it.
 pub(super) struct Ideal<'a> {
-    left: &'a [Placed],
+    left: slice::Iter<'a, Vec<Placed>>,
     way: Way,
 }
 
@@ -93,23 +98,24 @@ impl<'a> Ideal<'a> {
             }
         };
         Ok(Ideal {
-            left: &plan.placed,
+            left: plan.parts.iter(),
             way,
         })
     }
 
-    /// Serves the next requests; `done` looks at each page. Returns how many were read.
+    /// Serves the next part of the requests; `done` looks at each page. Returns how many were read.
     ///
     /// # Errors
     /// What the file says, or `done`.
+    ///
+    /// # Panics
+    /// Where all of them were served.
     pub(super) fn serve(
         &mut self,
-        nr: usize,
         latencies: &mut Histogram<u64>,
         mut done: impl FnMut(u32, &[u8; PAGE_BYTES]) -> io::Result<()>,
     ) -> io::Result<u64> {
-        let (now, left) = self.left.split_at(nr);
-        self.left = left;
+        let now = self.left.next().expect("a part that was not served");
         match &mut self.way {
             Way::Pread { file, frames, buf } => {
                 for one in now {
@@ -190,11 +196,16 @@ mod tests {
     fn it_has_what_was_asked_for_where_it_was_told() {
         let spec = spec(1);
         let requests = spec.requests();
-        for (plan, [warm_up, measured]) in Plan::of(&spec).expect("a cache").iter().zip(requests) {
-            let pages: Vec<u32> = plan.placed.iter().map(|one| one.page).collect();
-            assert_eq!(pages, [warm_up, measured].concat());
+        let all: Vec<u32> = requests
+            .iter()
+            .flat_map(|reads| reads[WARM_UP].clone())
+            .collect();
+        for (plan, reads) in Plan::of(&spec).expect("a cache").iter().zip(&requests) {
+            let pages = |part: usize| plan.parts[part].iter().map(|one| one.page);
+            assert!(pages(WARM_UP).eq(all.iter().copied()));
+            assert!(pages(MEASURED).eq(reads[MEASURED].iter().copied()));
             let mut frames = vec![None; plan.nr_frames];
-            for one in &plan.placed {
+            for one in plan.parts.iter().flatten() {
                 let there = frames[one.frame as usize].replace(one.page);
                 assert_eq!(there != Some(one.page), one.is_missed, "{one:?}");
             }
@@ -215,21 +226,23 @@ mod tests {
                 let Ok(mut ideal) = Ideal::new(&plan, file, depth) else {
                     return println!("skipped: io_uring: the kernel has none for us");
                 };
-                let (mut seen, mut latencies) = (Vec::new(), load::histogram());
-                let done = |page: u32, bytes: &[u8; PAGE_BYTES]| {
-                    assert!(bytes.chunks(4).all(|word| word == page.to_le_bytes()));
-                    seen.push(page);
-                    Ok(())
-                };
-                let nr = plan.placed.len();
-                let nr_missed = ideal.serve(nr, &mut latencies, done).expect("reads");
-                let mut asked: Vec<u32> = plan.placed.iter().map(|one| one.page).collect();
-                let missed = plan.placed.iter().filter(|one| one.is_missed);
-                assert_eq!(nr_missed, missed.count() as u64);
-                assert_eq!(latencies.len(), nr as u64);
-                seen.sort_unstable();
-                asked.sort_unstable();
-                assert_eq!(seen, asked);
+                for part in &plan.parts {
+                    let mut latencies = load::histogram();
+                    let mut seen = Vec::new();
+                    let done = |page: u32, bytes: &[u8; PAGE_BYTES]| {
+                        assert!(bytes.chunks(4).all(|word| word == page.to_le_bytes()));
+                        seen.push(page);
+                        Ok(())
+                    };
+                    let nr_missed = ideal.serve(&mut latencies, done).expect("reads");
+                    let missed = part.iter().filter(|one| one.is_missed);
+                    assert_eq!(nr_missed, missed.count() as u64);
+                    assert_eq!(latencies.len(), part.len() as u64);
+                    let mut asked: Vec<u32> = part.iter().map(|one| one.page).collect();
+                    seen.sort_unstable();
+                    asked.sort_unstable();
+                    assert_eq!(seen, asked);
+                }
             }
         }
     }

@@ -205,7 +205,7 @@ impl Reader<'_> {
         let failed = |error: io::Error| Failure::of("cannot read", &error);
         if let (Some(ideal), Kind::Ideal { nr_misses, .. }) = (&mut self.ideal, &source.kind) {
             let look = |page, bytes: &[u8; PAGE_BYTES]| source.check(page, bytes);
-            let nr_missed = ideal.serve(pages.len(), latencies, look).map_err(failed)?;
+            let nr_missed = ideal.serve(latencies, look).map_err(failed)?;
             nr_misses.fetch_add(nr_missed, Ordering::Relaxed);
             return Ok(());
         }
