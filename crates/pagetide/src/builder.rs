@@ -66,7 +66,7 @@ pub struct Builder {
     isolated: Option<Vec<u32>>,
     arena_max: Option<u64>,
     has_thread: bool,
-    has_huge_pages: bool,
+    has_huge_pages: Option<bool>,
     io_engine: Option<IoEngine>,
     registered_buffers: bool,
     pub(crate) has_rseq: bool,
@@ -242,15 +242,16 @@ impl Builder {
         self
     }
 
-    /// Whether the arena asks for transparent huge pages, as by default: random reads of what is
-    /// in no cache of the CPU miss the TLB less often, and memory comes 2 MiB at a time.
+    /// Whether the arena asks for transparent huge pages, as by default where no CPU is isolated,
+    /// which the kernel may interrupt to make some: random reads of what is in no cache of the CPU
+    /// miss the TLB less often, and memory comes 2 MiB at a time.
     ///
     /// A wish: where the kernel gives no huge page, small ones serve. Resident memory follows use
     /// all the same: frames come from pageblocks that are in use, and whole ones go back. But what
     /// is used first in one waits for a huge page, some 100 us, and more where the kernel compacts
     /// its memory for it (`/sys/kernel/mm/transparent_hugepage/defrag`).
     pub fn huge_pages(mut self, has_huge_pages: bool) -> Builder {
-        self.has_huge_pages = has_huge_pages;
+        self.has_huge_pages = Some(has_huge_pages);
         self
     }
 
@@ -291,8 +292,7 @@ impl Builder {
     /// Reserves the arena, builds the memory, and starts its housekeeping thread.
     ///
     /// What is reserved becomes resident where it is used. Until then it is one page of records for
-    /// each free block of 4 MiB, 0.1 % of the budget, and more where the kernel backs all large
-    /// mappings with huge pages.
+    /// each free block of 4 MiB, 0.1 % of the budget, and more where huge pages back all mappings.
     ///
     /// Memory is bound to nodes where the machine has several. Where the kernel forbids that, as
     /// in many containers, the memory is built all the same: [`Memory::unbound`] says why.
@@ -347,7 +347,8 @@ impl Builder {
         })?;
         let nr_frames = core.frames().len();
         let bytes = bytes_of(u64::from(nr_frames));
-        let arena = Arena::reserve(nr_frames, self.has_huge_pages);
+        let has_huge_pages = self.has_huge_pages.unwrap_or(isolated.is_empty());
+        let arena = Arena::reserve(nr_frames, has_huge_pages);
         let arena = arena.map_err(|source| Error::Arena { bytes, source })?;
         let unbound = topology.bind(&arena, &core);
         let io = Engine::new(
@@ -423,7 +424,7 @@ impl Memory {
             isolated: None,
             arena_max: None,
             has_thread: true,
-            has_huge_pages: true,
+            has_huge_pages: None,
             io_engine: None,
             registered_buffers: false,
             has_rseq: true,

@@ -54,11 +54,15 @@ fn a_pageblock_is_a_huge_page_unless_told_otherwise() {
         return println!("skipped: huge pages: {reason}");
     }
     let data = numbered_file(8);
-    for has_huge_pages in [false, true] {
-        let mut builder = Memory::builder().budget(ByteSize::mib(64));
-        if !has_huge_pages {
-            builder = builder.huge_pages(false);
-        }
+    let builder = || Memory::builder().budget(ByteSize::mib(64));
+    let builders = [
+        (builder().isolated_cpus(&[]), false, true),
+        (builder().isolated_cpus(&[]).huge_pages(false), false, false),
+        // The kernel interrupts CPUs to make huge pages of small ones.
+        (builder().isolated_cpus(&[1]), true, false),
+        (builder().isolated_cpus(&[1]).huge_pages(true), true, true),
+    ];
+    for (builder, is_isolated, has_huge_pages) in builders {
         let memory = builder.build().unwrap();
         let root = memory.root();
         let page = memory.open(data.path(), &root).unwrap().pin(7).unwrap();
@@ -78,6 +82,9 @@ fn a_pageblock_is_a_huge_page_unless_told_otherwise() {
             return println!("skipped: huge pages: the kernel gave none");
         }
         assert!(huge >= 4096, "{huge} KiB");
+        if is_isolated {
+            continue;
+        }
         drop(bufs);
         memory.release();
         // What is free goes, and what is in use stays.

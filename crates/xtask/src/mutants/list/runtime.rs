@@ -343,6 +343,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("huge_pages::"),
     },
     Mutant {
+        name: "huge pages beside isolated CPUs",
+        file: "builder.rs",
+        find: "self.has_huge_pages.unwrap_or(isolated.is_empty())",
+        replace: "self.has_huge_pages.unwrap_or(true)",
+        tests: Tests::Runtime("huge_pages::"),
+    },
+    Mutant {
         name: "a huge page of which a part goes is not split",
         file: "arena.rs",
         find: "        if !is_whole {",
