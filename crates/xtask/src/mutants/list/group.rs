@@ -34,8 +34,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an uncharge over the limit goes into the stock",
         file: "group/charge.rs",
-        find: "if self.is_over(group) {\n            return self.uncharge_counters(id, nr_pages);",
-        replace: "if false {\n            return self.uncharge_counters(id, nr_pages);",
+        find: "self.has_over.load(Ordering::Relaxed) != 0 && self.is_path_over(group)",
+        replace: "false",
         tests: Tests::Model("group"),
     },
     Mutant {
