@@ -40,9 +40,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a large block over the limit goes into the stock",
-        file: "group/large.rs",
-        find: "if nr_pages <= large && !self.is_over(group) {",
-        replace: "if nr_pages <= large {",
+        file: "group/charge.rs",
+        find: "self.has_over.load(Ordering::Relaxed) != 0 && self.is_path_over(group)",
+        replace: "false",
         tests: Tests::Model("stocks"),
     },
     Mutant {
