@@ -32,18 +32,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("group::"),
     },
     Mutant {
-        name: "an uncharge over the limit goes into the stock",
+        name: "what a group over its limit gives back goes into the stock",
         file: "group/charge.rs",
         find: "self.has_over.load(Ordering::Relaxed) != 0 && self.is_path_over(group)",
         replace: "false",
         tests: Tests::Model("group"),
-    },
-    Mutant {
-        name: "a large block over the limit goes into the stock",
-        file: "group/charge.rs",
-        find: "self.has_over.load(Ordering::Relaxed) != 0 && self.is_path_over(group)",
-        replace: "false",
-        tests: Tests::Model("stocks"),
     },
     Mutant {
         name: "a large block stays in a stock whose bound has fallen",
