@@ -167,19 +167,19 @@ impl Arena {
         let frame = idle.frame().number();
         let first = frame / PAGEBLOCK_PAGES;
         let end = first + idle.order().nr_pages().div_ceil(PAGEBLOCK_PAGES);
+        let all = self.nr_frames.div_ceil(PAGEBLOCK_PAGES);
         let is_whole = idle.order().get() >= PAGEBLOCK_ORDER;
         for pageblock in first..end {
             let (pageblocks, advice) = match small.gone(pageblock, is_whole) {
                 Change::None => continue,
                 Change::ToHuge => (pageblock..pageblock + 1, Advice::LinuxHugepage),
                 Change::ToSmall => (pageblock..pageblock + 1, Advice::LinuxNoHugepage),
-                Change::AllToSmall => (0..u32::MAX, Advice::LinuxNoHugepage),
+                Change::AllToSmall => (0..all, Advice::LinuxNoHugepage),
             };
-            let [start, end] = [pageblocks.start, pageblocks.end]
-                .map(|at| self.nr_frames.min(at.saturating_mul(PAGEBLOCK_PAGES)));
+            let end = self.nr_frames.min(pageblocks.end * PAGEBLOCK_PAGES);
             // Where the kernel has no more mappings, or no huge pages, only that goes on which it
             // did before.
-            let _ = self.advise(start..end, advice);
+            let _ = self.advise(pageblocks.start * PAGEBLOCK_PAGES..end, advice);
         }
         if !is_whole {
             // Of a huge page that is mapped in part the kernel keeps all, and counts it to the

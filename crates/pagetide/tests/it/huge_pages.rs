@@ -42,10 +42,14 @@ fn huge_kib(bytes: &[u8]) -> u64 {
     said.trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Whether that mapping has a flag: `hg` where huge pages are asked for, `nh` where none are.
-fn has_flag(bytes: &[u8], flag: &str) -> bool {
-    let flags = said_of(bytes, "VmFlags:");
+/// Whether `VmFlags` has a flag: `hg` where huge pages are asked for, `nh` where none are.
+fn names(flags: &str, flag: &str) -> bool {
     flags.split(' ').any(|one| one == flag)
+}
+
+/// Whether that mapping has a flag.
+fn has_flag(bytes: &[u8], flag: &str) -> bool {
+    names(&said_of(bytes, "VmFlags:"), flag)
 }
 
 #[test]
@@ -94,15 +98,12 @@ fn a_pageblock_is_a_huge_page_unless_told_otherwise() {
     }
 }
 
-/// The mappings of this process that have a flag of those that `VmFlags` tells.
+/// The mappings of this process that have a flag.
 fn nr_mappings_with(flag: &str) -> usize {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
-    let flags = smaps
-        .lines()
-        .filter_map(|line| line.strip_prefix("VmFlags:"));
-    flags
-        .filter(|flags| flags.split(' ').any(|one| one == flag))
-        .count()
+    let all = smaps.lines();
+    let all = all.filter_map(|line| line.strip_prefix("VmFlags:"));
+    all.filter(|flags| names(flags, flag)).count()
 }
 
 #[test]
