@@ -423,9 +423,13 @@ mod tests {
         let file = memory.open(data.path(), &group).unwrap();
         for first in 0..4 {
             let pages: Vec<u64> = (first..200).step_by(4).collect();
+            let before = memory.stats().ring_enters;
             for (page, at) in file.pin_many(&pages).unwrap().iter().zip(pages) {
                 assert!(page.iter().all(|&byte| u64::from(byte) == at));
             }
+            // All of them are refused at once, and then read by the ring, not each by itself.
+            let nr_enters = memory.stats().ring_enters - before;
+            assert!(nr_enters > u64::from(first > 0), "{nr_enters}");
             group.shared().io.registry.lose_memory();
         }
         assert_eq!(memory.stats().fixed_reads, 200);
