@@ -485,4 +485,29 @@ mod tests {
         assert_eq!(map.expect_known(5..6), Some(false));
         assert_eq!(map.forget(5..6, &records), 1);
     }
+
+    /// Of a page that somebody discards, who has found it in no frame, while another one begins to
+    /// bring it in.
+    #[test]
+    fn a_slot_that_goes_while_it_is_read_is_given_away_when_that_ends() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        let map = SlotMap::default();
+        assert!(map.expect(5..7, &records, |_| Ok(())).unwrap());
+        map.put(5, Place::Slot(3));
+        map.put(6, Place::Slot(4));
+        assert!(map.begin_read(5..7));
+        map.take(5, |slot| panic!("slot {slot} is being read"));
+        assert_eq!([map.get(5), map.get(6)], [Place::Nowhere, Place::Slot(4)]);
+        assert_eq!(map.read_of(5), Place::Slot(3), "the read goes on there");
+        let mut given = Vec::new();
+        map.end_read(5..7, |slot| given.push(slot));
+        assert_eq!(given, [3]);
+        assert!(map.begin_read(5..7), "the other one is there");
+        assert_eq!(map.read_of(5), Place::Nowhere);
+        map.end_read(5..7, |slot| panic!("slot {slot} stays"));
+        map.take(6, |slot| given.push(slot));
+        assert_eq!(given, [3, 4]);
+    }
 }

@@ -120,7 +120,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "spill/map.rs",
         find: "Place::Slot(slot) if *word & READING == 0 => {",
         replace: "Place::Slot(slot) => {",
-        tests: Tests::Runtime("anon::a_slot"),
+        tests: Tests::RuntimeUnit("spill::map"),
     },
     Mutant {
         name: "a page whose change failed stays known",
