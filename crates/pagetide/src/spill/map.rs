@@ -426,11 +426,16 @@ mod tests {
     use crate::Memory;
     use std::cell::Cell;
 
-    #[test]
-    fn of_units_that_find_no_room_none_is_known_and_nothing_stays_charged() {
+    /// What a map is charged to; it keeps its memory.
+    fn records() -> Reservation {
         let memory = Memory::builder().budget(ByteSize::mib(8));
         let memory = memory.without_thread().build().unwrap();
-        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        memory.root().reserve(ByteSize(0)).unwrap()
+    }
+
+    #[test]
+    fn of_units_that_find_no_room_none_is_known_and_nothing_stays_charged() {
+        let records = records();
         let map = SlotMap::default();
         let left = Cell::new(300);
         let commit = |nr_units: u32| match left.get() < nr_units {
@@ -459,9 +464,7 @@ mod tests {
 
     #[test]
     fn what_nobody_changed_is_forgotten_when_the_last_one_gives_up() {
-        let memory = Memory::builder().budget(ByteSize::mib(8));
-        let memory = memory.without_thread().build().unwrap();
-        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        let records = records();
         let map = SlotMap::default();
         let commit = |_| Ok(());
         assert_eq!(map.expect_known(5..6), None);
@@ -490,9 +493,7 @@ mod tests {
     /// bring it in.
     #[test]
     fn a_slot_that_goes_while_it_is_read_is_given_away_when_that_ends() {
-        let memory = Memory::builder().budget(ByteSize::mib(8));
-        let memory = memory.without_thread().build().unwrap();
-        let records = memory.root().reserve(ByteSize(0)).unwrap();
+        let records = records();
         let map = SlotMap::default();
         assert!(map.expect(5..7, &records, |_| Ok(())).unwrap());
         map.put(5, Place::Slot(3));
