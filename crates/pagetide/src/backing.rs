@@ -9,6 +9,7 @@ use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
 use crate::shared::{Shared, locked};
 use crate::spill::{Expected, Region};
+use crate::stall::InRead;
 use crate::store::{DirectFile, Store};
 use crate::writeback::InWrite;
 use crate::{Error, page};
@@ -327,6 +328,7 @@ impl Backing {
             // by saying that it read more than it did. The kernel does neither.
             buf.fill(0);
         }
+        let _in_read = matches!(self.source, Source::Store(_)).then(|| InRead::begin(shared));
         let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
@@ -344,14 +346,22 @@ impl Backing {
         if filled < buf.len() {
             buf[filled..].fill(0);
         }
-        self.after_read(page, &mut buf[..filled])?;
+        self.after_read(shared, page, &mut buf[..filled])?;
         Ok(filled)
     }
 
     /// What is done with bytes that were read, before anybody sees them.
-    pub(crate) fn after_read(&self, page: u64, bytes: &mut [u8]) -> Result<(), u32> {
+    pub(crate) fn after_read(
+        &self,
+        shared: &Shared,
+        page: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), u32> {
         match self.hooked.get() {
-            Some(hooked) if !bytes.is_empty() => hooked.after_read(page, bytes),
+            Some(hooked) if !bytes.is_empty() => {
+                let _in_read = InRead::begin(shared);
+                hooked.after_read(page, bytes)
+            }
             _ => Ok(()),
         }
     }

@@ -49,11 +49,14 @@ impl Platform for Shared {
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         trace::stalled(self, group);
         let _stall = Stall::begin(self, group);
-        // Pages whose reads have ended, but for somebody who says so, can go.
-        if self.io.is_reaped_by_waiters() {
-            self.io.reap();
-        }
         work();
+    }
+
+    fn wait_for_read(&self, has_ended: &mut dyn FnMut() -> bool) {
+        // It may be one that this thread has in hand.
+        if !stall::is_reading(self) {
+            self.wait_for_landing(has_ended);
+        }
     }
 
     fn throttle(&self, group: u32, delay_ns: u64) {

@@ -22,7 +22,7 @@ use crate::topology::Topology;
 use crate::trace;
 use crate::wait::Waiters;
 use crate::worker::Worker;
-use crate::writeback::Landings;
+use crate::writeback::{LANDING, Landings};
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
 use pagetide_core::sync::PerCpu;
@@ -357,6 +357,17 @@ impl Shared {
             self.reap_or_wait(frame, is_same);
         }
         self.waiters.wait_until(frame, deadline, is_same)
+    }
+
+    /// Waits until `has_ended` says that a read of some page has, for a second at most.
+    pub(crate) fn wait_for_landing(&self, has_ended: &mut dyn FnMut() -> bool) {
+        let deadline = Instant::now() + LANDING;
+        while !has_ended() && Instant::now() < deadline {
+            if !self.io.is_reaped_by_waiters() || !self.io.reap_or_wait(REAP) {
+                // Of one that nobody waits for, this is told.
+                self.landings.wait(REAP);
+            }
+        }
     }
 
     /// Waits until no read of a file is under way in the background.

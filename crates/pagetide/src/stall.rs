@@ -3,7 +3,7 @@
 use crate::Group;
 use crate::shared::Shared;
 use pagetide_core::group::Stalled;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
 /// This thread works for a group until dropped: made by [`Group::task`]. It stays on its thread.
@@ -103,6 +103,35 @@ impl Drop for Stall<'_> {
         let _forgotten = own(|own| own.stalls.retain(|memory| *memory != key(self.shared)));
         let tree = self.shared.core.groups();
         tree.end_stall(self.group, self.shared.now(), stalled);
+    }
+}
+
+thread_local! {
+    /// The memory of whose reads the thread has one in hand, by its address; 0 for none.
+    static READS_OF: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether the calling thread is inside foreign code that has a part in a read of this memory,
+/// which does not end before that does.
+pub(crate) fn is_reading(shared: &Shared) -> bool {
+    READS_OF.get() == key(shared)
+}
+
+/// Marks the thread as inside such code until dropped, by unwinding too.
+pub(crate) struct InRead {
+    before: usize,
+}
+
+impl InRead {
+    pub(crate) fn begin(shared: &Shared) -> InRead {
+        let before = READS_OF.replace(key(shared));
+        InRead { before }
+    }
+}
+
+impl Drop for InRead {
+    fn drop(&mut self) {
+        READS_OF.set(self.before);
     }
 }
 

@@ -25,8 +25,8 @@ const MAX_OFFERED: usize = 64;
 pub(crate) const MAX_FAILURES: u32 = 16;
 /// Pages in a row that a store may refuse before those behind them are given up with their file.
 const MAX_REFUSED: usize = 64;
-/// How long reclaim waits for a write of somebody else's before it looks again.
-const LANDING: Duration = Duration::from_secs(1);
+/// How long reclaim waits for a read or write of somebody else's before it looks again.
+pub(crate) const LANDING: Duration = Duration::from_secs(1);
 /// How long somebody who reads or writes pages waits for whoever is changing one.
 pub(crate) const LATCH_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -430,7 +430,8 @@ impl Memory {
                 let round = self.reclaim_round(here, group, reach, nr_pages);
                 is_unwritten = round.is_unwritten;
                 let are_in_vain = rounds.are_in_vain(&self.groups, over);
-                if round.nr_freed == 0 || are_in_vain {
+                let has_freed = round.nr_freed > 0 && !are_in_vain;
+                if !has_freed && !self.wait_for_read(here, (group, over), nr_pages, &mut rounds) {
                     retries += 1;
                     // Others may have in hand what is charged ahead, and give it back.
                     yield_now();

@@ -23,6 +23,11 @@ pub trait Platform: Debug {
     /// Calls of core on the way come with [`Here::for_writes`].
     fn write_back(&self, _writes: &mut Writes<'_>, _nr_pages: u32) {}
 
+    /// Waits for a request that finds nothing else, where pages are being read which could go then:
+    /// until `has_ended` says that a read has, or for as long as it has patience. By default it has
+    /// none.
+    fn wait_for_read(&self, _has_ended: &mut dyn FnMut() -> bool) {}
+
     /// Copies the bytes of a page that moves from [`Io::source`] into its frame. Must not unwind.
     /// By default there are no bytes.
     fn copy(&self, _io: &mut Io) {}

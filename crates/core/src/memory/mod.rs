@@ -355,7 +355,11 @@ impl Memory {
                 continue;
             }
             let may_help = is_refused && here.may_reclaim;
-            if !may_help || self.reclaim_for(here, (root, root), BATCH) == 0 {
+            let mut helps = || {
+                self.reclaim_for(here, (root, root), BATCH) > 0
+                    || self.wait_for_read(here, (root, root), 1, &mut rounds)
+            };
+            if !may_help || !helps() {
                 return made;
             }
             if rounds.are_in_vain(&self.groups, root) {

@@ -2,6 +2,7 @@
 //! `memory.reclaim`.
 
 use super::reclaim::{Reach, Reclaimer};
+use super::rounds::Rounds;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::group::{BATCH, Limit, MinOverMax};
 use crate::reclaim::MAX_BATCH;
@@ -54,9 +55,13 @@ impl Memory {
         };
         // Less than ever before is progress: what goes may come back, by a shrinker that looks at
         // pages.
-        let (mut idle, mut least) = (0, u64::MAX);
+        let (mut idle, mut least, mut rounds) = (0, u64::MAX, Rounds::default());
         while over() > 0 && idle < MAX_RETRIES && here.may_reclaim {
-            idle = if over() < least { 0 } else { idle + 1 };
+            if over() < least {
+                idle = 0;
+            } else if !self.wait_for_read(here, (group, group), 0, &mut rounds) {
+                idle += 1;
+            }
             least = least.min(over());
             let want = u32::try_from(over()).unwrap_or(u32::MAX).min(BATCH);
             self.reclaim_for(here, (group, group), want);

@@ -1,6 +1,8 @@
-//! Whether reclaim for a limit gets anywhere.
+//! Whether reclaim for a limit gets anywhere, or will when pages have come in that are being read.
 
+use super::{Here, MAX_RETRIES, Memory};
 use crate::group::{Group, Tree};
+use crate::reclaim::LruvecRecord;
 
 /// Rounds that free pages which others take each time, before they count as rounds without
 /// progress: many more than threads that compete need.
@@ -16,6 +18,8 @@ pub(super) struct Rounds {
     least: u64,
     /// Since that fell.
     nr_in_vain: u32,
+    /// Times that pages came in and freed nothing, one after the other.
+    nr_waits: u32,
 }
 
 impl Rounds {
@@ -27,7 +31,7 @@ impl Rounds {
     fn count(&mut self, of: u32, usage: u64) -> bool {
         let is_same = of == self.of;
         if is_same && usage < self.least {
-            self.nr_in_vain = 0;
+            (self.nr_in_vain, self.nr_waits) = (0, 0);
         } else {
             self.nr_in_vain += 1;
         }
@@ -35,6 +39,64 @@ impl Rounds {
         (self.of, self.least) = (of, usage.min(least));
         self.nr_in_vain > MAX_IN_VAIN
     }
+}
+
+impl Memory {
+    /// A round of reclaim for a request of `nr_pages` of `group`, which the limit of `over`
+    /// refuses, freed nothing. Where as many pages as it lacks are being read there, waits until
+    /// one has come in, as a stall of the caller: nobody may want it, as after a scan that read
+    /// ahead. Whether to look again.
+    ///
+    /// Cost: O(groups).
+    pub(super) fn wait_for_read(
+        &self,
+        here: Here<'_>,
+        (group, over): (u32, u32),
+        nr_pages: u32,
+        rounds: &mut Rounds,
+    ) -> bool {
+        let Some(level) = self.groups.get(over) else {
+            return false;
+        };
+        let lacking = (level.usage() + u64::from(nr_pages)).saturating_sub(level.max());
+        if lacking == 0 || rounds.nr_waits > MAX_RETRIES {
+            return false;
+        }
+        let before = self.reads_in(over);
+        if before.nr_reading < lacking {
+            return false;
+        }
+        let mut has_ended = false;
+        here.platform.stall(group, &mut || {
+            here.platform.wait_for_read(&mut || {
+                has_ended = self.reads_in(over) != before;
+                has_ended
+            });
+        });
+        // Who lost patience does not wait again.
+        rounds.nr_waits += if has_ended { 1 } else { MAX_RETRIES + 1 };
+        has_ended
+    }
+
+    fn reads_in(&self, subtree: u32) -> Reads {
+        let groups = self.groups.iter();
+        let groups = groups.filter(|&(id, _)| self.groups.is_in(id, subtree));
+        groups.fold(Reads::default(), |reads, (_, group)| {
+            let lruvecs = self.lruvecs_of(group);
+            let nr_frames = |(_, lruvec): (_, &LruvecRecord)| u64::from(lruvec.nr_frames());
+            Reads {
+                nr_reading: reads.nr_reading + group.nr_reading(),
+                nr_listed: reads.nr_listed + lruvecs.map(nr_frames).sum::<u64>(),
+            }
+        })
+    }
+}
+
+/// Pages of a subtree that are being read, and those that are there.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Reads {
+    nr_reading: u64,
+    nr_listed: u64,
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod limits;
 mod longterm;
 mod min_ttl;
 mod prefetch;
+mod reads;
 mod refusals;
 mod region;
 mod reserve;

@@ -327,7 +327,7 @@ impl Run {
             }
             left = left.saturating_sub(bytes.len());
             self.nr_filled += filled as u64;
-            *result = backing.after_read(page, &mut bytes[..filled]);
+            *result = backing.after_read(shared, page, &mut bytes[..filled]);
         }
     }
 

@@ -28,6 +28,7 @@ mod hit_cost;
 mod holes;
 mod hooks;
 mod huge_pages;
+mod in_flight;
 mod in_hand;
 mod longterm;
 mod lru_gen;

@@ -1,0 +1,127 @@
+//! Requests for memory while pages are being read that nobody has come for.
+
+use crate::data::numbered_file;
+use crate::many::memories;
+use pagetide::{ByteSize, Error, File, Group, Hooks, Memory, OpenOptions, Order, Store};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+/// How long a read of [`Slow`] takes.
+const READ: Duration = Duration::from_millis(100);
+/// Less than what a request waits for reads that do not end.
+const SOON: Duration = Duration::from_millis(500);
+
+/// A store far away.
+struct Slow;
+
+impl Store for Slow {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        std::thread::sleep(READ);
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+}
+
+fn slow(memory: &Memory, group: &Group) -> File {
+    memory
+        .open_store(Box::new(Slow), "slow", Order::new(0), group)
+        .unwrap()
+}
+
+fn group_of(memory: &Memory, name: &str, nr_pages: u64) -> Group {
+    let group = memory.root().child(name).unwrap();
+    group.max(ByteSize(nr_pages * PAGE)).unwrap()
+}
+
+#[test]
+fn working_memory_gets_what_is_being_read_ahead() {
+    let data = numbered_file(1024);
+    for memory in memories(64) {
+        for nr_pages in 1..100 {
+            let group = group_of(&memory, &format!("scan{nr_pages}"), 256);
+            let file = memory.open(data.path(), &group).unwrap();
+            for page in 0..nr_pages {
+                drop(file.pin(page).unwrap());
+            }
+            // The next window is on its way, for nobody.
+            drop(group.reserve(ByteSize::mib(1)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_limit_is_met_once_what_is_being_read_has_come() {
+    for memory in memories(64) {
+        let group = group_of(&memory, "prefetched", 64);
+        let file = slow(&memory, &group);
+        file.prefetch(0..8);
+        drop(group.alloc(Order::new(4)).unwrap());
+        drop(group.reserve(ByteSize(64 * PAGE)).unwrap());
+        file.prefetch(0..8);
+        let group = group.max(ByteSize(PAGE)).unwrap();
+        assert!(group.usage() <= ByteSize(PAGE), "{}", group.usage());
+    }
+}
+
+#[test]
+fn a_prefetch_waits_for_no_read() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let group = group_of(&memory, "prefetches", 64);
+    let file = slow(&memory, &group);
+    let nr_begun = file.prefetch(0..8);
+    assert!(nr_begun > 0);
+    let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
+    let begin = Instant::now();
+    assert_eq!(file.prefetch(100..108), 0);
+    assert!(begin.elapsed() < READ / 2, "{:?}", begin.elapsed());
+}
+
+/// Hooks that need memory.
+struct Hungry {
+    group: Group,
+    /// How long it took to refuse it.
+    refused: Mutex<Option<Duration>>,
+}
+
+impl Hooks for Hungry {
+    fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
+        let begin = Instant::now();
+        let refused = self.group.reserve(ByteSize(PAGE));
+        assert!(
+            matches!(refused, Err(Error::OverLimit { .. })),
+            "{refused:?}"
+        );
+        *self.refused.lock().unwrap() = Some(begin.elapsed());
+        Ok(())
+    }
+}
+
+#[test]
+fn who_has_a_read_in_hand_does_not_wait_for_it() {
+    let data = numbered_file(64);
+    for memory in memories(64) {
+        let group = group_of(&memory, "hungry", 32);
+        let hungry = Arc::new(Hungry {
+            group: group.clone(),
+            refused: Mutex::default(),
+        });
+        let hooks = Arc::clone(&hungry) as Arc<dyn Hooks>;
+        let file = OpenOptions::new()
+            .hooks(hooks)
+            .open(&memory, data.path(), &group)
+            .unwrap();
+        let left = 32 * PAGE - group.usage().as_u64();
+        let _used = group.reserve(ByteSize(left - PAGE)).unwrap();
+        drop(file.pin(40).unwrap());
+        let refused = hungry.refused.lock().unwrap().take();
+        let took = refused.expect("the page is read");
+        assert!(took < SOON, "{took:?}");
+    }
+}
