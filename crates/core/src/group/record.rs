@@ -82,15 +82,26 @@ const NR_COUNTS: usize = 8;
 /// How many pages of a group are in some state now, by the names of `memory.stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gauge {
-    /// Pages whose content is being read. Not a name of the kernel's.
-    Reading,
+    /// Pages of files whose content is being read. Not a name of the kernel's.
+    FileReading,
+    /// Anon pages that are being brought back.
+    AnonReading,
     /// Pages that must be written before they can go.
     FileDirty,
     /// Pages that are being written.
     FileWriteback,
 }
 
-const NR_GAUGES: usize = 3;
+const NR_GAUGES: usize = 4;
+
+impl Gauge {
+    fn reading(page_type: PageType) -> Gauge {
+        match page_type {
+            PageType::File => Gauge::FileReading,
+            PageType::Anon => Gauge::AnonReading,
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct EventCounts([AtomicU64; NR_EVENTS]);
@@ -369,10 +380,13 @@ impl Group {
         }
     }
 
-    /// Pages of files, of this very group, whose content is being read.
+    /// Pages of this very group whose content is being read.
     #[must_use]
     pub fn nr_reading(&self) -> u64 {
-        self.gauge(Gauge::Reading)
+        PageType::ALL
+            .map(|page_type| self.gauge(Gauge::reading(page_type)))
+            .iter()
+            .sum()
     }
 
     /// Reads of pages of the group begin, `nr_faults` of them because somebody asked for the page.
@@ -385,16 +399,12 @@ impl Group {
 
     /// A copy of a page of the group begins.
     pub fn begin_copy(&self, page_type: PageType, nr_pages: u32) {
-        if page_type == PageType::File {
-            self.add_gauge(Gauge::Reading, nr_pages);
-        }
+        self.add_gauge(Gauge::reading(page_type), nr_pages);
     }
 
     /// The end of [`Group::begin_read`] or [`Group::begin_copy`].
     pub fn end_read(&self, page_type: PageType, nr_pages: u32) {
-        if page_type == PageType::File {
-            self.sub_gauge(Gauge::Reading, nr_pages);
-        }
+        self.sub_gauge(Gauge::reading(page_type), nr_pages);
     }
 
     /// Id of the group's first lruvec, 0 before its first page.

@@ -233,14 +233,13 @@ impl Memory {
         for (above, _) in self.groups.path(group) {
             counted.add_of(self.groups.slot_of(above), Of::Used, nr_pages);
         }
+        let slot = self.groups.slot_of(group);
+        // A page that moves may have its place already, and is counted there.
+        if word.state() == State::Reading && word.generation() == 0 {
+            counted.add_of(slot, Of::Reading, nr_pages);
+        }
         if self.frames.page_type(frame) == PageType::File && word.state() != State::Buf {
-            let slot = self.groups.slot_of(group);
             for (of, is_so) in [
-                // A page that moves may have its place already, and is counted there.
-                (
-                    Of::Reading,
-                    word.state() == State::Reading && word.generation() == 0,
-                ),
                 (Of::Dirty, word.has(flag::DIRTY)),
                 (Of::Writeback, word.has(flag::WRITEBACK)),
             ] {
@@ -353,7 +352,7 @@ impl Memory {
             ("pages listed of a group", nr_listed, Of::Listed),
             (
                 "pages being read of a group",
-                gauge(Gauge::Reading),
+                group.nr_reading(),
                 Of::Reading,
             ),
             ("dirty pages of a group", gauge(Gauge::FileDirty), Of::Dirty),

@@ -116,7 +116,7 @@ impl Memory {
 
     /// Adds the numbers of one group's own pages; of the stock, what is parked in its record.
     fn add_own(&self, id: u32, group: &Group, stat: &mut Stat) {
-        stat.file += bytes(group.nr_reading());
+        stat.file += bytes(group.gauge(Gauge::FileReading));
         for (_, lruvec) in self.lruvecs_of(group) {
             stat.file += bytes(lruvec.lock().nr_frames(PageType::File).into());
         }

@@ -2,7 +2,7 @@
 
 use crate::data::numbered_file;
 use crate::many::memories;
-use pagetide::{ByteSize, Error, File, Group, Hooks, Memory, OpenOptions, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Hooks, IoEngine, Memory, OpenOptions, Order, Store};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -34,6 +34,12 @@ fn slow(memory: &Memory, group: &Group) -> File {
         .unwrap()
 }
 
+/// The bits of a number, spread.
+fn mixed(number: u64) -> u64 {
+    let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (number ^ number >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
 fn group_of(memory: &Memory, name: &str, nr_pages: u64) -> Group {
     let group = memory.root().child(name).unwrap();
     group.max(ByteSize(nr_pages * PAGE)).unwrap()
@@ -52,6 +58,34 @@ fn working_memory_gets_what_is_being_read_ahead() {
             // The next window is on its way, for nobody.
             drop(group.reserve(ByteSize::mib(1)).unwrap());
         }
+    }
+}
+
+#[test]
+fn working_memory_gets_anon_pages_that_are_brought_back_for_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = || Memory::builder().budget(ByteSize::mib(16));
+    for builder in [builder(), builder().io_engine(IoEngine::Threads)] {
+        let builder = builder.spill(folder.path()).spill_max(ByteSize::mib(32));
+        let memory = builder.build().unwrap();
+        let group = group_of(&memory, "anon", 256);
+        let region = group.anon(512).unwrap();
+        for page in 0..512 {
+            // Incompressible, so that they go to the spill file.
+            let words = (page * 512..)
+                .take(512)
+                .map(|word: u64| mixed(word).to_le_bytes());
+            let mut pin = region.pin_mut(page).unwrap();
+            pin.copy_from_slice(&words.flatten().collect::<Vec<u8>>());
+        }
+        let nr_begun: u64 = (0..100)
+            .map(|page| {
+                let nr_begun = region.prefetch(page..page + 40);
+                drop(group.reserve(ByteSize(248 * PAGE)).unwrap());
+                nr_begun
+            })
+            .sum();
+        assert!(nr_begun > 100, "{nr_begun}");
     }
 }
 

@@ -91,19 +91,23 @@ impl<'a> Device<'a> {
 
 #[test]
 fn working_memory_gets_the_frames_of_what_is_being_read() {
-    for &policy in Policy::ALL {
-        for ends_with in [Ok(()), Err(5)] {
-            let (memory, group, file) = memory(NR_PAGES, policy);
-            let device = Device {
-                ends_with,
-                ..Device::of(&memory, (group, file), 8)
-            };
-            let all = Device::bytes(NR_PAGES);
-            assert_eq!(memory.reserve(device.here(), group, all), Ok(()));
-            assert!(device.nr_waits.get() <= 8, "{policy:?}");
-            memory.unreserve(CPU, group, all);
-            device.end();
-        }
+    let forms = [(false, Ok(())), (false, Err(5)), (true, Ok(()))];
+    for (&policy, (is_anon, ends_with)) in Policy::ALL
+        .iter()
+        .flat_map(|policy| forms.map(|form| (policy, form)))
+    {
+        let (memory, group, file) = memory(NR_PAGES, policy);
+        let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
+        let mapping = if is_anon { anon } else { file };
+        let device = Device {
+            ends_with,
+            ..Device::of(&memory, (group, mapping), 8)
+        };
+        let all = Device::bytes(NR_PAGES);
+        assert_eq!(memory.reserve(device.here(), group, all), Ok(()));
+        assert!(device.nr_waits.get() <= 8, "{policy:?}");
+        memory.unreserve(CPU, group, all);
+        device.end();
     }
 }
 

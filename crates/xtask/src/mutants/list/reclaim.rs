@@ -172,6 +172,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("tests::reads::working_memory"),
     },
     Mutant {
+        name: "anon pages that are brought back are in use",
+        file: "memory/rounds.rs",
+        find: "nr_reading: reads.nr_reading + group.nr_reading(),",
+        replace: "nr_reading: reads.nr_reading \
+                  + group.gauge(crate::group::Gauge::FileReading),",
+        tests: Tests::Unit("tests::reads::working_memory"),
+    },
+    Mutant {
         name: "a request waits for reads that would not be enough",
         file: "memory/rounds.rs",
         find: "if before.nr_reading < lacking {",
