@@ -2,6 +2,8 @@
 
 use crate::memory_wait::MemoryWait;
 use crate::page::Buf;
+use crate::stall::NoReadWaits;
+use crate::writeback::LANDING;
 use crate::{Error, Group, Order};
 use pagetide_core::memory::AllocError;
 use pagetide_core::units;
@@ -22,7 +24,10 @@ impl Future for Alloc {
 
     fn poll(mut self: Pin<&mut Alloc>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (group, order) = (self.group.clone(), self.order);
-        let mut attempt = || group.take_zeroed(order);
+        let mut attempt = || {
+            let _no_waits = NoReadWaits::begin(group.shared());
+            group.take_zeroed(order)
+        };
         self.wait.poll(context.waker(), &mut attempt)
     }
 }
@@ -44,7 +49,11 @@ impl Group {
     pub fn alloc_by(&self, order: Order, deadline: Instant) -> Result<Buf, Error> {
         let order = order.to_core();
         let wait = MemoryWait::new(self, u64::from(order.nr_pages()), 0, deadline);
-        let buf = wait.block(|| self.take_zeroed(order))?;
+        let buf = wait.block(|| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let _no_waits = (left < LANDING).then(|| NoReadWaits::begin(self.shared()));
+            self.take_zeroed(order)
+        })?;
         self.shared().pay_debt();
         Ok(buf)
     }

@@ -53,8 +53,7 @@ impl Platform for Shared {
     }
 
     fn wait_for_read(&self, has_ended: &mut dyn FnMut() -> bool) {
-        // It may be one that this thread has in hand.
-        if !stall::is_reading(self) {
+        if stall::may_wait_for_reads(self) {
             self.wait_for_landing(has_ended);
         }
     }

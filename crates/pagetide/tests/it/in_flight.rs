@@ -2,23 +2,28 @@
 
 use crate::data::numbered_file;
 use crate::many::memories;
-use pagetide::{ByteSize, Error, File, Group, Hooks, IoEngine, Memory, OpenOptions, Order, Store};
+use futures_executor::block_on;
+use pagetide::{
+    ByteSize, Error, File, Group, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation, Store,
+};
+use std::future::Future;
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
-/// How long a read of [`Slow`] takes.
-const READ: Duration = Duration::from_millis(100);
-/// Less than what a request waits for reads that do not end.
+/// A read that nobody waits for.
+const LONG: Duration = Duration::from_secs(1);
+/// Less than that, and than what a request waits for one that does not end.
 const SOON: Duration = Duration::from_millis(500);
 
-/// A store far away.
-struct Slow;
+/// A store far away: how long a read takes.
+struct Slow(Duration);
 
 impl Store for Slow {
     fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        std::thread::sleep(READ);
+        std::thread::sleep(self.0);
         buf.fill(1);
         Ok(buf.len())
     }
@@ -28,9 +33,9 @@ impl Store for Slow {
     }
 }
 
-fn slow(memory: &Memory, group: &Group) -> File {
+fn slow(memory: &Memory, group: &Group, read: Duration) -> File {
     memory
-        .open_store(Box::new(Slow), "slow", Order::new(0), group)
+        .open_store(Box::new(Slow(read)), "slow", Order::new(0), group)
         .unwrap()
 }
 
@@ -93,7 +98,7 @@ fn working_memory_gets_anon_pages_that_are_brought_back_for_nobody() {
 fn a_limit_is_met_once_what_is_being_read_has_come() {
     for memory in memories(64) {
         let group = group_of(&memory, "prefetched", 64);
-        let file = slow(&memory, &group);
+        let file = slow(&memory, &group, Duration::from_millis(50));
         file.prefetch(0..8);
         drop(group.alloc(Order::new(4)).unwrap());
         drop(group.reserve(ByteSize(64 * PAGE)).unwrap());
@@ -108,13 +113,51 @@ fn a_prefetch_waits_for_no_read() {
     let memory = Memory::builder().budget(ByteSize::mib(64));
     let memory = memory.build().unwrap();
     let group = group_of(&memory, "prefetches", 64);
-    let file = slow(&memory, &group);
+    let file = slow(&memory, &group, LONG);
     let nr_begun = file.prefetch(0..8);
     assert!(nr_begun > 0);
     let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
     let begin = Instant::now();
     assert_eq!(file.prefetch(100..108), 0);
-    assert!(begin.elapsed() < READ / 2, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+}
+
+/// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
+fn all_but_a_read(memory: &Memory) -> (Group, File, Reservation) {
+    let group = group_of(memory, "full", 64);
+    let file = slow(memory, &group, LONG);
+    assert_eq!(file.prefetch(0..1), 1);
+    let used = group.reserve(ByteSize(48 * PAGE)).unwrap();
+    (group, file, used)
+}
+
+#[test]
+fn a_future_waits_for_no_read_where_it_is_polled() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let (group, _file, _used) = all_but_a_read(&memory);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
+    let begin = Instant::now();
+    let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(
+        polled.is_pending() && begin.elapsed() < SOON,
+        "{:?}",
+        begin.elapsed()
+    );
+    drop(block_on(task).unwrap());
+}
+
+#[test]
+fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let (group, _file, _used) = all_but_a_read(&memory);
+    let begin = Instant::now();
+    let late = group.alloc_by(Order::new(4), begin + SOON / 5);
+    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    drop(group.alloc_by(Order::new(4), begin + 20 * LONG).unwrap());
 }
 
 /// Hooks that need memory.

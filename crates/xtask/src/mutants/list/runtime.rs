@@ -226,9 +226,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who has a read in hand waits for its end",
         file: "platform.rs",
-        find: "if !stall::is_reading(self) {",
+        find: "if stall::may_wait_for_reads(self) {",
         replace: "if true {",
         tests: Tests::Runtime("in_flight::who_has_a_read"),
+    },
+    Mutant {
+        name: "a future waits for reads where it is polled",
+        file: "alloc_wait.rs",
+        find: "let _no_waits = NoReadWaits::begin(group.shared());",
+        replace: "",
+        tests: Tests::Runtime("in_flight::a_future"),
+    },
+    Mutant {
+        name: "who waits for reads forgets the deadline",
+        file: "alloc_wait.rs",
+        find: "(left < LANDING).then",
+        replace: "false.then",
+        tests: Tests::Runtime("in_flight::a_deadline"),
     },
     Mutant {
         name: "a prefetch waits for reads before it",
