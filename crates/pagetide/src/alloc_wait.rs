@@ -2,8 +2,6 @@
 
 use crate::memory_wait::MemoryWait;
 use crate::page::Buf;
-use crate::stall::NoReadWaits;
-use crate::writeback::LANDING;
 use crate::{Error, Group, Order};
 use pagetide_core::memory::AllocError;
 use pagetide_core::units;
@@ -24,10 +22,7 @@ impl Future for Alloc {
 
     fn poll(mut self: Pin<&mut Alloc>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (group, order) = (self.group.clone(), self.order);
-        let mut attempt = || {
-            let _no_waits = NoReadWaits::begin(group.shared());
-            group.take_zeroed(order)
-        };
+        let mut attempt = || group.take_zeroed(order);
         self.wait.poll(context.waker(), &mut attempt)
     }
 }
@@ -49,11 +44,7 @@ impl Group {
     pub fn alloc_by(&self, order: Order, deadline: Instant) -> Result<Buf, Error> {
         let order = order.to_core();
         let wait = MemoryWait::new(self, u64::from(order.nr_pages()), 0, deadline);
-        let buf = wait.block(|| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let _no_waits = (left < LANDING).then(|| NoReadWaits::begin(self.shared()));
-            self.take_zeroed(order)
-        })?;
+        let buf = wait.block(|| self.take_zeroed(order))?;
         self.shared().pay_debt();
         Ok(buf)
     }
@@ -63,8 +54,8 @@ impl Group {
     /// [`Builder::without_thread`](crate::Builder::without_thread), which has to be called every
     /// 10 ms then. Dropped, it waits no more.
     ///
-    /// Polling reclaims on the calling thread, but never sleeps: what is charged above `high` is
-    /// paid by a later call that may.
+    /// Polling reclaims on the calling thread, which waits for writes where all that can go is
+    /// dirty; but what is charged above `high` is paid by a later call.
     ///
     /// # Errors
     /// As [`Group::alloc_by`].

@@ -9,7 +9,7 @@ use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
 use crate::shared::{Shared, locked};
 use crate::spill::{Expected, Region};
-use crate::stall::NoReadWaits;
+use crate::stall::InRead;
 use crate::store::{DirectFile, Store};
 use crate::writeback::InWrite;
 use crate::{Error, page};
@@ -328,7 +328,7 @@ impl Backing {
             // by saying that it read more than it did. The kernel does neither.
             buf.fill(0);
         }
-        let _no_waits = matches!(self.source, Source::Store(_)).then(|| NoReadWaits::begin(shared));
+        let _in_read = matches!(self.source, Source::Store(_)).then(|| InRead::begin(shared));
         let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
@@ -359,7 +359,7 @@ impl Backing {
     ) -> Result<(), u32> {
         match self.hooked.get() {
             Some(hooked) if !bytes.is_empty() => {
-                let _no_waits = NoReadWaits::begin(shared);
+                let _in_read = InRead::begin(shared);
                 hooked.after_read(page, bytes)
             }
             _ => Ok(()),

@@ -168,7 +168,7 @@ impl Group {
         // Without the lock: this may have to reclaim, and runs foreign code then.
         let id = shared
             .core
-            .new_group(shared.here(), self.id())
+            .new_group(shared.here().waiting_for_reads(), self.id())
             .map_err(|error| match error {
                 ChildError::TooDeep => Error::TooDeep { group: self.name() },
                 _ => Error::NoMetadata { what: "a group" },
@@ -323,6 +323,8 @@ impl Group {
     /// Working memory of `order`, zeroed. The page cache gives way where it must: for a block above
     /// 4 KiB the pages of one aligned block are evicted, of one that holds few if there is such.
     /// Where there is none, all frames are looked at up to the first pinned one of each block.
+    /// Where a limit is met and nothing can go, but pages are being read that are enough, as after
+    /// a scan, it waits for them, 200 ms at most.
     ///
     /// # Errors
     /// [`Error::OverLimit`], [`Error::NoBlock`] where something that has to stay is in each block.
@@ -389,7 +391,9 @@ impl Group {
     #[inline(always)] // Else its result, which is as large as an error, goes through memory.
     fn take_buf(&self, order: Order) -> Result<(Buf, bool), Error> {
         let (shared, order) = (self.shared(), order.to_core());
-        let taken = shared.core.alloc_buf(shared.here(), self.id(), order);
+        let taken = shared
+            .core
+            .alloc_buf(shared.here().waiting_for_reads(), self.id(), order);
         shared.settle();
         let (frame, was_ours) =
             taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;

@@ -64,7 +64,8 @@ pub trait Hooks: Send + Sync {
     /// are.
     ///
     /// # Errors
-    /// The page stays dirty, as where the store fails.
+    /// The page stays dirty, as where the store fails. Of an error only the OS's number is kept;
+    /// one without a number is told as a hook that refused the bytes.
     fn before_write(&self, _page: u64, _bytes: &[u8], _instead: &mut [u8]) -> io::Result<Content> {
         Ok(Content::AsIs)
     }
@@ -72,7 +73,8 @@ pub trait Hooks: Send + Sync {
     /// A page was read, and nobody has seen it: may check or change its bytes. Default: neither.
     ///
     /// # Errors
-    /// The read fails for all who wait for it, and nothing is cached.
+    /// The read fails for all who wait for it, and nothing is cached. Of the error is kept what is
+    /// of [`Hooks::before_write`]'s.
     fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
         Ok(())
     }

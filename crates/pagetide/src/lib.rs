@@ -25,10 +25,11 @@
 //! # }
 //! ```
 //!
-//! Where a limit is met and nothing can be reclaimed, [`Group::alloc`] is refused at once;
-//! [`Group::alloc_by`] waits until a deadline, and [`Group::alloc_async`] does so as a future of
-//! any executor. An operation that pins several pages takes a [`PinPermit`] first, so that no pin
-//! budget ([`Group::set_pin_max`]) stops it half way while it holds some.
+//! Where a limit is met and nothing can be reclaimed, [`Group::alloc`] is refused, at once but
+//! where pages are being read that could go then; [`Group::alloc_by`] waits until a deadline, and
+//! [`Group::alloc_async`] does so as a future of any executor. An operation that pins several pages
+//! takes a [`PinPermit`] first, so that no pin budget ([`Group::set_pin_max`]) stops it half way
+//! while it holds some.
 //!
 //! Features, none of which is on by default: `metrics` for OpenMetrics text (`Memory::metrics`),
 //! `watch` for a socket through which `pagetide top` looks at a running process (`Memory::watch`),

@@ -93,8 +93,8 @@ impl Group {
     }
 
     /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
-    /// over it. The root's limit is the budget: see
-    /// [`Memory::set_budget`].
+    /// over it, and waits for pages that are being read as [`Group::alloc`] does. The root's limit
+    /// is the budget: see [`Memory::set_budget`].
     ///
     /// # Errors
     /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
@@ -107,7 +107,7 @@ impl Group {
         if self.id() == core.groups().root() {
             return self.set_budget(pages);
         }
-        let over = core.set_max(shared.here(), self.id(), pages);
+        let over = core.set_max(shared.here().waiting_for_reads(), self.id(), pages);
         shared.group_came_back(self.id());
         shared.settle();
         match over.map_err(|refused| self.min_over_max(refused))? {
@@ -119,7 +119,9 @@ impl Group {
     /// Sets the root's limit.
     fn set_budget(&self, pages: u64) -> Result<(), Error> {
         let shared = self.shared();
-        let over = shared.core.set_budget(shared.here(), pages);
+        let over = shared
+            .core
+            .set_budget(shared.here().waiting_for_reads(), pages);
         shared.fill_balloon();
         shared.group_came_back(self.id());
         match over {

@@ -9,6 +9,10 @@ use pagetide_core::group::Protection;
 use pagetide_core::memory::{Here, Io, Platform, Writes};
 use pagetide_core::units::{Frame, Node, PageType};
 
+/// How long a request for working memory waits for pages that are being read: as long as one for a
+/// page waits for other readers' pins.
+const READ_PATIENCE_NS: u64 = 200_000_000;
+
 impl Platform for Shared {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
         let groups = self.core.groups();
@@ -49,12 +53,18 @@ impl Platform for Shared {
     fn stall(&self, group: u32, work: &mut dyn FnMut()) {
         trace::stalled(self, group);
         let _stall = Stall::begin(self, group);
+        // Pages whose reads have ended, but for somebody who says so, can go.
+        if self.io.is_reaped_by_waiters() {
+            self.io.reap();
+        }
         work();
     }
 
-    fn wait_for_read(&self, has_ended: &mut dyn FnMut() -> bool) {
-        if stall::may_wait_for_reads(self) {
-            self.wait_for_landing(has_ended);
+    fn wait_for_read(&self, until: &mut Option<u64>, has_ended: &mut dyn FnMut() -> bool) {
+        // It may be one that this thread has in hand.
+        if !stall::is_reading(self) {
+            let until = *until.get_or_insert_with(|| self.now() + READ_PATIENCE_NS);
+            self.wait_for_landing(until, has_ended);
         }
     }
 

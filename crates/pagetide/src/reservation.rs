@@ -37,7 +37,8 @@ impl Group {
     /// Reserves bytes of the program's own heap. Zero bytes are a reservation to grow later.
     ///
     /// Cost: for less than 2 MiB mostly a charge; for each 2 MiB at most one pageblock that is
-    /// emptied and one system call, where no pinned page or working memory is in the way.
+    /// emptied and one system call, where no pinned page or working memory is in the way. Waits for
+    /// pages that are being read as [`Group::alloc`] does.
     ///
     /// # Errors
     /// [`Error::OverLimit`]; nothing stays charged.
@@ -79,7 +80,9 @@ impl Reservation {
         if !self.has_room(more) {
             return Err(self.too_large());
         }
-        let reserved = shared.core.reserve(shared.here(), group, more);
+        let reserved = shared
+            .core
+            .reserve(shared.here().waiting_for_reads(), group, more);
         reserved.map_err(|error| shared.alloc_error(error, group, Order::ZERO))?;
         self.add(more);
         shared.fill_balloon();

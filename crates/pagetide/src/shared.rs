@@ -22,7 +22,7 @@ use crate::topology::Topology;
 use crate::trace;
 use crate::wait::Waiters;
 use crate::worker::Worker;
-use crate::writeback::{LANDING, Landings};
+use crate::writeback::Landings;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
 use pagetide_core::sync::PerCpu;
@@ -359,10 +359,10 @@ impl Shared {
         self.waiters.wait_until(frame, deadline, is_same)
     }
 
-    /// Waits until `has_ended` says that a read of some page has, for a second at most.
-    pub(crate) fn wait_for_landing(&self, has_ended: &mut dyn FnMut() -> bool) {
-        let deadline = Instant::now() + LANDING;
-        while !has_ended() && Instant::now() < deadline {
+    /// Waits until `has_ended` says that a read of some page has, or until a time of
+    /// [`Shared::now`].
+    pub(crate) fn wait_for_landing(&self, until: u64, has_ended: &mut dyn FnMut() -> bool) {
+        while !has_ended() && self.now() < until {
             if !self.io.is_reaped_by_waiters() || !self.io.reap_or_wait(REAP) {
                 // Of one that nobody waits for, this is told.
                 self.landings.wait(REAP);

@@ -107,32 +107,31 @@ impl Drop for Stall<'_> {
 }
 
 thread_local! {
-    /// The memory for whose reads the thread must not wait, by its address; 0 for none.
-    static NO_READS_OF: Cell<usize> = const { Cell::new(0) };
+    /// The memory of whose reads the thread has one in hand, by its address; 0 for none.
+    static READS_OF: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the calling thread may wait until a read of this memory ends.
-pub(crate) fn may_wait_for_reads(shared: &Shared) -> bool {
-    NO_READS_OF.get() != key(shared)
+/// Whether the calling thread is inside foreign code that has a part in a read of this memory,
+/// which does not end before that does.
+pub(crate) fn is_reading(shared: &Shared) -> bool {
+    READS_OF.get() == key(shared)
 }
 
-/// Until this is dropped, by unwinding too, the thread does not wait for reads of a memory: it is
-/// inside foreign code that has a part in one, which does not end before that does, or must not
-/// sleep.
-pub(crate) struct NoReadWaits {
+/// Marks the thread as inside such code until dropped, by unwinding too.
+pub(crate) struct InRead {
     before: usize,
 }
 
-impl NoReadWaits {
-    pub(crate) fn begin(shared: &Shared) -> NoReadWaits {
-        let before = NO_READS_OF.replace(key(shared));
-        NoReadWaits { before }
+impl InRead {
+    pub(crate) fn begin(shared: &Shared) -> InRead {
+        let before = READS_OF.replace(key(shared));
+        InRead { before }
     }
 }
 
-impl Drop for NoReadWaits {
+impl Drop for InRead {
     fn drop(&mut self) {
-        NO_READS_OF.set(self.before);
+        READS_OF.set(self.before);
     }
 }
 

@@ -25,8 +25,8 @@ const MAX_OFFERED: usize = 64;
 pub(crate) const MAX_FAILURES: u32 = 16;
 /// Pages in a row that a store may refuse before those behind them are given up with their file.
 const MAX_REFUSED: usize = 64;
-/// How long reclaim waits for a read or write of somebody else's before it looks again.
-pub(crate) const LANDING: Duration = Duration::from_secs(1);
+/// How long reclaim waits for a write of somebody else's before it looks again.
+const LANDING: Duration = Duration::from_secs(1);
 /// How long somebody who reads or writes pages waits for whoever is changing one.
 pub(crate) const LATCH_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -406,8 +406,8 @@ impl Shared {
         }
         let begun = &mut offered.begun[..len];
         if begun.is_empty() {
-            if may_wait && writes.has_writeback() {
-                self.wait_for_write(LANDING);
+            if may_wait {
+                self.wait_for_write(LANDING, || writes.has_writeback());
             }
             return;
         }
@@ -444,10 +444,16 @@ impl Shared {
         }
     }
 
-    /// Waits until a write ends, or `patience` does. What was under way when somebody met it may be
-    /// over by now: then nobody would end that wait.
-    fn wait_for_write(&self, patience: Duration) {
-        self.landings.wait_if(patience, || self.core.has_writes());
+    /// Waits until a write is no longer under way, or `patience` ends. Others' may end meanwhile.
+    fn wait_for_write(&self, patience: Duration, is_under_way: impl Fn() -> bool) {
+        let until = Instant::now() + patience;
+        while is_under_way() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.landings.wait_if(left, &is_under_way);
+        }
     }
 
     fn backing_of(&self, number: u32) -> Option<Arc<Backing>> {

@@ -24,9 +24,9 @@ pub trait Platform: Debug {
     fn write_back(&self, _writes: &mut Writes<'_>, _nr_pages: u32) {}
 
     /// Waits for a request that finds nothing else, where pages are being read which could go then:
-    /// until `has_ended` says that a read has, or for as long as it has patience. By default it has
-    /// none.
-    fn wait_for_read(&self, _has_ended: &mut dyn FnMut() -> bool) {}
+    /// until `has_ended` says that a read has, or for as long as it has patience. `until` is its
+    /// own, `None` when the request waits for the first time. By default it has no patience.
+    fn wait_for_read(&self, _until: &mut Option<u64>, _has_ended: &mut dyn FnMut() -> bool) {}
 
     /// Copies the bytes of a page that moves from [`Io::source`] into its frame. Must not unwind.
     /// By default there are no bytes.
@@ -78,6 +78,8 @@ pub struct Here<'a> {
     pub may_reclaim: bool,
     /// Whether it may use the reserve of writes.
     pub may_use_reserve: bool,
+    /// Whether it waits for pages that are being read: [`Platform::wait_for_read`].
+    pub waits_for_reads: bool,
     /// Pages that were charged for it ahead.
     pub ahead: Option<&'a Ahead<'a>>,
 }
@@ -90,6 +92,7 @@ impl<'a> Here<'a> {
             platform,
             may_reclaim: true,
             may_use_reserve: false,
+            waits_for_reads: false,
             ahead: None,
         }
     }
@@ -99,6 +102,15 @@ impl<'a> Here<'a> {
     pub fn with_ahead(self, ahead: &'a Ahead<'a>) -> Here<'a> {
         Here {
             ahead: Some(ahead),
+            ..self
+        }
+    }
+
+    /// The same, of a caller that waits for pages that are being read where nothing else can go.
+    #[must_use]
+    pub fn waiting_for_reads(self) -> Here<'a> {
+        Here {
+            waits_for_reads: true,
             ..self
         }
     }

@@ -59,11 +59,11 @@ pub use write::{PageWrite, Write, Writes};
 
 use crate::alloc::{ConfigError, ZoneStats, Zones};
 use crate::frame::FrameTable;
-use crate::group::{BATCH, ChildError, Tree};
+use crate::group::{BATCH, ChildError, Group, Tree};
 
 use crate::page_cache::{Claims, Index, Mapping, Mappings};
 use crate::reclaim::{LruvecRecord, Shadows};
-use crate::sync::{AtomicU64, NoMetadata, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, Table, yield_now};
 use crate::units::{Cpu, Order, PageKey, SECOND};
 use balance::Background;
 use balloon::Balloon;
@@ -74,6 +74,9 @@ use reclaim::Reclaimer;
 use room::Room;
 use rounds::Rounds;
 use write_reserve::WriteReserve;
+
+/// Dropped groups that could not be buried, before all such are tried again.
+const MAX_UNBURIED: u32 = 32;
 
 /// Rounds without progress before reclaim is given up. Source: `MAX_RECLAIM_RETRIES`.
 const MAX_RETRIES: u32 = 16;
@@ -213,6 +216,8 @@ pub struct Memory {
     magazines: Magazines,
     /// When magazines were last ticked, in ns.
     magazine_tick: AtomicU64,
+    /// Times that a dropped group could not be buried at once.
+    nr_unburied: AtomicU32,
     /// Of core's own tables.
     metadata_pages: u32,
     stats: Counters,
@@ -264,6 +269,7 @@ impl Memory {
                 left_pins: LeftPins::default(),
                 magazines: Magazines::try_new(nr_cpus, nr_frames, config.sections.as_ref())?,
                 magazine_tick: AtomicU64::new(0),
+                nr_unburied: AtomicU32::new(0),
                 metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
@@ -347,7 +353,7 @@ impl Memory {
         is_short: impl Fn(&E) -> bool,
     ) -> Result<u32, E> {
         let root = self.groups.root();
-        let mut rounds = Rounds::default();
+        let (mut rounds, mut retries) = (Rounds::default(), 0);
         loop {
             let made = make();
             let is_refused = made.as_ref().is_err_and(&is_short);
@@ -355,15 +361,14 @@ impl Memory {
                 continue;
             }
             let may_help = is_refused && here.may_reclaim;
-            let mut helps = || {
-                self.reclaim_for(here, (root, root), BATCH) > 0
-                    || self.wait_for_read(here, (root, root), 1, &mut rounds)
-            };
-            if !may_help || !helps() {
+            if !may_help || retries > MAX_RETRIES || rounds.are_in_vain(&self.groups, root) {
                 return made;
             }
-            if rounds.are_in_vain(&self.groups, root) {
-                return made;
+            let has_freed = self.reclaim_for(here, (root, root), BATCH) > 0;
+            if !has_freed && !self.wait_for_read(here, (root, root), 1, &mut rounds) {
+                // Others may have in hand what can go.
+                retries += 1;
+                yield_now();
             }
         }
     }
@@ -374,6 +379,21 @@ impl Memory {
         self.groups.kill(group);
         self.forget_magazines_of(group);
         self.bury(cpu, group);
+        if self.groups.get(group).is_some_and(Group::is_dead) {
+            // In use for a moment, mostly. Where groups come and go fast, no tick is waited for.
+            let nr_left = self.nr_unburied.fetch_add(1, Ordering::Relaxed);
+            if nr_left % MAX_UNBURIED == MAX_UNBURIED - 1 {
+                self.bury_all(cpu);
+            }
+        }
+    }
+
+    fn bury_all(&self, cpu: Cpu) {
+        for (id, group) in self.groups.iter() {
+            if group.is_dead() {
+                self.bury(cpu, id);
+            }
+        }
     }
 
     fn bury(&self, cpu: Cpu, group: u32) {
@@ -406,11 +426,7 @@ impl Memory {
             self.magazine_tick.store(now, Ordering::Relaxed);
             self.tick_magazines();
         }
-        for (id, group) in self.groups.iter() {
-            if group.is_dead() {
-                self.bury(cpu, id);
-            }
-        }
+        self.bury_all(cpu);
         next
     }
 

@@ -264,6 +264,7 @@ impl Memory {
         if !taken.take(want) {
             return 0;
         }
+        let is_of_low = self.is_of_low(giver, subtree);
         let control = ScanControl {
             nr_pages: want.min(taken.most),
             at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
@@ -282,11 +283,18 @@ impl Memory {
         if freed > 0 {
             self.background.made_progress(giver.lruvec.node());
             self.room.made_progress();
-            if !giver.is_low_kept {
+            if is_of_low {
                 self.groups.count_event(giver.group, Event::Low);
             }
         }
         freed
+    }
+
+    /// Whether what a group gives for a subtree is what its `low` protects.
+    pub(super) fn is_of_low(&self, giver: &Giver<'_>, subtree: u32) -> bool {
+        let kept = || self.groups.protection(giver.group, subtree).kept(true);
+        let usage = || self.groups.get(giver.group).map_or(0, Group::usage);
+        !giver.is_low_kept && usage() <= kept()
     }
 
     /// What may be taken where the budget is met, before somebody needs it or for a request.

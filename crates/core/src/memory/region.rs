@@ -53,7 +53,7 @@ impl Memory {
         self.drain_magazines(|_| true);
         self.drain_if_protected(subtree);
         let giver = self.next_giver(subtree)?;
-        let is_low_kept = giver.is_low_kept;
+        let (is_low_kept, is_of_low) = (giver.is_low_kept, self.is_of_low(&giver, subtree));
         let coldest = giver.lruvec.lock().coldest();
         let from = (subtree, is_low_kept);
         let cold = coldest.and_then(|frame| self.empty_region(here, frame, from));
@@ -64,7 +64,7 @@ impl Memory {
                 self.empty_region(here, Frame::new(block * PAGEBLOCK_PAGES), from)
             })
         });
-        if taken.is_some() && !is_low_kept {
+        if taken.is_some() && is_of_low {
             self.groups.count_event(giver.group, Event::Low);
         }
         taken

@@ -1,6 +1,6 @@
 //! Whether reclaim for a limit gets anywhere, or will when pages have come in that are being read.
 
-use super::{Here, MAX_RETRIES, Memory};
+use super::{Here, Memory};
 use crate::group::{Group, Tree};
 use crate::reclaim::LruvecRecord;
 
@@ -18,8 +18,10 @@ pub(super) struct Rounds {
     least: u64,
     /// Since that fell.
     nr_in_vain: u32,
-    /// Times that pages came in and freed nothing, one after the other.
-    nr_waits: u32,
+    /// Until when it waits for reads: the platform's own.
+    reads_until: Option<u64>,
+    /// That was in vain.
+    has_no_patience: bool,
 }
 
 impl Rounds {
@@ -31,7 +33,7 @@ impl Rounds {
     fn count(&mut self, of: u32, usage: u64) -> bool {
         let is_same = of == self.of;
         if is_same && usage < self.least {
-            (self.nr_in_vain, self.nr_waits) = (0, 0);
+            self.nr_in_vain = 0;
         } else {
             self.nr_in_vain += 1;
         }
@@ -59,7 +61,7 @@ impl Memory {
             return false;
         };
         let lacking = (level.usage() + u64::from(nr_pages)).saturating_sub(level.max());
-        if lacking == 0 || rounds.nr_waits > MAX_RETRIES {
+        if lacking == 0 || rounds.has_no_patience || !here.waits_for_reads {
             return false;
         }
         let before = self.reads_in(over);
@@ -68,13 +70,13 @@ impl Memory {
         }
         let mut has_ended = false;
         here.platform.stall(group, &mut || {
-            here.platform.wait_for_read(&mut || {
-                has_ended = self.reads_in(over) != before;
-                has_ended
-            });
+            here.platform
+                .wait_for_read(&mut rounds.reads_until, &mut || {
+                    has_ended = self.reads_in(over) != before;
+                    has_ended
+                });
         });
-        // Who lost patience does not wait again.
-        rounds.nr_waits += if has_ended { 1 } else { MAX_RETRIES + 1 };
+        rounds.has_no_patience = !has_ended;
         has_ended
     }
 

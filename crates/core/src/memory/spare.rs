@@ -140,7 +140,8 @@ impl Drop for Taken<'_> {
 }
 
 impl Protection {
-    fn kept(self, is_low_kept: bool) -> u64 {
+    /// Pages that are left, with what `low` protects or without.
+    pub(super) fn kept(self, is_low_kept: bool) -> u64 {
         match is_low_kept {
             true => self.min.max(self.low),
             false => self.min,

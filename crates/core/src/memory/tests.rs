@@ -519,3 +519,27 @@ fn a_group_is_buried_once_whoever_does_it() {
     memory.tick(CPU, 0);
     assert_eq!(memory.groups().iter().count(), 1, "the root alone");
 }
+
+#[test]
+fn groups_that_could_not_be_buried_do_not_wait_for_a_tick() {
+    let memory = Memory::try_new(Config::new(4096, 2, Policy::Gated2q)).unwrap();
+    let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+    // Dropped with a page that somebody has pinned.
+    let drop_in_use = |page: u32| {
+        let root = memory.groups().root();
+        let group = memory.new_group(CPU.into(), root).unwrap();
+        let (frame, _) = have(&memory, group, key(file, page.into()), Ok(())).unwrap();
+        memory.drop_group(CPU, group);
+        frame
+    };
+    let pinned: Vec<Frame> = (1..MAX_UNBURIED).map(drop_in_use).collect();
+    for frame in pinned {
+        memory.unpin(CPU, frame, &mut Effects::new());
+    }
+    let nr_groups = || memory.groups().iter().count();
+    assert_eq!(nr_groups(), MAX_UNBURIED as usize, "none is looked at");
+    let last = drop_in_use(0);
+    assert_eq!(nr_groups(), 2, "the root, and the one in use");
+    memory.unpin(CPU, last, &mut Effects::new());
+    memory.check();
+}

@@ -109,11 +109,12 @@ impl Writes<'_> {
         self.only = Some(page_type);
     }
 
-    /// Whether reclaim met pages that are being written already: who waits for them gets what is
-    /// needed.
+    /// Whether reclaim met a page that was being written already, and still is: who waits for that
+    /// gets what is needed.
     #[must_use]
     pub fn has_writeback(&self) -> bool {
-        self.unwritten.nr_writeback() > 0
+        let is_written = |frame| self.memory.frames.word(frame).has(flag::WRITEBACK);
+        self.unwritten.writeback().is_some_and(is_written)
     }
 }
 
@@ -341,13 +342,6 @@ impl Memory {
     pub fn release_mapping(&self, mapping: u32) {
         let held = self.mappings.get(mapping).expect("it is held");
         self.mappings.end_write(held);
-    }
-
-    /// Whether a write of any page is under way, or a mapping held as by one: from before its page
-    /// says so until after that. A load for each mapping.
-    #[must_use]
-    pub fn has_writes(&self) -> bool {
-        self.mappings.has_writes()
     }
 
     /// Whether a mapping is open, or a write of its pages under way.

@@ -281,13 +281,6 @@ impl Mappings {
         Some(mapping)
     }
 
-    /// Whether a write of any page is under way. A load for each mapping.
-    #[must_use]
-    pub fn has_writes(&self) -> bool {
-        let has_some = |mapping: &Mapping| mapping.writes.load(Ordering::Acquire) & !CLOSED != 0;
-        self.iter().any(|(_, mapping)| has_some(mapping))
-    }
-
     /// Ends what [`Mapping::begin_write`] began.
     pub fn end_write(&self, mapping: &Mapping) {
         let id = mapping.id.load(Ordering::Relaxed);

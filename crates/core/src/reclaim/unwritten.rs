@@ -1,12 +1,12 @@
 //! Pages that would be evicted but for their unwritten bytes.
 
 use super::{MAX_BATCH, Token};
-use crate::frame::{FrameTable, Word};
+use crate::frame::{FrameTable, Word, flag};
 use crate::units::{Frame, PageType, index};
 
 /// What reclaim met at the cold end and could not evict, because it is not written: up to
 /// [`MAX_BATCH`] frames of dirty pages, of which the last page may have more, and how many it met
-/// that are being written.
+/// that are being written, and the first of those.
 ///
 /// A hint: any of the frames may hold something else when they are looked at.
 #[derive(Clone, Debug)]
@@ -17,6 +17,7 @@ pub struct Unwritten {
     nr_frames: u32,
     nr_anon: u32,
     nr_writeback: u32,
+    writeback: Option<Frame>,
 }
 
 impl Default for Unwritten {
@@ -27,6 +28,7 @@ impl Default for Unwritten {
             nr_frames: 0,
             nr_anon: 0,
             nr_writeback: 0,
+            writeback: None,
         }
     }
 }
@@ -62,6 +64,12 @@ impl Unwritten {
         self.nr_writeback
     }
 
+    /// The frame of the first page that was being written.
+    #[must_use]
+    pub fn writeback(&self) -> Option<Frame> {
+        self.writeback
+    }
+
     /// Whether there is nothing to write and nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -91,6 +99,9 @@ impl Unwritten {
         }
         if !word.may_be_written() {
             self.nr_writeback = self.nr_writeback.saturating_add(1);
+            if word.has(flag::WRITEBACK) {
+                self.writeback.get_or_insert(frame);
+            }
             return false;
         }
         let has_room = !self.is_full();

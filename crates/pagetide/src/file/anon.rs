@@ -111,7 +111,9 @@ impl Group {
             });
         }
         let region = Region::new(self, order)?;
-        let mapping = shared.core.open_anon(shared.here(), order);
+        let mapping = shared
+            .core
+            .open_anon(shared.here().waiting_for_reads(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a region" })?;
         let source = (Source::Region(region), nr_pages * order.bytes() as u64);
         let name = format!("anon pages of {}", self.name());
@@ -274,8 +276,8 @@ impl Anon {
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         let end = offset.checked_add(buf.len() as u64);
         if end.is_none_or(|end| end > self.file.len()) {
-            let page = end.map_or(u64::MAX, |end| end / self.page_bytes() as u64);
-            return Err(self.file.past_end(page));
+            let first = offset / self.page_bytes() as u64;
+            return Err(self.file.past_end(first.max(self.nr_pages())));
         }
         self.file.write_at(buf, offset)
     }

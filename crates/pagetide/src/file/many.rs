@@ -225,13 +225,6 @@ impl Platform for Begun<'_> {
         self.open.shared.stall(group, work);
     }
 
-    fn wait_for_read(&self, has_ended: &mut dyn FnMut() -> bool) {
-        // What nobody waits for is not worth it.
-        if !self.is_background {
-            self.open.shared.wait_for_read(has_ended);
-        }
-    }
-
     fn throttle(&self, group: u32, delay_ns: u64) {
         self.open.shared.throttle(group, delay_ns);
     }

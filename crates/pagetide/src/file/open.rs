@@ -319,7 +319,7 @@ impl File {
                 files = shared.files();
                 continue;
             }
-            let here = shared.here();
+            let here = shared.here().waiting_for_reads();
             let made = spare
                 .take()
                 .map_or_else(|| Spare::new(shared, here.without_reclaim(), order), Ok);
@@ -357,7 +357,7 @@ impl File {
         let may_write = store.is_writable();
         let hooked = Hooked::of(hooks, group, order)?;
         shared.check_process()?;
-        let mapping = Spare::new(shared, shared.here(), order)?;
+        let mapping = Spare::new(shared, shared.here().waiting_for_reads(), order)?;
         let source = Source::Store(store);
         let open = Arc::new(Open::new(mapping, source, name, (None, None))?);
         open.set_hooks(hooked);

@@ -82,7 +82,7 @@ impl File {
     /// A view of a range of bytes without a copy; it ends at the file's end.
     ///
     /// Bytes of one page are in one piece: who wants to see so many at once opens the file with
-    /// pages of that size ([`OpenOptions::order`](crate::OpenOptions::order)), up to 2 MiB. A range
+    /// pages of that size ([`OpenOptions::order`](crate::OpenOptions::order)), up to 4 MiB. A range
     /// in several pages is as many pieces, pinned together as [`File::pin_many`] does, which reads
     /// what is missing together. An empty range pins nothing.
     ///

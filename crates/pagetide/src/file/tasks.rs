@@ -197,10 +197,11 @@ impl File {
     /// the page stays in memory and nobody changes it. So whoever has polled one polls it again
     /// when it is woken, or drops it, and does not keep it aside.
     ///
-    /// Polling may reclaim on the calling thread, but never sleeps: what is charged above `high` is
-    /// paid by a later call that may. Where neither io_uring nor a thread can finish the read, the
-    /// first poll reads. Under [`Builder::without_thread`](crate::Builder::without_thread) the
-    /// program ends reads as [`Memory::event_fd`](crate::Memory::event_fd) says.
+    /// Polling may reclaim on the calling thread, which waits for writes where all that can go is
+    /// dirty; but what is charged above `high` is paid by a later call. Where neither io_uring nor
+    /// a thread can finish the read, the first poll reads. Under
+    /// [`Builder::without_thread`](crate::Builder::without_thread) the program ends reads as
+    /// [`Memory::event_fd`](crate::Memory::event_fd) says.
     ///
     /// Where somebody changes the page, it waits as long as that takes, and not for a second: a
     /// task that holds a [`PageMut`](crate::PageMut) while it awaits a page waits for ever where

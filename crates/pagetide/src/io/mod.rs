@@ -314,13 +314,10 @@ impl Engine {
             return run::read_each(runs);
         }
         // The caller may give up while others have some in hand.
-        let runs = runs.into_iter().map(Run::detached).collect();
+        let runs: Vec<Run> = runs.into_iter().map(Run::detached).collect();
         match self.background().filter(|_| is_file) {
             Some(background) => background.submit(runs),
-            None => {
-                self.pool.queue(runs);
-                self.pool.help();
-            }
+            None => self.pool.read(runs),
         }
     }
 
@@ -364,13 +361,14 @@ impl Engine {
         background.map(Background::event_fd)
     }
 
-    /// Ends reads in the background that have landed, where no thread does.
-    pub(crate) fn reap(&self) {
-        if !self.has_threads
-            && let Some(Some(background)) = self.background.get()
-        {
-            background.clear_event();
-            background.reap();
+    /// Ends reads in the background that have landed, where no thread does; whether one had.
+    pub(crate) fn reap(&self) -> bool {
+        match self.background.get() {
+            Some(Some(background)) if !self.has_threads => {
+                background.clear_event();
+                background.reap()
+            }
+            _ => false,
         }
     }
 
@@ -380,14 +378,15 @@ impl Engine {
         !self.has_threads && self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Reaps what has landed, and sleeps until something has or `longest` is over; false where
+    /// Reaps what has landed, or sleeps until something has or `longest` is over; false where
     /// there is no ring to be reaped.
     pub(crate) fn reap_or_wait(&self, longest: Duration) -> bool {
-        self.reap();
         let Some(Some(background)) = self.background.get() else {
             return false;
         };
-        background.wait(longest);
+        if !self.reap() {
+            background.wait(longest);
+        }
         true
     }
 
@@ -398,7 +397,7 @@ impl Engine {
             Some(Some(background)) => background.reap(),
             _ => false,
         };
-        self.pool.help() || has_reaped
+        self.pool.help(1) || has_reaped
     }
 
     /// A read in the background begins, or something that may begin one.

@@ -74,17 +74,34 @@ impl Pool {
         self.max_threads > 0
     }
 
-    /// Queues runs. Where no thread can be started for them, they are read here.
-    pub(crate) fn queue(&self, runs: impl IntoIterator<Item = Run>) {
+    /// Queues runs that nobody waits for. Where no thread can be started for them, they are read
+    /// here.
+    pub(crate) fn queue(&self, runs: Vec<Run>) {
+        if self.enqueue(|queued| queued.extend(runs)) == 0 {
+            self.help(usize::MAX);
+        }
+    }
+
+    /// Reads runs for whoever waits for them, before all that is queued. The caller takes part;
+    /// what others have begun may go on when it returns.
+    pub(crate) fn read(&self, runs: Vec<Run>) {
+        let nr_runs = runs.len();
+        self.enqueue(|queued| {
+            runs.into_iter()
+                .rev()
+                .for_each(|run| queued.push_front(run))
+        });
+        self.help(nr_runs);
+    }
+
+    /// Queues runs; returns how many threads there are for them.
+    fn enqueue(&self, push: impl FnOnce(&mut VecDeque<Run>)) -> usize {
         let mut queue = locked(&self.state.queue);
-        queue.runs.extend(runs);
+        push(&mut queue.runs);
         let nr_idle = self.state.idle.wake_all(&queue);
         let missing = queue.runs.len().saturating_sub(nr_idle);
         drop(queue);
-        let nr_threads = self.start(missing);
-        if nr_threads == 0 {
-            self.help();
-        }
+        self.start(missing)
     }
 
     /// Starts as many threads more, up to the limit; returns how many there are.
@@ -107,11 +124,11 @@ impl Pool {
         threads.len()
     }
 
-    /// Reads on this thread what nobody has begun; whether there was something.
-    pub(crate) fn help(&self) -> bool {
+    /// Reads on this thread what nobody has begun, so many runs at most; whether there was one.
+    pub(crate) fn help(&self, most: usize) -> bool {
         let mut has_helped = false;
         let queued = iter::from_fn(|| locked(&self.state.queue).runs.pop_front());
-        park::to_each(queued, |mut run| {
+        park::to_each(queued.take(most), |mut run| {
             has_helped = true;
             run.read_now();
         });

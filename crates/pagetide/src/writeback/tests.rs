@@ -5,6 +5,7 @@ use super::run::{By, Run};
 use crate::store::tests::Takes;
 use crate::{ByteSize, Error, File, Memory, Order};
 use pagetide_core::group::Gauge;
+use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -360,33 +361,32 @@ fn who_is_woken_by_a_write_in_the_background_may_close_the_file() {
 }
 
 #[test]
-fn who_waits_for_a_write_to_end_waits_for_none_where_none_is_under_way() {
+fn who_waits_for_a_write_to_end_waits_for_no_other() {
     const PATIENCE: Duration = Duration::from_secs(30);
     let memory = memory();
-    let file = open(&memory, &Arc::new(Disk::default()), "disk");
-    file.write_at(&[7; 2 * PAGE], 0).unwrap();
     let shared = memory.home();
-    let mapping = *shared.backings().keys().next().unwrap();
-    let wait = || {
+    let wait = |is_under_way: &dyn Fn() -> bool| {
         let start = Instant::now();
-        shared.wait_for_write(PATIENCE);
+        shared.wait_for_write(PATIENCE, is_under_way);
         assert!(start.elapsed() < PATIENCE, "nobody ends the wait");
     };
-    wait();
-    // As a write that ends a moment later.
-    assert!(shared.core.hold_mapping(mapping));
+    wait(&|| false);
+    // It ends before who waits for it sleeps.
+    let nr_looks = Cell::new(0);
+    wait(&|| nr_looks.replace(nr_looks.get() + 1) == 0);
     let has_ended = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(Duration::from_millis(50));
+            for _ in 0..20 {
+                thread::sleep(Duration::from_millis(2));
+                shared.landings.count();
+            }
             has_ended.store(true, Ordering::Relaxed);
-            shared.core.release_mapping(mapping);
             shared.landings.count();
         });
-        wait();
-        assert!(has_ended.load(Ordering::Relaxed), "one is under way");
+        wait(&|| !has_ended.load(Ordering::Relaxed));
+        assert!(has_ended.load(Ordering::Relaxed), "it is under way");
     });
-    wait();
 }
 
 #[test]

@@ -74,6 +74,8 @@ fn tries_find_what_is_there_and_read_nothing() {
     again[0] = 2;
     drop(again);
     assert_eq!(region.pin(last).unwrap()[0], 2);
+    let across = region.write_at(&[1; 8192], last * 4096);
+    assert!(matches!(across, Err(Error::PastEnd { page: NR_PAGES, .. })));
     for behind in [NR_PAGES, u64::MAX] {
         assert!(matches!(region.try_pin(behind), Err(Error::PastEnd { .. })));
         assert!(matches!(

@@ -4,7 +4,8 @@ use crate::data::numbered_file;
 use crate::many::memories;
 use futures_executor::block_on;
 use pagetide::{
-    ByteSize, Error, File, Group, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation, Store,
+    ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation,
+    Store,
 };
 use std::future::Future;
 use std::io;
@@ -15,8 +16,10 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 4096;
 /// A read that nobody waits for.
 const LONG: Duration = Duration::from_secs(1);
-/// Less than that, and than what a request waits for one that does not end.
+/// Less than that.
 const SOON: Duration = Duration::from_millis(500);
+/// How long a request waits for one that does not end.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A store far away: how long a read takes.
 struct Slow(Duration);
@@ -98,7 +101,7 @@ fn working_memory_gets_anon_pages_that_are_brought_back_for_nobody() {
 fn a_limit_is_met_once_what_is_being_read_has_come() {
     for memory in memories(64) {
         let group = group_of(&memory, "prefetched", 64);
-        let file = slow(&memory, &group, Duration::from_millis(50));
+        let file = slow(&memory, &group, Duration::from_millis(5));
         file.prefetch(0..8);
         drop(group.alloc(Order::new(4)).unwrap());
         drop(group.reserve(ByteSize(64 * PAGE)).unwrap());
@@ -160,6 +163,38 @@ fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
     drop(group.alloc_by(Order::new(4), begin + 20 * LONG).unwrap());
 }
 
+#[test]
+fn a_read_that_takes_long_is_not_waited_for() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let (group, _file, _used) = all_but_a_read(&memory);
+    let begin = Instant::now();
+    let refused = group.alloc(Order::new(4));
+    assert!(
+        matches!(refused, Err(Error::OverLimit { .. })),
+        "{refused:?}"
+    );
+    assert!(begin.elapsed() >= PATIENCE, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn who_reaps_what_it_waits_for_goes_on_at_once() {
+    let data = numbered_file(64);
+    let memory = Memory::builder().budget(ByteSize::mib(16)).without_thread();
+    let memory = memory.build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    file.advise(Hint::Random);
+    let took = (0..64).map(|page| {
+        assert_eq!(file.prefetch([page]), 1);
+        std::thread::sleep(Duration::from_millis(2));
+        let begin = Instant::now();
+        drop(file.pin(page).unwrap());
+        begin.elapsed()
+    });
+    let least = took.min().unwrap();
+    assert!(least < Duration::from_micros(900), "{least:?}");
+}
+
 /// Hooks that need memory.
 struct Hungry {
     group: Group,
@@ -199,6 +234,6 @@ fn who_has_a_read_in_hand_does_not_wait_for_it() {
         drop(file.pin(40).unwrap());
         let refused = hungry.refused.lock().unwrap().take();
         let took = refused.expect("the page is read");
-        assert!(took < SOON, "{took:?}");
+        assert!(took < PATIENCE, "{took:?}");
     }
 }

@@ -39,6 +39,7 @@ mod many_writes;
 mod memcg;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod neighbours;
 mod nodes;
 mod page_sizes;
 mod pins;

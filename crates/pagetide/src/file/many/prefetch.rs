@@ -11,16 +11,20 @@ use smallvec::SmallVec;
 /// Of what a group may have, the part that one prefetch brings in at most: policies that withstand
 /// scans keep what was used once, or not yet, for a tenth of the group's pages, at first.
 const PREFETCH_SHARE: u64 = 16;
+/// The part that may be being read where a prefetch begins more: who calls again and again leaves
+/// the rest to working memory.
+const READING_SHARE: u64 = 4;
 
 impl File {
     /// Brings pages in that are not resident, and does not wait for their reads, but where neither
     /// io_uring nor a thread can finish them. Returns the pages whose reads were begun.
     ///
     /// They count as no access: what is prefetched and never used is the first to go. A prefetch
-    /// brings in at most a sixteenth of what the group may have, and evicts what is cold for it, a
-    /// batch more than it brings in. It ends at the first page beyond the end of the file, or for
-    /// which there is no memory. A read that fails is tried again by whoever needs the page.
-    /// `pages` is asked for 256 numbers at a time, whose reads are begun then.
+    /// brings in at most a sixteenth of what the group may have, no more than makes a quarter of
+    /// that being read, and evicts what is cold for it, a batch more than it brings in. It ends at
+    /// the first page beyond the end of the file, or for which there is no memory. A read that
+    /// fails is tried again by whoever needs the page. `pages` is asked for 256 numbers at a time,
+    /// whose reads are begun then.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
         self.prefetch_for(&self.group, pages)
     }
@@ -36,8 +40,13 @@ impl File {
         }
         let open = &*self.open;
         let (shared, core) = (open.shared.shared(), &open.shared.core);
-        let most = shared.room(group.id()) / PREFETCH_SHARE;
-        let most = most / u64::from(open.order.nr_pages());
+        let room = shared.room(group.id());
+        let nr_reading = core
+            .groups()
+            .get(group.id())
+            .map_or(0, |own| own.nr_reading());
+        let left = (room / READING_SHARE).saturating_sub(nr_reading);
+        let most = left.min(room / PREFETCH_SHARE) / u64::from(open.order.nr_pages());
         let _flight = Flight::new(shared, &open.backing);
         let begun = Begun::in_background(open);
         let mut nr_begun = 0;

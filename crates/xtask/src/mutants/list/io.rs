@@ -60,6 +60,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("many::"),
     },
     Mutant {
+        name: "reads that somebody waits for come after all others",
+        file: "io/pool.rs",
+        find: "queued.push_front(run)",
+        replace: "queued.push_back(run)",
+        tests: Tests::Runtime("neighbours::a_batch_of_pins"),
+    },
+    Mutant {
+        name: "who waits for reads reads all that is queued",
+        file: "io/pool.rs",
+        find: "queued.take(most)",
+        replace: "queued.take(most.max(1 << 20))",
+        tests: Tests::Runtime("neighbours::a_batch_of_pins"),
+    },
+    Mutant {
+        name: "prefetches in a row take all of a group",
+        file: "file/many/prefetch.rs",
+        find: "left.min(room / PREFETCH_SHARE)",
+        replace: "(left | room).min(room / PREFETCH_SHARE)",
+        tests: Tests::Runtime("neighbours::working_memory"),
+    },
+    Mutant {
+        name: "another write that ends is the one that was waited for",
+        file: "writeback.rs",
+        find: "            self.landings.wait_if(left, &is_under_way);\n",
+        replace: "            self.landings.wait_if(left, &is_under_way);\n            return;\n",
+        tests: Tests::RuntimeUnit("writeback::"),
+    },
+    Mutant {
         name: "who met a write that is over by now waits for another one",
         file: "writeback.rs",
         find: "        if !is_any() {\n            return;\n        }\n",
@@ -69,8 +97,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who met a write that is under way waits for none",
         file: "writeback.rs",
-        find: "|| self.core.has_writes()",
-        replace: "|| false",
+        find: "while is_under_way() {",
+        replace: "while false && is_under_way() {",
         tests: Tests::RuntimeUnit("writeback::"),
     },
     Mutant {

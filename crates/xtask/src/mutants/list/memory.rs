@@ -498,6 +498,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("meets_one_that_moves"),
     },
     Mutant {
+        name: "groups that could not be buried wait for a tick",
+        file: "memory/mod.rs",
+        find: "if nr_left % MAX_UNBURIED == MAX_UNBURIED - 1 {",
+        replace: "if nr_left % MAX_UNBURIED == MAX_UNBURIED {",
+        tests: Tests::Unit("groups_that_could_not_be_buried"),
+    },
+    Mutant {
         name: "the least budget leaves out what its own pages need",
         file: "memory/mod.rs",
         find: "        let needed_pages = config.least_budget_pages();",

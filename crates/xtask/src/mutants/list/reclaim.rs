@@ -167,7 +167,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what is being read is in use",
         file: "memory/rounds.rs",
-        find: "if lacking == 0 || rounds.nr_waits > MAX_RETRIES {",
+        find: "if lacking == 0 || rounds.has_no_patience || !here.waits_for_reads {",
         replace: "if true {",
         tests: Tests::Unit("tests::reads::working_memory"),
     },
@@ -189,8 +189,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a request waits again and again for a read that does not end",
         file: "memory/rounds.rs",
-        find: "if has_ended { 1 } else { MAX_RETRIES + 1 };",
-        replace: "1;",
+        find: "rounds.has_no_patience = !has_ended;",
+        replace: "",
         tests: Tests::Unit("tests::reads::a_read_that_does_not_end"),
     },
     Mutant {

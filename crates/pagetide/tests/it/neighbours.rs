@@ -1,0 +1,147 @@
+//! What others do in a memory keeps nobody waiting, and takes nobody's room.
+
+use crate::data::numbered_file;
+use crate::many::memories;
+use pagetide::{ByteSize, File, Group, Memory, Order, Store};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+
+/// A store far away: how long a read or write takes.
+struct Slow(Duration);
+
+impl Store for Slow {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        std::thread::sleep(self.0);
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        std::thread::sleep(self.0);
+        Ok(buf.len())
+    }
+}
+
+fn slow(memory: &Memory, group: &Group, ms: u64) -> File {
+    let store = Box::new(Slow(Duration::from_millis(ms)));
+    let file = memory.open_store(store, "slow", Order::new(0), group);
+    file.unwrap()
+}
+
+fn group_of(memory: &Memory, name: &str, nr_pages: u64) -> Group {
+    let group = memory.root().child(name).unwrap();
+    group.max(ByteSize(nr_pages * PAGE)).unwrap()
+}
+
+/// Runs `work` while pages of a file are prefetched all the time, for nobody.
+fn beside_prefetches(file: &File, work: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    let begin = Instant::now();
+    let goes_on = || !stop.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(10);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut page = 0;
+            while goes_on() {
+                page = (page + 7919) % 65_000;
+                file.prefetch(page..page + 64);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        work();
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_batch_of_pins_takes_as_long_as_its_own_reads() {
+    for memory in memories(64) {
+        let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 512));
+        let (our, their) = (slow(&memory, &ours, 5), slow(&memory, &theirs, 100));
+        beside_prefetches(&their, || {
+            for page in 0..3 {
+                let begin = Instant::now();
+                drop(our.pin_many(&[page, 1000 + page, 2000 + page]).unwrap());
+                let took = begin.elapsed();
+                assert!(took < Duration::from_millis(500), "{took:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn working_memory_comes_before_prefetches() {
+    for memory in memories(64) {
+        let group = group_of(&memory, "web", 1024);
+        let file = slow(&memory, &group, 20);
+        beside_prefetches(&file, || {
+            for _ in 0..5 {
+                drop(group.reserve(ByteSize::mib(2)).unwrap());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_being_written_is_waited_for_also_while_others_write() {
+    let data = numbered_file(64);
+    for memory in memories(64) {
+        let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 32));
+        let our = slow(&memory, &ours, 40);
+        let their = memory.open_rw(data.path(), &theirs).unwrap();
+        for page in 0..6 {
+            our.write_at(&[7; 4096], page * PAGE).unwrap();
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| our.flush_range(..).unwrap());
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    their.write_at(&[1; 100], 0).unwrap();
+                    their.flush_range(..).unwrap();
+                }
+            });
+            std::thread::sleep(Duration::from_millis(10));
+            let reserved = ours.reserve(ByteSize(31 * PAGE)).map(drop);
+            stop.store(true, Ordering::Relaxed);
+            reserved.unwrap();
+        });
+    }
+}
+
+#[test]
+fn groups_that_went_leave_their_room_to_others() {
+    let data = numbered_file(4096);
+    for memory in memories(8) {
+        let _kept = memory.open(data.path(), &memory.root()).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (memory, data) = (&memory, &data);
+                scope.spawn(move || {
+                    for nr in 0..4000 {
+                        let group = memory.root().child(&format!("{thread}-{nr}")).unwrap();
+                        let file = memory.open(data.path(), &group).unwrap();
+                        drop(file.pin(nr % 4096).unwrap());
+                    }
+                });
+            }
+        });
+        // Whoever is not buried yet.
+        std::thread::sleep(Duration::from_millis(50));
+        memory.tick();
+        let half = memory.root().reserve(ByteSize::mib(4)).map(drop);
+        half.unwrap();
+    }
+}
