@@ -556,11 +556,10 @@ impl Memory {
 
     /// Housekeeping, for programs that call it from their own loop: nodes that are short are
     /// reclaimed on, CPUs give back what they do not use, idle memory goes back to the OS, dropped
-    /// groups whose last pages have gone give up their records, who waits in [`Group::alloc_async`]
-    /// asks again, reads in the background end; without a thread dirty pages are written back, for
-    /// which it waits. Returns how long until the next call is of use, but for those reads:
-    /// [`Memory::event_fd`] tells of them. Never needed for progress, but by those who wait. In a
-    /// forked child it does nothing.
+    /// groups give up their records, who waits in [`Group::alloc_async`] asks again, reads in the
+    /// background end; without a thread dirty pages are written back, for which it waits. Returns
+    /// how long until the next call is of use, but for those reads, of which [`Memory::event_fd`]
+    /// tells. Needed for no progress but of those who wait. In a forked child it does nothing.
     pub fn tick(&self) -> Duration {
         if self.shared.is_forked() {
             return Duration::MAX;
