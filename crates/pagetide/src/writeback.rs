@@ -406,8 +406,10 @@ impl Shared {
         }
         let begun = &mut offered.begun[..len];
         if begun.is_empty() {
-            if may_wait {
-                self.wait_for_write(LANDING, || writes.has_writeback());
+            if may_wait && writes.has_writeback() {
+                let before = writes.nr_writeback();
+                let is_same = || writes.has_writeback() && writes.nr_writeback() == before;
+                self.wait_for_write(LANDING, is_same);
             }
             return;
         }

@@ -116,6 +116,18 @@ impl Writes<'_> {
         let is_written = |frame| self.memory.frames.word(frame).has(flag::WRITEBACK);
         self.unwritten.writeback().is_some_and(is_written)
     }
+
+    /// Pages of files that are being written, of those who are reclaimed on. O(groups).
+    #[must_use]
+    pub fn nr_writeback(&self) -> u64 {
+        let groups = &self.memory.groups;
+        let theirs = groups
+            .iter()
+            .filter(|&(id, _)| groups.is_in(id, self.subtree));
+        theirs
+            .map(|(_, group)| group.gauge(Gauge::FileWriteback))
+            .sum()
+    }
 }
 
 impl Iterator for Writes<'_> {
