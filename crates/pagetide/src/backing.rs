@@ -9,9 +9,9 @@ use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
 use crate::shared::{Shared, locked};
 use crate::spill::{Expected, Region};
-use crate::stall::InRead;
+use crate::stall::in_read;
 use crate::store::{DirectFile, Store};
-use crate::writeback::InWrite;
+use crate::writeback::in_write;
 use crate::{Error, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::page_cache::Mappings;
@@ -223,7 +223,7 @@ impl Backing {
     pub(crate) fn catch_up_in(&self, shared: &Shared, turn: &Turn<'_>) -> Result<(), Error> {
         let store = self.source.written();
         // One that knows no better makes a hole by writes.
-        let _in_write = InWrite::begin(shared);
+        let _in_write = in_write(shared);
         if self.behind.is_too_long() {
             // Nobody makes the file longer before this is done. The store may be shorter, too,
             // where only what was behind the new end had been written.
@@ -328,7 +328,7 @@ impl Backing {
             // by saying that it read more than it did. The kernel does neither.
             buf.fill(0);
         }
-        let _in_read = matches!(self.source, Source::Store(_)).then(|| InRead::begin(shared));
+        let _in_read = matches!(self.source, Source::Store(_)).then(|| in_read(shared));
         let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
@@ -359,7 +359,7 @@ impl Backing {
     ) -> Result<(), u32> {
         match self.hooked.get() {
             Some(hooked) if !bytes.is_empty() => {
-                let _in_read = InRead::begin(shared);
+                let _in_read = in_read(shared);
                 hooked.after_read(page, bytes)
             }
             _ => Ok(()),

@@ -7,7 +7,7 @@ mod latch_wait;
 mod many;
 mod open;
 mod options;
-mod patience;
+pub(crate) mod patience;
 mod punch;
 mod range;
 mod resize;

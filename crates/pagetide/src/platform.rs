@@ -1,6 +1,7 @@
 //! What core asks of the runtime.
 
 use crate::cpu;
+use crate::file::patience::PATIENCE;
 use crate::shared::Shared;
 use crate::stall::{self, Stall};
 use crate::trace;
@@ -8,10 +9,6 @@ use crate::{page, shrinker, throttle, writeback};
 use pagetide_core::group::Protection;
 use pagetide_core::memory::{Here, Io, Platform, Writes};
 use pagetide_core::units::{Frame, Node, PageType};
-
-/// How long a request for working memory waits for pages that are being read: as long as one for a
-/// page waits for other readers' pins.
-const READ_PATIENCE_NS: u64 = 200_000_000;
 
 impl Platform for Shared {
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
@@ -63,7 +60,8 @@ impl Platform for Shared {
     fn wait_for_read(&self, until: &mut Option<u64>, has_ended: &mut dyn FnMut() -> bool) {
         // It may be one that this thread has in hand.
         if !stall::is_reading(self) {
-            let until = *until.get_or_insert_with(|| self.now() + READ_PATIENCE_NS);
+            let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+            let until = *until.get_or_insert_with(|| self.now().saturating_add(patience));
             self.wait_for_landing(until, has_ended);
         }
     }

@@ -5,6 +5,7 @@ use crate::shared::Shared;
 use pagetide_core::group::Stalled;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::thread::LocalKey;
 
 /// This thread works for a group until dropped: made by [`Group::task`]. It stays on its thread.
 #[derive(Debug)]
@@ -117,21 +118,29 @@ pub(crate) fn is_reading(shared: &Shared) -> bool {
     READS_OF.get() == key(shared)
 }
 
-/// Marks the thread as inside such code until dropped, by unwinding too.
-pub(crate) struct InRead {
+/// Marks the thread as inside such code.
+pub(crate) fn in_read(shared: &Shared) -> Inside {
+    Inside::begin(&READS_OF, shared)
+}
+
+/// Marks the thread as inside something of a memory until dropped, by unwinding too.
+#[must_use = "the thread is inside until this is dropped"]
+pub(crate) struct Inside {
+    what: &'static LocalKey<Cell<usize>>,
     before: usize,
 }
 
-impl InRead {
-    pub(crate) fn begin(shared: &Shared) -> InRead {
-        let before = READS_OF.replace(key(shared));
-        InRead { before }
+impl Inside {
+    /// `what` has the memory of the innermost one, by its address.
+    pub(crate) fn begin(what: &'static LocalKey<Cell<usize>>, shared: &Shared) -> Inside {
+        let before = what.replace(key(shared));
+        Inside { what, before }
     }
 }
 
-impl Drop for InRead {
+impl Drop for Inside {
     fn drop(&mut self) {
-        READS_OF.set(self.before);
+        self.what.set(self.before);
     }
 }
 

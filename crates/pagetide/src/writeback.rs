@@ -7,7 +7,7 @@ pub(crate) use run::write_all;
 use crate::backing::{Backing, NO_NUMBER};
 use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
-use crate::stall;
+use crate::stall::{self, Inside};
 use crate::trace;
 use crate::{Error, cpu};
 use pagetide_core::memory::{Effect, Effects, PageWrite, Write, Writes};
@@ -43,22 +43,9 @@ pub(crate) fn is_writing(shared: &Shared) -> bool {
     WRITES_OF.with(Cell::get) == stall::key(shared)
 }
 
-/// Marks the thread as writing until dropped, by unwinding too.
-pub(crate) struct InWrite {
-    before: usize,
-}
-
-impl InWrite {
-    pub(crate) fn begin(shared: &Shared) -> InWrite {
-        let before = WRITES_OF.with(|memory| memory.replace(stall::key(shared)));
-        InWrite { before }
-    }
-}
-
-impl Drop for InWrite {
-    fn drop(&mut self) {
-        WRITES_OF.with(|memory| memory.set(self.before));
-    }
+/// Marks the thread as writing.
+pub(crate) fn in_write(shared: &Shared) -> Inside {
+    Inside::begin(&WRITES_OF, shared)
 }
 
 /// Counts writes that have ended, for those who wait for any.

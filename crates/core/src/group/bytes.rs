@@ -163,10 +163,7 @@ impl Tree {
     #[must_use]
     pub fn held_bytes(&self, subtree: u32) -> u64 {
         let (_, on_cpus) = self.held_on_cpus(subtree);
-        let groups = self
-            .groups
-            .iter()
-            .filter(|&(id, _)| self.is_in(id, subtree));
+        let groups = self.subtree(subtree);
         on_cpus
             + groups
                 .map(|(_, group)| u64::from(group.parked()))

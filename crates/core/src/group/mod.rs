@@ -201,6 +201,11 @@ impl Tree {
         self.path(id).any(|(id, _)| id == ancestor)
     }
 
+    /// The groups of a subtree. O(groups).
+    pub fn subtree(&self, top: u32) -> impl Iterator<Item = (u32, &Group)> {
+        self.iter().filter(move |&(id, _)| self.is_in(id, top))
+    }
+
     /// Makes a child without limits of its own.
     ///
     /// # Errors

@@ -487,10 +487,8 @@ impl Memory {
         let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let all = move || {
             self.groups
-                .iter()
-                .filter(move |&(id, group)| {
-                    group.lruvec() != 0 && self.groups.is_in(id, reach.subtree)
-                })
+                .subtree(reach.subtree)
+                .filter(|(_, group)| group.lruvec() != 0)
                 .flat_map(move |(_, group)| self.lruvecs_of(group))
                 .filter(|(_, lruvec)| lruvec.nr_frames() > 0)
                 .filter(move |(_, lruvec)| self.may_give(lruvec, reach, &failed))

@@ -81,16 +81,16 @@ impl Memory {
     }
 
     fn reads_in(&self, subtree: u32) -> Reads {
-        let groups = self.groups.iter();
-        let groups = groups.filter(|&(id, _)| self.groups.is_in(id, subtree));
-        groups.fold(Reads::default(), |reads, (_, group)| {
-            let lruvecs = self.lruvecs_of(group);
-            let nr_frames = |(_, lruvec): (_, &LruvecRecord)| u64::from(lruvec.nr_frames());
-            Reads {
-                nr_reading: reads.nr_reading + group.nr_reading(),
-                nr_listed: reads.nr_listed + lruvecs.map(nr_frames).sum::<u64>(),
-            }
-        })
+        self.groups
+            .subtree(subtree)
+            .fold(Reads::default(), |reads, (_, group)| {
+                let lruvecs = self.lruvecs_of(group);
+                let nr_frames = |(_, lruvec): (_, &LruvecRecord)| u64::from(lruvec.nr_frames());
+                Reads {
+                    nr_reading: reads.nr_reading + group.nr_reading(),
+                    nr_listed: reads.nr_listed + lruvecs.map(nr_frames).sum::<u64>(),
+                }
+            })
     }
 }
 

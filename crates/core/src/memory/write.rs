@@ -120,11 +120,8 @@ impl Writes<'_> {
     /// Pages of files that are being written, of those who are reclaimed on. O(groups).
     #[must_use]
     pub fn nr_writeback(&self) -> u64 {
-        let groups = &self.memory.groups;
-        let theirs = groups
-            .iter()
-            .filter(|&(id, _)| groups.is_in(id, self.subtree));
-        theirs
+        let groups = self.memory.groups.subtree(self.subtree);
+        groups
             .map(|(_, group)| group.gauge(Gauge::FileWriteback))
             .sum()
     }

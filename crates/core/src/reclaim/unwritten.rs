@@ -5,8 +5,8 @@ use crate::frame::{FrameTable, Word, flag};
 use crate::units::{Frame, PageType, index};
 
 /// What reclaim met at the cold end and could not evict, because it is not written: up to
-/// [`MAX_BATCH`] frames of dirty pages, of which the last page may have more, and how many it met
-/// that are being written, and the first of those.
+/// [`MAX_BATCH`] frames of dirty pages, of which the last page may have more, and the first page
+/// that is being written.
 ///
 /// A hint: any of the frames may hold something else when they are looked at.
 #[derive(Clone, Debug)]
@@ -16,7 +16,8 @@ pub struct Unwritten {
     /// Frames of dirty pages, and of anon ones among them.
     nr_frames: u32,
     nr_anon: u32,
-    nr_writeback: u32,
+    /// Pages that somebody writes or changes were met.
+    has_met_others: bool,
     writeback: Option<Frame>,
 }
 
@@ -27,7 +28,7 @@ impl Default for Unwritten {
             nr_dirty: 0,
             nr_frames: 0,
             nr_anon: 0,
-            nr_writeback: 0,
+            has_met_others: false,
             writeback: None,
         }
     }
@@ -58,12 +59,6 @@ impl Unwritten {
         self.nr_frames
     }
 
-    /// Times that a page was met that is being written.
-    #[must_use]
-    pub fn nr_writeback(&self) -> u32 {
-        self.nr_writeback
-    }
-
     /// The frame of the first page that was being written.
     #[must_use]
     pub fn writeback(&self) -> Option<Frame> {
@@ -73,7 +68,7 @@ impl Unwritten {
     /// Whether there is nothing to write and nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.nr_dirty == 0 && self.nr_writeback == 0
+        self.nr_dirty == 0 && !self.has_met_others
     }
 
     /// Whether as many are noted as a batch may have: no more fits.
@@ -98,7 +93,7 @@ impl Unwritten {
             return false;
         }
         if !word.may_be_written() {
-            self.nr_writeback = self.nr_writeback.saturating_add(1);
+            self.has_met_others = true;
             if word.has(flag::WRITEBACK) {
                 self.writeback.get_or_insert(frame);
             }

@@ -5,8 +5,9 @@ use crate::shrinker::is_shrinking;
 use pagetide_core::memory::{AllocError, PageError};
 use std::time::{Duration, Instant};
 
-/// How long a thread waits for other readers' pins before it is refused.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How long a thread waits for other readers' pins, or for pages that are being read, before it is
+/// refused.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Whether other readers' pins may be why there is no memory for a page: they fill the group, or
 /// lie in every block.

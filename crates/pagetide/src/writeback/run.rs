@@ -2,7 +2,7 @@
 //! writes under way at once where the file is one of the system and there is a ring. Such a run may
 //! be handed over, so that its caller begins pages of another one meanwhile.
 
-use super::{InWrite, MAX_FAILURES, Woken};
+use super::{MAX_FAILURES, Woken, in_write};
 use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
 use crate::hooks::{Content, GATED, Hooked};
 use crate::io::{Piece, UnderWay};
@@ -150,14 +150,14 @@ impl<'a> Run<'a> {
             return Ended::default();
         }
         let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
-        let in_write = InWrite::begin(self.shared);
+        let inside = in_write(self.shared);
         let handed_over = self.handed_over.take();
         self.nr_failed = match (handed_over, self.backing.source.region()) {
             (Some(handed_over), _) => self.wait(handed_over, &mut outcomes),
             (None, Some(region)) => self.swap_out(region, &mut outcomes),
             (None, None) => self.write_in_place(&mut outcomes),
         };
-        drop(in_write);
+        drop(inside);
         self.outcomes = outcomes;
         self.end()
     }

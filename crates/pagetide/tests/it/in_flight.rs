@@ -1,11 +1,12 @@
 //! Requests for memory while pages are being read that nobody has come for.
 
+use crate::anon;
 use crate::data::numbered_file;
 use crate::many::memories;
+use crate::slow::{PAGE, group_of, slow};
 use futures_executor::block_on;
 use pagetide::{
     ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation,
-    Store,
 };
 use std::future::Future;
 use std::io;
@@ -13,45 +14,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
 /// A read that nobody waits for.
 const LONG: Duration = Duration::from_secs(1);
 /// Less than that.
 const SOON: Duration = Duration::from_millis(500);
 /// How long a request waits for one that does not end.
 const PATIENCE: Duration = Duration::from_millis(200);
-
-/// A store far away: how long a read takes.
-struct Slow(Duration);
-
-impl Store for Slow {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        std::thread::sleep(self.0);
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-}
-
-fn slow(memory: &Memory, group: &Group, read: Duration) -> File {
-    memory
-        .open_store(Box::new(Slow(read)), "slow", Order::new(0), group)
-        .unwrap()
-}
-
-/// The bits of a number, spread.
-fn mixed(number: u64) -> u64 {
-    let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (number ^ number >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93)
-}
-
-fn group_of(memory: &Memory, name: &str, nr_pages: u64) -> Group {
-    let group = memory.root().child(name).unwrap();
-    group.max(ByteSize(nr_pages * PAGE)).unwrap()
-}
 
 #[test]
 fn working_memory_gets_what_is_being_read_ahead() {
@@ -79,12 +47,7 @@ fn working_memory_gets_anon_pages_that_are_brought_back_for_nobody() {
         let group = group_of(&memory, "anon", 256);
         let region = group.anon(512).unwrap();
         for page in 0..512 {
-            // Incompressible, so that they go to the spill file.
-            let words = (page * 512..)
-                .take(512)
-                .map(|word: u64| mixed(word).to_le_bytes());
-            let mut pin = region.pin_mut(page).unwrap();
-            pin.copy_from_slice(&words.flatten().collect::<Vec<u8>>());
+            anon::write(&region, page, 0);
         }
         let nr_begun: u64 = (0..100)
             .map(|page| {
@@ -126,9 +89,11 @@ fn a_prefetch_waits_for_no_read() {
 }
 
 /// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
-fn all_but_a_read(memory: &Memory) -> (Group, File, Reservation) {
-    let group = group_of(memory, "full", 64);
-    let file = slow(memory, &group, LONG);
+fn all_but_a_read() -> (Group, File, Reservation) {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let group = group_of(&memory, "full", 64);
+    let file = slow(&memory, &group, LONG);
     assert_eq!(file.prefetch(0..1), 1);
     let used = group.reserve(ByteSize(48 * PAGE)).unwrap();
     (group, file, used)
@@ -136,9 +101,7 @@ fn all_but_a_read(memory: &Memory) -> (Group, File, Reservation) {
 
 #[test]
 fn a_future_waits_for_no_read_where_it_is_polled() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let (group, _file, _used) = all_but_a_read(&memory);
+    let (group, _file, _used) = all_but_a_read();
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
     let begin = Instant::now();
@@ -153,9 +116,7 @@ fn a_future_waits_for_no_read_where_it_is_polled() {
 
 #[test]
 fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let (group, _file, _used) = all_but_a_read(&memory);
+    let (group, _file, _used) = all_but_a_read();
     let begin = Instant::now();
     let late = group.alloc_by(Order::new(4), begin + SOON / 5);
     assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
@@ -165,9 +126,7 @@ fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
 
 #[test]
 fn a_read_that_takes_long_is_not_waited_for() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let (group, _file, _used) = all_but_a_read(&memory);
+    let (group, _file, _used) = all_but_a_read();
     let begin = Instant::now();
     let refused = group.alloc(Order::new(4));
     assert!(

@@ -53,6 +53,7 @@ mod registered;
 mod reserve;
 mod rseq;
 mod sizing;
+mod slow;
 mod sparse;
 mod system_calls;
 mod tasks;

@@ -2,47 +2,12 @@
 
 use crate::data::numbered_file;
 use crate::many::memories;
-use pagetide::{ByteSize, File, Group, Memory, Order, Store};
-use std::io;
+use crate::slow::{PAGE, group_of, slow};
+use pagetide::{ByteSize, File};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
-
-/// A store far away: how long a read or write takes.
-struct Slow(Duration);
-
-impl Store for Slow {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        std::thread::sleep(self.0);
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
-        std::thread::sleep(self.0);
-        Ok(buf.len())
-    }
-}
-
-fn slow(memory: &Memory, group: &Group, ms: u64) -> File {
-    let store = Box::new(Slow(Duration::from_millis(ms)));
-    let file = memory.open_store(store, "slow", Order::new(0), group);
-    file.unwrap()
-}
-
-fn group_of(memory: &Memory, name: &str, nr_pages: u64) -> Group {
-    let group = memory.root().child(name).unwrap();
-    group.max(ByteSize(nr_pages * PAGE)).unwrap()
-}
+const MS: Duration = Duration::from_millis(1);
 
 /// Runs `work` while pages of a file are prefetched all the time, for nobody.
 fn beside_prefetches(file: &File, work: impl FnOnce()) {
@@ -68,7 +33,10 @@ fn beside_prefetches(file: &File, work: impl FnOnce()) {
 fn a_batch_of_pins_takes_as_long_as_its_own_reads() {
     for memory in memories(64) {
         let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 512));
-        let (our, their) = (slow(&memory, &ours, 5), slow(&memory, &theirs, 100));
+        let (our, their) = (
+            slow(&memory, &ours, MS * 5),
+            slow(&memory, &theirs, MS * 100),
+        );
         beside_prefetches(&their, || {
             for page in 0..3 {
                 let begin = Instant::now();
@@ -84,7 +52,7 @@ fn a_batch_of_pins_takes_as_long_as_its_own_reads() {
 fn working_memory_comes_before_prefetches() {
     for memory in memories(64) {
         let group = group_of(&memory, "web", 1024);
-        let file = slow(&memory, &group, 20);
+        let file = slow(&memory, &group, MS * 20);
         beside_prefetches(&file, || {
             for _ in 0..5 {
                 drop(group.reserve(ByteSize::mib(2)).unwrap());
@@ -99,7 +67,7 @@ fn what_is_being_written_is_waited_for_also_while_others_write() {
     let data = numbered_file(64);
     for memory in memories(64) {
         let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 32));
-        let our = slow(&memory, &ours, 40);
+        let our = slow(&memory, &ours, MS * 40);
         let their = memory.open_rw(data.path(), &theirs).unwrap();
         for page in 0..6 {
             our.write_at(&[7; 4096], page * PAGE).unwrap();
