@@ -6,7 +6,7 @@ use super::reclaim::Reach;
 use super::rounds::Rounds;
 use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
-use crate::alloc::{DRAIN_PAGES, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
+use crate::alloc::{DRAIN_PAGES, Drained, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
 use crate::group::{BATCH, Charged, Event, OverLimit};
 use crate::sync::{Ordering, yield_now};
@@ -211,7 +211,7 @@ impl Memory {
         let amount = Amount::Pages(order.nr_pages());
         let charge = Held::new(self, here.cpu, What::Charge { group, amount });
         loop {
-            let (taken, nr_drained) = self.take_frames(here, group, request, rounds == 0);
+            let (taken, drained) = self.take_frames(here, group, request, rounds == 0);
             if let Some(frame) = taken {
                 charge.keep();
                 return Ok(frame);
@@ -233,14 +233,16 @@ impl Memory {
                     Evacuated::Pages(nr_pages) => nr_pages,
                 },
             };
-            if nr_drained == 0 && freed == 0 && !self.give_back_slack() {
+            if drained.nr_pages == 0 && freed == 0 && !self.give_back_slack() {
                 over = self.over_limit(group).or(over);
                 // Where no limit was lowered, what is charged has a frame: if none is free, others
-                // have it in hand. What they have is a block for them, or comes back.
+                // have it in hand. What they have is a block for them, or comes back; and what lies
+                // in a cache that one of them holds is free.
                 let is_in_hand = is_page && is_anywhere && over.is_none();
+                let is_held = drained.not_reached > 0;
                 let most = match self.evacuation.is_under_way() {
                     true => MAX_YIELDS,
-                    false if is_in_hand => MAX_YIELDS_FOR_A_FRAME,
+                    false if is_in_hand || is_held => MAX_YIELDS_FOR_A_FRAME,
                     false => 0,
                 };
                 if yields < most {
@@ -318,7 +320,7 @@ impl Memory {
         group: u32,
         request: &Request,
         is_low_tried: bool,
-    ) -> (Option<Frame>, u32) {
+    ) -> (Option<Frame>, Drained) {
         let node_reclaim = self.config.alloc.node_reclaim;
         let marks = [Mark::Low, Mark::Min, Mark::None];
         for mark in marks
@@ -335,7 +337,7 @@ impl Memory {
                 true => self.take_near(here, group, request),
             };
             if taken.is_some() {
-                return (taken, 0);
+                return (taken, Drained::default());
             }
         }
         // A single page is there as soon as some come back; a block, perhaps with the last of them.
@@ -344,9 +346,10 @@ impl Memory {
             _ => u32::MAX,
         };
         let nr_charged = self.drain_magazines(|_| true);
-        let nr_drained = nr_charged + self.zones.drain_some(&self.frames, enough).nr_pages;
+        let mut drained = self.zones.drain_some(&self.frames, enough);
+        drained.nr_pages += nr_charged;
         let taken = self.zones.alloc(&self.frames, here.cpu, request);
-        (taken.ok(), nr_drained)
+        (taken.ok(), drained)
     }
 
     /// Takes a block where near nodes that are short are reclaimed on before far ones are used.

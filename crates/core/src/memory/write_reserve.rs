@@ -58,7 +58,7 @@ impl Memory {
         for (turn, mobility) in (0..=MAX_YIELDS_FOR_A_FRAME).zip(kinds) {
             // For as long as a write lasts it may be where only pages are else.
             let request = Request::new(order, mobility);
-            let (taken, nr_drained) = self.take_frames(here, root, &request, false);
+            let (taken, drained) = self.take_frames(here, root, &request, false);
             if let Some(frame) = taken {
                 // Of no group: whoever has the frame next finds bytes that are not its own.
                 self.frames.set_group(frame, 0);
@@ -70,8 +70,8 @@ impl Memory {
             }
             // What other CPUs free meanwhile is drained the next time. A single page is there: if
             // none is free, others have it in hand.
-            match nr_drained {
-                0 if order == Order::ZERO => yield_now(),
+            match drained.nr_pages {
+                0 if order == Order::ZERO || drained.not_reached > 0 => yield_now(),
                 0 if turn > 0 => break,
                 _ => {}
             }

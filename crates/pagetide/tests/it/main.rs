@@ -9,6 +9,7 @@ mod anon_spill;
 mod audit;
 mod bad_input;
 mod beside_cuts;
+mod blocks;
 mod bounced;
 mod budget;
 mod callers;

@@ -13,6 +13,12 @@ use crate::sync::Ordering;
 use crate::units::Cpu;
 
 impl Zone {
+    /// Holds the cache that a CPU uses until what it gives is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_cache(&self, cpu: Cpu) -> impl Drop + '_ {
+        self.lock_cache(cpu).expect("one of them is free").1
+    }
+
     /// Locks the cache that a CPU uses, else the next one that nobody holds.
     #[inline]
     pub(super) fn lock_cache(&self, cpu: Cpu) -> Option<(Cpu, PcpGuard<'_>)> {

@@ -10,6 +10,7 @@ use crate::memory::evacuate::{Evacuated, UnderWay};
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Barrier;
 
 const REGION: Order = match Order::new(PAGEBLOCK_ORDER) {
     Some(order) => order,
@@ -257,6 +258,67 @@ fn who_is_short_lets_those_run_who_have_frames_in_hand() {
     assert!(taken.is_ok(), "{taken:?}");
     put_free(&memory, spare);
     outside.into_iter().for_each(unpin);
+    memory.check();
+}
+
+/// Another thread that holds a cache, and lets go of it while somebody looks for a block for a
+/// longer time than anybody would look who does not know of it.
+#[derive(Debug)]
+struct Holder {
+    /// It holds the cache, it shall let go, it has.
+    steps: Barrier,
+    nr_asked: Cell<u32>,
+}
+
+impl Platform for Holder {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        self.nr_asked.set(self.nr_asked.get() + 1);
+        if self.nr_asked.get() == 2 * MAX_RETRIES {
+            self.steps.wait();
+            self.steps.wait();
+        }
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn who_asks_for_a_block_lets_those_run_who_hold_a_cache() {
+    let (memory, group, _) = memory(2048, Policy::Fifo);
+    // Much is free, and the other half of a block lies in a cache.
+    let is_even = |frame: &Frame| frame.number().is_multiple_of(2);
+    let (single, mut spare): (_, Vec<Frame>) = take_free(&memory).into_iter().partition(is_even);
+    put_free(&memory, single);
+    memory.drain();
+    let (other, half) = (Cpu::new(1), spare.pop().unwrap());
+    memory
+        .zones()
+        .free(memory.frames(), other, half, Order::ZERO);
+    let steps = Barrier::new(2);
+    let nr_asked = Cell::new(0);
+    let holder = Holder { steps, nr_asked };
+    let taken = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let held = memory.zones().zone(0).map(|zone| zone.hold_cache(other));
+            holder.steps.wait();
+            holder.steps.wait();
+            drop(held);
+            holder.steps.wait();
+        });
+        holder.steps.wait();
+        let taken = memory.alloc_buf(Here::new(CPU, &holder), group, order(1));
+        while holder.nr_asked.get() < 2 * MAX_RETRIES {
+            holder.shrink(group, 0, 0);
+        }
+        taken
+    });
+    assert!(taken.is_ok(), "{taken:?}");
+    put_free(&memory, spare);
     memory.check();
 }
 

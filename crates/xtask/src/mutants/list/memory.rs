@@ -207,6 +207,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("evacuate"),
     },
     Mutant {
+        name: "a block is refused while a cache is held",
+        file: "memory/alloc.rs",
+        find: "let is_held = drained.not_reached > 0;",
+        replace: "let is_held = false;",
+        tests: Tests::Unit("who_asks_for_a_block_lets_those_run"),
+    },
+    Mutant {
         name: "a request gives up while others have frames in hand",
         file: "memory/alloc.rs",
         find: "if yields < most {",
@@ -224,7 +231,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the reserve of writes gives up while others have its frame in hand",
         file: "memory/write_reserve.rs",
-        find: "0 if order == Order::ZERO => yield_now(),",
+        find: "0 if order == Order::ZERO || drained.not_reached > 0 => yield_now(),",
         replace: "0 if order == Order::ZERO => {}",
         tests: Tests::Shuttle,
     },
