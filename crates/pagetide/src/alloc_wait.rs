@@ -10,20 +10,21 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// A [`Group::alloc_async`] under way.
-struct Alloc {
-    group: Group,
-    wait: MemoryWait,
-    order: units::Order,
+/// Something that needs memory, under way: asked for until there is some.
+pub(crate) struct Asking<F> {
+    pub(crate) wait: MemoryWait,
+    pub(crate) attempt: F,
 }
 
-impl Future for Alloc {
-    type Output = Result<Buf, Error>;
+// Neither is pinned.
+impl<F> Unpin for Asking<F> {}
 
-    fn poll(mut self: Pin<&mut Alloc>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (group, order) = (self.group.clone(), self.order);
-        let mut attempt = || group.take_zeroed(order);
-        self.wait.poll(context.waker(), &mut attempt)
+impl<T, F: FnMut() -> Result<T, AllocError>> Future for Asking<F> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Asking { wait, attempt } = &mut *self;
+        wait.poll(context.waker(), attempt)
     }
 }
 
@@ -67,7 +68,8 @@ impl Group {
         let order = order.to_core();
         let wait = MemoryWait::new(self, u64::from(order.nr_pages()), 0, deadline).driven();
         let group = self.clone();
-        Alloc { group, wait, order }
+        let attempt = move || group.take_zeroed(order);
+        Asking { wait, attempt }
     }
 
     /// A zeroed block, without a sleep for what is above `high`.

@@ -27,9 +27,10 @@
 //!
 //! Where a limit is met and nothing can be reclaimed, [`Group::alloc`] is refused, at once but
 //! where pages are being read that could go then; [`Group::alloc_by`] waits until a deadline, and
-//! [`Group::alloc_async`] does so as a future of any executor. An operation that pins several pages
-//! takes a [`PinPermit`] first, so that no pin budget ([`Group::set_pin_max`]) stops it half way
-//! while it holds some.
+//! [`Group::alloc_async`] does so as a future of any executor. So do [`Group::reserve_by`] and
+//! [`Group::reserve_async`] for bytes of the heap. An operation that pins several pages takes a
+//! [`PinPermit`] first, so that no pin budget ([`Group::set_pin_max`]) stops it half way while it
+//! holds some.
 //!
 //! Features, none of which is on by default: `metrics` for OpenMetrics text (`Memory::metrics`),
 //! `watch` for a socket through which `pagetide top` looks at a running process (`Memory::watch`),

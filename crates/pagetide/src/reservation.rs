@@ -1,9 +1,14 @@
 //! Reservations: bytes of the program's own heap, under the same budget.
 
+use crate::alloc_wait::Asking;
+use crate::memory_wait::MemoryWait;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, cpu};
+use pagetide_core::memory::{AllocError, Here};
 use pagetide_core::units::Order;
 use std::fmt;
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Bytes of the program's own heap that are charged to a group until they are given back or this
 /// is dropped.
@@ -43,14 +48,48 @@ impl Group {
     /// # Errors
     /// [`Error::OverLimit`]; nothing stays charged.
     pub fn reserve(&self, size: ByteSize) -> Result<Reservation, Error> {
-        self.shared().check_process()?;
-        self.shared().core.begin_reservation();
-        let reservation = Reservation {
-            group: self.clone(),
-            nr_bytes: AtomicU64::new(0),
-        };
+        let reservation = self.reserve_none()?;
         reservation.try_grow(size)?;
         Ok(reservation)
+    }
+
+    /// [`Group::reserve`], with a wait until `deadline` where a limit is met and nothing can be
+    /// reclaimed, as [`Group::alloc_by`].
+    ///
+    /// # Errors
+    /// As [`Reservation::grow_by`].
+    pub fn reserve_by(&self, size: ByteSize, deadline: Instant) -> Result<Reservation, Error> {
+        let reservation = self.reserve_none()?;
+        reservation.grow_by(size, deadline)?;
+        Ok(reservation)
+    }
+
+    /// [`Group::reserve_by`] as a future, for any executor, as [`Group::alloc_async`]. Dropped, it
+    /// waits no more, and nothing stays charged.
+    ///
+    /// # Errors
+    /// As [`Reservation::grow_by`].
+    pub fn reserve_async(
+        &self,
+        size: ByteSize,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Reservation, Error>> + Send + use<> {
+        let group = self.clone();
+        async move {
+            let reservation = group.reserve_none()?;
+            reservation.grow_async(size, deadline).await?;
+            Ok(reservation)
+        }
+    }
+
+    /// A reservation of nothing.
+    fn reserve_none(&self) -> Result<Reservation, Error> {
+        self.shared().check_process()?;
+        self.shared().core.begin_reservation();
+        Ok(Reservation {
+            group: self.clone(),
+            nr_bytes: AtomicU64::new(0),
+        })
     }
 }
 
@@ -73,20 +112,68 @@ impl Reservation {
     /// # Errors
     /// [`Error::OverLimit`]; the reservation is as it was.
     pub fn try_grow(&self, more: ByteSize) -> Result<(), Error> {
-        self.group.shared().check_process()?;
         let shared = self.group.shared();
-        let group = self.group.id();
+        let more = self.check_more(more)?;
+        let reserved = self.reserve_more(shared.here().waiting_for_reads(), more);
+        reserved.map_err(|error| shared.alloc_error(error, self.group.id(), Order::ZERO))?;
+        shared.pay_debt();
+        Ok(())
+    }
+
+    /// [`Reservation::try_grow`], with a wait until `deadline` where a limit is met and nothing can
+    /// be reclaimed, as [`Group::alloc_by`]: for others' working memory, reservations and pins.
+    ///
+    /// What is reserved already is kept meanwhile. So where all who wait under a limit could be
+    /// served only by what they keep themselves, the last to come is refused.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::WouldDeadlock`]; [`Error::OverLimit`] at once where a limit is
+    /// below the new size. The reservation is as it was.
+    pub fn grow_by(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
+        let more = self.check_more(more)?;
+        let wait = self.wait_for(more, deadline);
+        wait.block(|| self.reserve_more(self.group.shared().here(), more))?;
+        self.group.shared().pay_debt();
+        Ok(())
+    }
+
+    /// [`Reservation::grow_by`] as a future, for any executor, as [`Group::alloc_async`]. Dropped,
+    /// it waits no more.
+    ///
+    /// # Errors
+    /// As [`Reservation::grow_by`].
+    pub async fn grow_async(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
+        let more = self.check_more(more)?;
+        let wait = self.wait_for(more, deadline).driven();
+        let attempt = || self.reserve_more(self.group.shared().here(), more);
+        Asking { wait, attempt }.await
+    }
+
+    /// The wait of who wants so many bytes beside those that it has.
+    fn wait_for(&self, more: u64, deadline: Instant) -> MemoryWait {
+        let size = self.size().as_u64();
+        let [held, total] = [size, size + more].map(|size| size.div_ceil(PAGE_BYTES as u64));
+        MemoryWait::new(&self.group, total - held, held, deadline)
+    }
+
+    /// Bytes to reserve.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], and [`Error::OverLimit`] where their pages cannot be counted.
+    fn check_more(&self, more: ByteSize) -> Result<u64, Error> {
+        self.group.shared().check_process()?;
         let more = more.as_u64();
-        if !self.has_room(more) {
-            return Err(self.too_large());
+        match self.has_room(more) {
+            true => Ok(more),
+            false => Err(self.too_large()),
         }
-        let reserved = shared
-            .core
-            .reserve(shared.here().waiting_for_reads(), group, more);
-        reserved.map_err(|error| shared.alloc_error(error, group, Order::ZERO))?;
+    }
+
+    fn reserve_more(&self, here: Here<'_>, more: u64) -> Result<(), AllocError> {
+        let shared = self.group.shared();
+        shared.core.reserve(here, self.group.id(), more)?;
         self.add(more);
         shared.fill_balloon();
-        shared.pay_debt();
         Ok(())
     }
 
@@ -177,7 +264,7 @@ impl Reservation {
     #[cold]
     fn too_large(&self) -> Error {
         let root = self.group.shared().core.groups().root();
-        let error = pagetide_core::memory::AllocError::OverLimit { group: root };
+        let error = AllocError::OverLimit { group: root };
         let shared = self.group.shared();
         shared.alloc_error(error, self.group.id(), Order::ZERO)
     }

@@ -52,6 +52,7 @@ mod readahead;
 mod reclaim;
 mod registered;
 mod reserve;
+mod reserve_waits;
 mod rseq;
 mod sizing;
 mod slow;

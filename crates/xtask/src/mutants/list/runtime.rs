@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "who waits for more of the heap is taken to have none",
+        file: "reservation.rs",
+        find: "MemoryWait::new(&self.group, total - held, held, deadline)",
+        replace: "MemoryWait::new(&self.group, total - held, 0, deadline)",
+        tests: Tests::Runtime("reserve_waits"),
+    },
+    Mutant {
         name: "a memory without pinned pages stays",
         file: "home.rs",
         find: "if !self.core.abandon() {",
