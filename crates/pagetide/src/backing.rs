@@ -5,9 +5,10 @@
 
 use crate::behind::{Behind, Turn};
 use crate::dirty_list::{self, DirtyList, Pages};
+use crate::durability::Durability;
 use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
-use crate::shared::{Shared, locked};
+use crate::shared::Shared;
 use crate::spill::{Expected, Region};
 use crate::stall::in_read;
 use crate::store::{DirectFile, Store};
@@ -17,13 +18,11 @@ use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::page_cache::Mappings;
 use pagetide_core::units::{Order, PageKey};
 use std::fmt;
-use std::fs;
 use std::io;
 use std::iter;
 use std::ops::{Range, RangeInclusive};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The code of an I/O that ended before the page did. Others are error numbers of the system.
 pub(crate) const SHORT: u32 = u32::MAX;
@@ -124,10 +123,7 @@ pub(crate) struct Backing {
     pub(crate) is_failing: AtomicBool,
     pub(crate) behind: Behind,
     pub(crate) hooked: OnceLock<Hooked>,
-    /// Held by `sync`, so that one failure of the store is seen by all who ask meanwhile.
-    syncing: Mutex<()>,
-    /// The folder of a file that was created, until its entry is durable.
-    new_in: Mutex<Option<fs::File>>,
+    pub(crate) durability: Durability,
     /// Reads in the background.
     nr_flights: AtomicU32,
     pub(crate) length: LengthLock,
@@ -162,8 +158,7 @@ impl Backing {
             is_failing: AtomicBool::new(false),
             behind: Behind::default(),
             hooked: OnceLock::new(),
-            syncing: Mutex::default(),
-            new_in: Mutex::default(),
+            durability: Durability::default(),
             nr_flights: AtomicU32::new(0),
             length: LengthLock::default(),
         }
@@ -496,49 +491,6 @@ impl Backing {
             NONE => Ok(()),
             code => Err(self.failed(code)),
         }
-    }
-
-    /// Makes durable what the store has.
-    ///
-    /// # Errors
-    /// [`Error::WritebackFailed`]: the file is poisoned then, and where the store unwinds.
-    pub(crate) fn make_durable(&self, shared: &Shared) -> Result<(), Error> {
-        let _one_at_a_time = locked(&self.syncing);
-        self.check_poison()?;
-        self.catch_up(shared)?;
-        // What a store has lost that unwinds, nobody knows.
-        let synced = catch_unwind(AssertUnwindSafe(|| self.source.written().sync()));
-        let synced = synced.unwrap_or_else(|panic| {
-            self.poison(NO_NUMBER);
-            resume_unwind(panic)
-        });
-        match synced {
-            // It has lost nothing: it never promised more.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                return Err(Error::WritebackFailed {
-                    file: self.name.to_string(),
-                    dirty_pages: self.nr_dirty(),
-                    source: error,
-                });
-            }
-            Err(error) => self.poison(code_of(&error)),
-            Ok(()) => {}
-        }
-        self.check_poison()?;
-        let mut new_in = locked(&self.new_in);
-        if let Some(folder) = new_in.as_ref() {
-            // The kernel tells of it once, as of the file's own writes.
-            let synced = rustix::fs::fsync(folder);
-            synced.unwrap_or_else(|error| self.poison(code_of(&error.into())));
-            self.check_poison()?;
-            *new_in = None;
-        }
-        Ok(())
-    }
-
-    /// The file was created in `folder`: its entry has to be made durable, too.
-    pub(crate) fn is_new_in(&self, folder: fs::File) {
-        *locked(&self.new_in) = Some(folder);
     }
 
     /// The error of pages that wait for the log.

@@ -56,6 +56,7 @@ mod builder;
 mod claims;
 mod cpu;
 mod dirty_list;
+mod durability;
 mod error;
 mod file;
 mod flusher;

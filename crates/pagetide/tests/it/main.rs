@@ -57,6 +57,7 @@ mod rseq;
 mod sizing;
 mod slow;
 mod sparse;
+mod syncs;
 mod system_calls;
 mod tasks;
 mod torture;

@@ -40,10 +40,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a sync that unwinds is forgotten",
-        file: "backing.rs",
+        file: "durability.rs",
         find: "            self.poison(NO_NUMBER);",
         replace: "",
         tests: Tests::Runtime("a_sync_that_unwinds"),
+    },
+    Mutant {
+        name: "each who waits for a sync asks the store for one of his own",
+        file: "durability.rs",
+        find: "if *last_good > nr_begun",
+        replace: "if false && *last_good > nr_begun",
+        tests: Tests::Runtime("of_many_who_wait_for_a_sync"),
+    },
+    Mutant {
+        name: "a sync that began before covers what is written since",
+        file: "durability.rs",
+        find: "if *last_good > nr_begun",
+        replace: "if *last_good >= nr_begun.max(1)",
+        tests: Tests::Runtime("of_many_who_wait_for_a_sync"),
     },
     Mutant {
         name: "a writer is held to the limits of its own group only",

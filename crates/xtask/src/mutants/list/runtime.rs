@@ -68,7 +68,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the name of a new file is not made durable",
-        file: "backing.rs",
+        file: "durability.rs",
         find: "let synced = rustix::fs::fsync(folder);",
         replace: "let synced = rustix::io::Result::Ok(drop(folder.metadata()));",
         tests: Tests::Runtime("system_calls::"),
