@@ -11,6 +11,7 @@ pub(crate) mod patience;
 mod punch;
 mod range;
 mod resize;
+mod sync;
 mod tasks;
 mod view;
 mod write;
@@ -21,6 +22,7 @@ pub use anon::Anon;
 pub(crate) use open::{Open, expect_together};
 pub use options::ReadOptions;
 pub use range::PinnedRange;
+pub(crate) use sync::SyncJob;
 pub use view::UpgradeError;
 pub use write::CloseError;
 

@@ -43,7 +43,8 @@
 //! background, on several nodes one more for each further one (none with
 //! [`Builder::without_thread`]), another one writes back once a file is written. A page is read by
 //! the thread that needs it, many together ([`File::pin_many`]) by io_uring or a few threads, and
-//! what is prefetched by one that reaps io_uring.
+//! what is prefetched by one that reaps io_uring. A few more sync what tasks wait for
+//! ([`File::sync_async`]).
 
 mod alloc_wait;
 mod arena;

@@ -12,6 +12,7 @@ mod soak;
 #[path = "fork/threads.rs"]
 mod threads;
 
+use futures_executor::block_on;
 use pagetide::{
     Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, Page, PinPermit, Policy,
     Reservation, memory_limit,
@@ -127,10 +128,12 @@ fn refuse_and_drop(mut held: Held, data: &Path) {
     assert!(is_forked(file.pin(3)) && is_forked(file.try_pin(3)));
     assert!(is_forked(file.pin_many(&[1, 2])) && file.prefetch(0..9) == 0);
     assert!(is_forked(file.write_at(&[1], 0)) && is_forked(file.sync()));
+    assert!(is_forked(block_on(file.sync_async())));
     assert!(is_forked(file.pin_mut(9)) && is_forked(file.set_len(0)));
     assert!(is_forked(group.alloc(Order::new(0))) && is_forked(group.child("a")));
     assert!(is_forked(group.alloc_by(Order::new(0), Instant::now())));
     assert!(is_forked(group.reserve(ByteSize(1))) && is_forked(group.pin_permit(1, None)));
+    assert!(is_forked(group.reserve_by(ByteSize(1), Instant::now())));
     assert!(is_forked(group.set_max(ByteSize::mib(1))) && is_forked(group.anon(1)));
     assert!(is_forked(group.reclaim(ByteSize::mib(1))));
     assert!(is_forked(held.reservation.try_grow(ByteSize(1))));

@@ -378,58 +378,6 @@ impl File {
         Some(start / page_bytes..=last / page_bytes)
     }
 
-    /// Writes the dirty pages of a range of bytes to the store, without making them durable.
-    ///
-    /// # Errors
-    /// [`Error::WritebackFailed`], [`Error::LogBehind`]: what was not written is dirty still;
-    /// [`Error::PageBusy`] where somebody changes a page for more than a second.
-    pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
-        self.check_process()?;
-        let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        backing.check_poison()?;
-        backing.catch_up(shared)?;
-        if let Some(pages) = self.pages_of(range) {
-            shared.write_dirty(backing, pages, Which::ALL)?;
-        }
-        backing.check_poison()
-    }
-
-    /// Makes durable whatever was written to the file before: through any handle of it.
-    ///
-    /// # Errors
-    /// [`Error::WritebackFailed`] where a page could not be written: it is dirty still, and the
-    /// next call tries again; where one could not be in the background, though it has been since:
-    /// once for each handle; where the store failed to make it durable: for ever, until all
-    /// handles are closed and the file is opened anew. [`Error::PageBusy`] as
-    /// [`File::flush_range`].
-    pub fn sync(&self) -> Result<(), Error> {
-        self.sync_range(..)
-    }
-
-    /// [`File::sync`] for a range of bytes. What else was written may become durable, too.
-    ///
-    /// # Errors
-    /// As [`File::sync`].
-    pub fn sync_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
-        self.check_process()?;
-        let flushed = self.flush_range(range);
-        if !matches!(flushed, Ok(()) | Err(Error::WritebackFailed { .. })) {
-            // Of writes that failed this says nothing: a later call does.
-            return flushed;
-        }
-        // Known now, whatever it was.
-        let errors = self.open.shared.core.write_errors(self.open.mapping);
-        let seen = self.seen_errors.swap(errors.nr_errors, Ordering::Relaxed);
-        flushed?;
-        if self.open.backing.source.is_writable() {
-            self.open.backing.make_durable(&self.open.shared)?;
-        }
-        if seen != errors.nr_errors {
-            return Err(self.open.backing.failed(errors.code));
-        }
-        Ok(())
-    }
-
     /// Writes the file back, without making it durable, and closes this handle.
     ///
     /// A handle that is dropped does the same where it is the last one; what it cannot write is

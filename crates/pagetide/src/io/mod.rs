@@ -12,11 +12,13 @@ mod registered;
 mod run;
 mod uring;
 
+pub(crate) use pool::Job;
 pub use registered::Registered;
 pub(crate) use registered::{FileSlot, Registry};
 pub(crate) use run::{Flight, Next, Reader, Run};
 pub(crate) use uring::{Piece, UnderWay};
 
+use crate::file::SyncJob;
 use crate::park::Panics;
 use crate::shared::locked;
 use crate::trace;
@@ -174,7 +176,9 @@ pub(crate) struct Engine {
     is_lost: Arc<AtomicBool>,
     /// Made at the first read in the background; `None` where there is no ring for it.
     background: OnceLock<Option<Background>>,
-    pool: Pool,
+    pool: Pool<Run>,
+    /// What tasks wait for and no ring does.
+    pub(crate) syncs: Pool<SyncJob>,
     pub(crate) counts: Arc<Counts>,
     /// Reads in the background that are under way, and operations that may begin some.
     nr_flights: AtomicU32,
@@ -196,12 +200,14 @@ impl Drop for Engine {
                 background.disown();
             }
             self.pool.disown();
+            self.syncs.disown();
             return;
         }
         if let Some(Some(background)) = self.background.get() {
             background.end();
         }
         self.pool.end();
+        self.syncs.end();
     }
 }
 
@@ -217,7 +223,8 @@ impl Engine {
             is_asked,
             registry: Arc::new(registry),
             has_threads,
-            pool: Pool::new(has_threads, isolated.clone()),
+            pool: Pool::new("pagetide-io", has_threads, isolated.clone()),
+            syncs: Pool::new("pagetide-sync", has_threads, isolated.clone()),
             isolated,
             max_rings: max_rings.max(1),
             rings: Mutex::default(),
@@ -317,7 +324,7 @@ impl Engine {
         let runs: Vec<Run> = runs.into_iter().map(Run::detached).collect();
         match self.background().filter(|_| is_file) {
             Some(background) => background.submit(runs),
-            None => self.pool.read(runs),
+            None => self.pool.work_on(runs),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Threads that read, one run at a time each: where io_uring may not be used, and for stores that
-//! are no files of the system.
+//! Threads that do one job at a time each. Jobs are reads where io_uring may not be used, and of
+//! stores that are no files of the system; and syncs that tasks wait for.
 
 use super::run::Run;
 use crate::park;
@@ -12,34 +12,54 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads at most: as many reads as a device of today needs to be busy.
+/// Threads of one pool at most: as many reads as a device of today needs to be busy.
 const MAX_THREADS: usize = 16;
 
-#[derive(Default)]
-struct Queue {
-    runs: VecDeque<Run>,
+/// What a thread does.
+pub(crate) trait Job: Send + 'static {
+    /// Does it. Whoever waits for it is told also where a store or a waker panics.
+    fn run(self);
+}
+
+impl Job for Run {
+    fn run(mut self) {
+        self.read_now();
+    }
+}
+
+struct Queue<J> {
+    jobs: VecDeque<J>,
     is_over: bool,
 }
 
-#[derive(Default)]
-struct State {
-    queue: Mutex<Queue>,
+struct State<J> {
+    queue: Mutex<Queue<J>>,
     idle: Sleepers,
 }
 
-impl State {
-    fn work(&self) {
-        while let Some(mut run) = self.next() {
-            // The run has ended also where a store or a waker panicked.
-            piece(move || run.read_now());
+impl<J: Job> State<J> {
+    fn new() -> State<J> {
+        let queue = Queue {
+            jobs: VecDeque::new(),
+            is_over: false,
+        };
+        State {
+            queue: Mutex::new(queue),
+            idle: Sleepers::default(),
         }
     }
 
-    fn next(&self) -> Option<Run> {
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            piece(|| job.run());
+        }
+    }
+
+    fn next(&self) -> Option<J> {
         let mut queue = locked(&self.queue);
         loop {
-            if let Some(run) = queue.runs.pop_front() {
-                return Some(run);
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(job);
             }
             if queue.is_over {
                 return None;
@@ -51,55 +71,58 @@ impl State {
 
 /// The threads, started when there is something to do for them. Told to end when it is dropped, and
 /// waited for.
-pub(crate) struct Pool {
-    state: Arc<State>,
+pub(crate) struct Pool<J> {
+    name: &'static str,
+    state: Arc<State<J>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// 0: whoever asks reads.
+    /// 0: whoever asks does it.
     max_threads: usize,
     isolated: Vec<u32>,
 }
 
-impl Pool {
-    pub(crate) fn new(has_threads: bool, isolated: Vec<u32>) -> Pool {
+impl<J: Job> Pool<J> {
+    /// Threads of this name, with numbers.
+    pub(crate) fn new(name: &'static str, has_threads: bool, isolated: Vec<u32>) -> Pool<J> {
         Pool {
-            state: Arc::default(),
+            name,
+            state: Arc::new(State::new()),
             threads: Mutex::default(),
             max_threads: if has_threads { MAX_THREADS } else { 0 },
             isolated,
         }
     }
 
-    /// Whether what is queued gets read without whoever queues it.
+    /// Whether what is queued gets done without whoever queues it.
     pub(crate) fn has_threads(&self) -> bool {
         self.max_threads > 0
     }
 
-    /// Queues runs that nobody waits for. Where no thread can be started for them, they are read
-    /// here.
-    pub(crate) fn queue(&self, runs: Vec<Run>) {
-        if self.enqueue(|queued| queued.extend(runs)) == 0 {
+    /// Queues jobs that the caller does not wait for. Where no thread can be started for them, they
+    /// are done here.
+    pub(crate) fn queue(&self, jobs: impl IntoIterator<Item = J>) {
+        if self.enqueue(|queued| queued.extend(jobs)) == 0 {
             self.help(usize::MAX);
         }
     }
 
-    /// Reads runs for whoever waits for them, before all that is queued. The caller takes part;
+    /// Does jobs for whoever waits for them, before all that is queued. The caller takes part;
     /// what others have begun may go on when it returns.
-    pub(crate) fn read(&self, runs: Vec<Run>) {
-        let nr_runs = runs.len();
+    pub(crate) fn work_on(&self, jobs: Vec<J>) {
+        let nr_jobs = jobs.len();
         self.enqueue(|queued| {
-            runs.into_iter()
+            jobs.into_iter()
                 .rev()
-                .for_each(|run| queued.push_front(run))
+                .for_each(|job| queued.push_front(job))
         });
-        self.help(nr_runs);
+        self.help(nr_jobs);
     }
 
-    /// Queues runs; returns how many threads there are for them.
-    fn enqueue(&self, push: impl FnOnce(&mut VecDeque<Run>)) -> usize {
+    /// Queues jobs; returns how many threads there are for them.
+    fn enqueue(&self, push: impl FnOnce(&mut VecDeque<J>)) -> usize {
         let mut queue = locked(&self.state.queue);
-        push(&mut queue.runs);
+        push(&mut queue.jobs);
         let nr_idle = self.state.idle.wake_all(&queue);
-        let missing = queue.runs.len().saturating_sub(nr_idle);
+        let missing = queue.jobs.len().saturating_sub(nr_idle);
         drop(queue);
         self.start(missing)
     }
@@ -110,7 +133,7 @@ impl Pool {
         let room = self.max_threads - threads.len();
         for _ in 0..missing.min(room) {
             let (state, isolated) = (Arc::clone(&self.state), self.isolated.clone());
-            let name = format!("pagetide-io-{}", threads.len());
+            let name = format!("{}-{}", self.name, threads.len());
             let started = std::thread::Builder::new().name(name).spawn(move || {
                 keep_off(&isolated);
                 state.work();
@@ -124,13 +147,13 @@ impl Pool {
         threads.len()
     }
 
-    /// Reads on this thread what nobody has begun, so many runs at most; whether there was one.
+    /// Does on this thread what nobody has begun, so many jobs at most; whether there was one.
     pub(crate) fn help(&self, most: usize) -> bool {
         let mut has_helped = false;
-        let queued = iter::from_fn(|| locked(&self.state.queue).runs.pop_front());
-        park::to_each(queued.take(most), |mut run| {
+        let queued = iter::from_fn(|| locked(&self.state.queue).jobs.pop_front());
+        park::to_each(queued.take(most), |job| {
             has_helped = true;
-            run.read_now();
+            job.run();
         });
         has_helped
     }

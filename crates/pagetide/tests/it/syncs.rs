@@ -1,9 +1,15 @@
 //! Syncs of many at once.
 
+use crate::many::memories;
 use crate::slow::PAGE;
-use pagetide::{ByteSize, Memory, Order, Store};
+use futures_executor::block_on;
+use pagetide::{ByteSize, Error, File, Memory, Order, Store};
+use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -19,9 +25,14 @@ enum Call {
 struct Calls {
     calls: Mutex<(Vec<Call>, bool)>,
     goes_on: Condvar,
+    fails: AtomicBool,
 }
 
 impl Calls {
+    fn fail(&self, fails: bool) {
+        self.fails.store(fails, Ordering::SeqCst);
+    }
+
     fn add(&self, call: Call) -> MutexGuard<'_, (Vec<Call>, bool)> {
         let mut calls = self.calls.lock().unwrap();
         calls.0.push(call);
@@ -63,6 +74,9 @@ impl Store for Disk {
     }
 
     fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        if self.0.fails.load(Ordering::SeqCst) {
+            return Err(io::Error::other("a disk that fails"));
+        }
         drop(self.0.add(Call::Write));
         Ok(buf.len())
     }
@@ -75,14 +89,19 @@ impl Store for Disk {
     }
 }
 
+/// A file on a disk of its own.
+fn disk(memory: &Memory) -> (File, Arc<Calls>) {
+    let calls = Arc::new(Calls::default());
+    let store = Box::new(Disk(Arc::clone(&calls)));
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    (file.unwrap(), calls)
+}
+
 #[test]
 fn of_many_who_wait_for_a_sync_the_first_makes_all_durable() {
     const NR_THREADS: usize = 16;
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let calls = Arc::new(Calls::default());
-    let store = Box::new(Disk(Arc::clone(&calls)));
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
-    let file = file.unwrap();
+    let (file, calls) = disk(&memory);
     let write_and_sync = &|page: usize| {
         file.write_at(&[1; 10], page as u64 * PAGE).unwrap();
         file.sync().unwrap();
@@ -104,4 +123,151 @@ fn of_many_who_wait_for_a_sync_the_first_makes_all_durable() {
     assert!((2..NR_THREADS / 2).contains(&nr_syncs), "{nr_syncs}");
     let last = calls.calls.lock().unwrap().0.last().copied();
     assert_eq!(last, Some(Call::Sync), "one began after the last write");
+}
+
+#[test]
+fn a_task_that_waits_for_a_sync_keeps_no_thread() {
+    for (at, memory) in memories(8).into_iter().enumerate() {
+        // Each other one has none.
+        let has_threads = at % 2 == 0;
+        let [(slow, held), (fast, calls)] = [(); 2].map(|()| disk(&memory));
+        held.hold(has_threads);
+        slow.write_at(&[1; 10], 0).unwrap();
+        fast.write_at(&[1; 10], 0).unwrap();
+        let mut long = Box::pin(slow.sync_async());
+        let polled = long.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(polled.is_pending(), has_threads);
+        block_on(fast.sync_async()).unwrap();
+        assert_eq!((calls.count(Call::Write), calls.count(Call::Sync)), (1, 1));
+        block_on(fast.sync_range_async(PAGE..2 * PAGE)).unwrap();
+        held.hold(false);
+        if polled.is_pending() {
+            block_on(long).unwrap();
+        }
+        assert_eq!((held.count(Call::Write), held.count(Call::Sync)), (1, 1));
+    }
+}
+
+#[test]
+fn a_sync_that_no_task_waits_for_is_not_begun() {
+    const NR_THREADS: usize = 16;
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let files: Vec<_> = (0..=NR_THREADS).map(|_| disk(&memory)).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut tasks = Vec::new();
+    for (file, calls) in &files {
+        file.write_at(&[1; 10], 0).unwrap();
+        calls.hold(true);
+        let mut task = Box::pin(file.sync_async());
+        assert!(task.as_mut().poll(&mut context).is_pending());
+        tasks.push(task);
+    }
+    files[..NR_THREADS]
+        .iter()
+        .for_each(|(_, calls)| calls.wait_for(1, Call::Sync));
+    // All threads are held up, so that the last one waits; and one that is dropped goes on.
+    drop(tasks.pop());
+    drop(tasks.pop());
+    files.iter().for_each(|(_, calls)| calls.hold(false));
+    tasks.into_iter().for_each(|task| block_on(task).unwrap());
+    let (file, calls) = &files[0];
+    file.write_at(&[2; 10], 0).unwrap();
+    block_on(file.sync_async()).unwrap();
+    assert_eq!(calls.count(Call::Sync), 2);
+    let nr_syncs: Vec<_> = files[NR_THREADS - 1..]
+        .iter()
+        .map(|(_, calls)| calls.count(Call::Sync))
+        .collect();
+    assert_eq!(nr_syncs, [1, 0]);
+}
+
+#[test]
+fn a_file_is_closed_when_whoever_waited_for_its_sync_is_told() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (file, calls) = disk(&memory);
+    calls.hold(true);
+    let shared = Arc::downgrade(&calls);
+    let mut task = Box::pin(async move {
+        file.write_at(&[1; 10], 0).unwrap();
+        file.sync_async().await
+    });
+    let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+    calls.wait_for(1, Call::Sync);
+    calls.hold(false);
+    block_on(task).unwrap();
+    drop(calls);
+    assert!(shared.upgrade().is_none(), "the store is gone");
+    // Also where a task gives up, and the memory goes before the sync ends.
+    let (file, calls) = disk(&memory);
+    calls.hold(true);
+    let mut task = Box::pin(async move { file.sync_async().await });
+    let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending());
+    calls.wait_for(1, Call::Sync);
+    drop((task, memory));
+    calls.hold(false);
+    while Arc::strong_count(&calls) > 1 {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_failed_write_is_told_once_by_a_task_or_a_thread() {
+    for by_task in [false, true] {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let (file, calls) = disk(&memory);
+        file.write_at(&[1; 10], 0).unwrap();
+        calls.fail(true);
+        assert!(file.flush_range(..).is_err());
+        calls.fail(false);
+        let sync = |by_task| match by_task {
+            true => block_on(file.sync_async()),
+            false => file.sync(),
+        };
+        let failed = Err::<(), _>(sync(by_task).unwrap_err());
+        assert!(
+            matches!(failed, Err(Error::WritebackFailed { .. })),
+            "{failed:?}"
+        );
+        sync(!by_task).unwrap();
+        sync(by_task).unwrap();
+    }
+}
+
+#[test]
+fn a_store_that_panics_does_so_in_the_task() {
+    struct Panics;
+
+    impl Store for Panics {
+        fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn is_writable(&self) -> bool {
+            true
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            // Without a word to the panic hook.
+            std::panic::resume_unwind(Box::new("a store that unwinds"))
+        }
+    }
+
+    for memory in memories(8) {
+        let file = memory.open_store(Box::new(Panics), "bad", Order::new(0), &memory.root());
+        let file = file.unwrap();
+        let sync = AssertUnwindSafe(|| block_on(file.sync_async()));
+        let unwound = catch_unwind(sync).unwrap_err();
+        assert_eq!(unwound.downcast_ref(), Some(&"a store that unwinds"));
+        let poisoned = block_on(file.sync_async());
+        assert!(
+            matches!(poisoned, Err(Error::WritebackFailed { .. })),
+            "{poisoned:?}"
+        );
+    }
 }

@@ -46,6 +46,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("a_sync_that_unwinds"),
     },
     Mutant {
+        name: "a sync is begun though no task waits for it any more",
+        file: "file/sync.rs",
+        find: "if Arc::strong_count(&end) == 1 {",
+        replace: "if false {",
+        tests: Tests::Runtime("syncs::a_sync_that_no_task"),
+    },
+    Mutant {
         name: "each who waits for a sync asks the store for one of his own",
         file: "durability.rs",
         find: "if *last_good > nr_begun",

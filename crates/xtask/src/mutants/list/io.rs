@@ -62,8 +62,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reads that somebody waits for come after all others",
         file: "io/pool.rs",
-        find: "queued.push_front(run)",
-        replace: "queued.push_back(run)",
+        find: "queued.push_front(job)",
+        replace: "queued.push_back(job)",
         tests: Tests::Runtime("neighbours::a_batch_of_pins"),
     },
     Mutant {

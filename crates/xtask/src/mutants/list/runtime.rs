@@ -82,9 +82,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a sync leaves dirty pages",
-        file: "file/write.rs",
-        find: "if let Some(pages) = self.pages_of(range) {",
-        replace: "if let Some(pages) = self.pages_of(range).filter(|_| false) {",
+        file: "file/sync.rs",
+        find: "if let Some((start, last)) = bytes {",
+        replace: "if let Some((start, last)) = bytes.filter(|_| false) {",
         tests: Tests::Runtime("crash::"),
     },
     Mutant {
@@ -428,7 +428,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a sync that could not be tells of failed writes",
-        file: "file/write.rs",
+        file: "file/sync.rs",
         find: "if !matches!(flushed, Ok(()) | Err(Error::WritebackFailed { .. })) {",
         replace: "if false {",
         tests: Tests::Runtime("callers::a_write_that_failed"),
