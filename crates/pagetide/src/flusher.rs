@@ -188,9 +188,10 @@ impl Shared {
         }
     }
 
-    /// Pages that a group may have, by its own limit and those above it.
+    /// Pages that a group may have, by its own `max` and `high` and those above it.
     fn max_of(&self, id: u32) -> u64 {
-        let maxima = self.core.groups().path(id).map(|(_, group)| group.max());
+        let levels = self.core.groups().path(id);
+        let maxima = levels.map(|(_, group)| group.max_or_high());
         maxima.min().unwrap_or(0)
     }
 
@@ -205,7 +206,7 @@ impl Shared {
     /// Levels with a limit of their own, from a group up to the root.
     fn limited_levels(&self, id: u32) -> impl Iterator<Item = u32> {
         let levels = self.core.groups().path(id);
-        let limited = levels.filter(|(_, group)| group.max() != NO_LIMIT);
+        let limited = levels.filter(|(_, group)| group.max_or_high() != NO_LIMIT);
         limited.map(|(id, _)| id)
     }
 

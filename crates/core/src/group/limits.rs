@@ -51,6 +51,13 @@ fn shared_protection(group: &Group, (above, of_above): (&Group, Protection)) -> 
     }
 }
 
+impl Group {
+    /// Pages above its `high`.
+    pub(crate) fn over_high(&self) -> u64 {
+        self.usage().saturating_sub(self.limit(Limit::High))
+    }
+}
+
 impl Tree {
     /// Sets one of a group's limits, in pages, at once for new charges. What is over a lowered
     /// `max` stays: the caller reclaims. The root's `max` may be lowered below its `min`, which
@@ -231,7 +238,7 @@ impl Tree {
     /// The levels of a group that are above their `high`, with what they are over, in pages.
     pub fn over_high(&self, id: u32) -> impl Iterator<Item = (u32, u64)> {
         self.path(id).filter_map(|(level, group)| {
-            let over = group.usage().checked_sub(group.limit(Limit::High))?;
+            let over = group.over_high();
             (over > 0).then_some((level, over))
         })
     }

@@ -2,14 +2,13 @@
 
 use super::evacuate::Evacuated;
 use super::held::{Held, What};
-use super::reclaim::Reach;
+use super::reach::Reach;
 use super::rounds::Rounds;
-use super::write::Reclaimed;
 use super::{AllocError, Here, MAX_RETRIES, Memory};
 use crate::alloc::{DRAIN_PAGES, Drained, Mark, Mobility, PAGEBLOCK_PAGES, Request, Scan, Step};
 use crate::frame::State;
-use crate::group::{BATCH, Charged, Event, OverLimit};
-use crate::sync::{Ordering, yield_now};
+use crate::group::{Charged, OverLimit};
+use crate::sync::yield_now;
 use crate::units::{Cpu, Frame, NodeMask, Order, PAGE_BYTES};
 
 /// Rounds that come to nothing before a block of more than one frame is given up: where none can be
@@ -426,11 +425,7 @@ impl Memory {
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied {
-                let reach = match over == self.groups.root() {
-                    true => self.budget_reach(),
-                    false => Reach::of(over),
-                };
-                let round = self.reclaim_round(here, group, reach, nr_pages);
+                let round = self.reclaim_over(here, (group, over), nr_pages);
                 is_unwritten = round.is_unwritten;
                 let are_in_vain = rounds.are_in_vain(&self.groups, over);
                 let has_freed = round.nr_freed > 0 && !are_in_vain;
@@ -448,62 +443,6 @@ impl Memory {
         match amount {
             Amount::Pages(nr_pages) => self.groups.charge(cpu, group, nr_pages),
             Amount::Bytes(nr_bytes) => self.groups.charge_bytes(cpu, group, nr_bytes),
-        }
-    }
-
-    /// One round of reclaim in `subtree`, of pages and of what shrinkers have, as a stall of a
-    /// caller that charges `group`. Returns the pages that came back.
-    pub(super) fn reclaim_for(
-        &self,
-        here: Here<'_>,
-        (group, subtree): (u32, u32),
-        nr_pages: u32,
-    ) -> u32 {
-        self.reclaim_round(here, group, Reach::of(subtree), nr_pages)
-            .nr_freed
-    }
-
-    /// [`Memory::reclaim_for`] of what is in reach, and why it freed nothing.
-    fn reclaim_round(&self, here: Here<'_>, group: u32, reach: Reach, nr_pages: u32) -> Reclaimed {
-        let mut round = Reclaimed::default();
-        self.stats.stalls.fetch_add(1, Ordering::Relaxed);
-        here.platform.stall(group, &mut || {
-            round = self.reclaim_all(here, reach, nr_pages);
-        });
-        round
-    }
-
-    /// One round of reclaim of what is in reach, of pages and of what shrinkers have, for a caller
-    /// that may wait for writes.
-    pub(super) fn reclaim_all(&self, here: Here<'_>, reach: Reach, nr_pages: u32) -> Reclaimed {
-        let subtree = reach.subtree;
-        let usage = self.groups.get(subtree).map_or(0, |group| group.usage());
-        let mut round = self.reclaim_writing(here, reach, nr_pages);
-        // Shrinkers give in proportion to what pages gave, or all that is asked where those gave
-        // nothing.
-        let freed = &mut round.nr_freed;
-        let of = if *freed == 0 { 0 } else { usage };
-        *freed += here.platform.shrink(subtree, nr_pages.max(*freed), of);
-        round
-    }
-
-    /// After a charge that took levels above their `high`: reclaims a batch on each, and tells the
-    /// platform for how long to slow the charger down for what is over it still.
-    fn reclaim_high(&self, here: Here<'_>, group: u32, nr_charged: u32) {
-        let nr_pages = nr_charged.max(BATCH);
-        for (level, over) in self.groups.over_high(group) {
-            self.groups.count_event(level, Event::High);
-            // What is in the depot is nobody's: before a page is evicted.
-            let over = over.saturating_sub(self.drain_much_of(level).into());
-            if here.may_reclaim && over > 0 {
-                let want = u32::try_from(over).unwrap_or(u32::MAX).min(nr_pages);
-                self.reclaim_for(here, (group, level), want);
-            }
-        }
-        // What the stocks serve until the next time was charged with it.
-        let delay_ns = self.groups.delay_ns(group, nr_charged);
-        if delay_ns > 0 {
-            here.platform.throttle(group, delay_ns);
         }
     }
 

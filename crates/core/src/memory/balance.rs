@@ -4,7 +4,7 @@
 //! fetched back before a page is evicted, and a boost is not evicted for: blocks are emptied when
 //! somebody asks for one.
 
-use super::reclaim::Reclaimer;
+use super::reach::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::alloc::Request;
 use crate::group::ReclaimCount;

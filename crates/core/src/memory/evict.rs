@@ -1,7 +1,7 @@
 //! Eviction of what was isolated: detach, settle, free, uncharge.
 
 use super::Memory;
-use super::reclaim::Reclaimer;
+use super::reach::Reclaimer;
 use crate::alloc::Pieces;
 use crate::frame::{State, Word, flag};
 use crate::group::ReclaimCount;

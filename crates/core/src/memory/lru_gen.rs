@@ -1,7 +1,7 @@
 //! Generations: looked at, opened and evicted from outside, and aging's look at what was pinned.
 
 use super::Memory;
-use super::reclaim::Reclaimer;
+use super::reach::Reclaimer;
 use crate::frame::{FRAMES_PER_REGION, flag};
 use crate::reclaim::{
     BadSeq, Batch, Generation, LruvecRecord, MAX_BATCH, MAX_NR_GENS, ScanControl, TypeTiers,

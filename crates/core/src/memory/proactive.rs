@@ -1,7 +1,7 @@
 //! Reclaim because the program asks for it, or lowers a limit. Source: the kernel's
 //! `memory.reclaim`.
 
-use super::reclaim::{Reach, Reclaimer};
+use super::reach::{Reach, Reclaimer};
 use super::rounds::Rounds;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::group::{BATCH, Limit, MinOverMax};

@@ -1,5 +1,6 @@
 //! Whose pages go: the choice among groups, what is left to each, and one batch of reclaim.
 
+use super::reach::Reach;
 use super::spare::Taken;
 use super::{AllocError, Here, Memory};
 use crate::group::{Event, Group};
@@ -7,7 +8,7 @@ use crate::reclaim::{
     Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
 };
 use crate::sync::Ordering;
-use crate::units::{Cpu, Frame, Node, NodeMask};
+use crate::units::{Cpu, Frame, Node};
 
 /// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
 /// takes any policy to find the one page that nobody uses.
@@ -26,75 +27,6 @@ const PER_LIMIT: u64 = 512;
 
 /// Lruvecs that gave nothing just now.
 type Failed<'a> = [Option<&'a LruvecRecord>; MAX_CHOICES];
-
-/// On whose behalf pages are evicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reclaimer {
-    /// A request that needs memory.
-    Direct,
-    /// The worker of a node, before somebody needs it.
-    Background,
-    /// The program, by its own choice.
-    Proactive,
-}
-
-impl Reclaimer {
-    /// How many there are.
-    pub(super) const NR: usize = Reclaimer::Proactive as usize + 1;
-}
-
-/// What may be taken from, and for whom.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reach {
-    /// A group and those below it.
-    pub(super) subtree: u32,
-    /// Where their frames are.
-    pub(super) nodes: NodeMask,
-    pub(super) by: Reclaimer,
-    /// Whether groups keep what their `low` protects.
-    pub(super) is_low_kept: bool,
-    /// Whether they keep pages younger than [`super::Config::min_ttl_ns`].
-    is_young_kept: bool,
-    /// What bringing back a page of a file costs; `None`: as the subtree's group says.
-    swappiness: Option<u8>,
-}
-
-impl Reach {
-    /// A request's reach in a subtree, wherever its pages are.
-    pub(super) const fn of(subtree: u32) -> Reach {
-        Reach {
-            subtree,
-            nodes: NodeMask::ALL,
-            by: Reclaimer::Direct,
-            is_low_kept: true,
-            is_young_kept: false,
-            swappiness: None,
-        }
-    }
-
-    /// The same with another swappiness than the subtree's, where one is named.
-    pub(super) const fn at(self, swappiness: Option<u8>) -> Reach {
-        Reach { swappiness, ..self }
-    }
-
-    /// The same, where groups keep what came lately.
-    pub(super) const fn keeping_young(self) -> Reach {
-        Reach {
-            is_young_kept: true,
-            ..self
-        }
-    }
-
-    /// The same by somebody else.
-    pub(super) const fn by(self, by: Reclaimer) -> Reach {
-        Reach { by, ..self }
-    }
-
-    /// The same, where it is on these nodes.
-    pub(super) const fn on(self, nodes: NodeMask) -> Reach {
-        Reach { nodes, ..self }
-    }
-}
 
 /// A lruvec that pages are taken from.
 #[derive(Clone, Copy, Debug)]
@@ -253,8 +185,11 @@ impl Memory {
             return 0;
         }
         let limit = self.groups.get(subtree).map_or(0, Group::max_or_high);
-        let want = self.policy(giver.group).batch(limit).max(nr_pages);
-        let want = want.min(MAX_BATCH);
+        let (batch, at_least) = match reach.is_exact {
+            true => (0, 1),
+            false => (self.policy(giver.group).batch(limit), limit / PER_LIMIT),
+        };
+        let want = batch.max(nr_pages).min(MAX_BATCH);
         let mut taken = Taken::of(
             self,
             (giver.group, subtree),
@@ -267,7 +202,7 @@ impl Memory {
         let is_of_low = self.is_of_low(giver, subtree);
         let control = ScanControl {
             nr_pages: want.min(taken.most),
-            at_least: u32::try_from(limit / PER_LIMIT).unwrap_or(u32::MAX).max(1),
+            at_least: u32::try_from(at_least).unwrap_or(u32::MAX).max(1),
             part: giver.part,
             swappiness: self.swappiness(reach),
             page_ins: self.page_ins.load(Ordering::Relaxed),

@@ -1,6 +1,6 @@
 //! Emptying an aligned block: its pages are moved or evicted, its free frames taken in hand.
 
-use super::reclaim::Reclaimer;
+use super::reach::Reclaimer;
 use super::spare::Taken;
 use super::{Here, Memory};
 use crate::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES, Pieces};

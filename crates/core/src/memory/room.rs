@@ -10,7 +10,7 @@
 //! steps do not help, for the worker is late and not slow; what helps is more room, which caches
 //! nothing, or a CPU that is free. `pgsteal_direct` beside `pgsteal_kswapd` tells how often.
 
-use super::reclaim::Reclaimer;
+use super::reach::Reclaimer;
 use super::{Here, MAX_RETRIES, Memory};
 use crate::reclaim::MAX_BATCH;
 use crate::sync::{AtomicU32, Ordering};

@@ -4,7 +4,7 @@
 //! notes the dirty pages that it would have taken, in a list on its own stack, and offers their
 //! writes to the platform: so writing needs no memory of core's.
 
-use super::reclaim::Reach;
+use super::reach::Reach;
 use super::spare::Taken;
 use super::{Effect, Effects, Here, Memory};
 use crate::frame::{State, Word, flag};

@@ -4,7 +4,7 @@ use super::reserve::{pages, settle};
 use super::*;
 use crate::alloc::{PAGEBLOCK_PAGES, Pieces};
 use crate::group::Limit;
-use crate::memory::reclaim::Reclaimer;
+use crate::memory::reach::Reclaimer;
 use crate::reclaim::{Batch, MAX_BATCH, ScanControl};
 
 const REGION: u64 = PAGEBLOCK_PAGES as u64;

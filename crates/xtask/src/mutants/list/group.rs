@@ -4,6 +4,41 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "what protects a group keeps it from its own pages",
+        file: "../../core/src/memory/direct.rs",
+        find: "true => below().count(),",
+        replace: "true => 0,",
+        tests: Tests::Runtime("protection::what_protects"),
+    },
+    Mutant {
+        name: "a protected group gives a batch for a page of its own",
+        file: "../../core/src/memory/direct.rs",
+        find: "reach(level).exactly()",
+        replace: "reach(level)",
+        tests: Tests::Runtime("protection::a_protected_group"),
+    },
+    Mutant {
+        name: "one batch is reclaimed above high, whatever was charged",
+        file: "../../core/src/memory/direct.rs",
+        find: "while nr_freed < nr_charged.saturating_add(MAX_BELOW) {",
+        replace: "while nr_freed == 0 {",
+        tests: Tests::Runtime("high::"),
+    },
+    Mutant {
+        name: "who charges above high is never slowed down",
+        file: "../../core/src/memory/direct.rs",
+        find: "        if !is_stuck {",
+        replace: "        if is_stuck || !is_stuck {",
+        tests: Tests::Runtime("high::working_memory"),
+    },
+    Mutant {
+        name: "a high says nothing of how much may be dirty",
+        file: "flusher.rs",
+        find: "levels.map(|(_, group)| group.max_or_high());",
+        replace: "levels.map(|(_, group)| group.max());",
+        tests: Tests::Runtime("high::a_group_with_a_high"),
+    },
+    Mutant {
         name: "a stock is drained by a load and a store",
         file: "group/stock/atomic.rs",
         find: "let out = unpack(slot.swap(0, Ordering::Relaxed));",

@@ -1,0 +1,81 @@
+//! Groups above their `high`.
+
+use crate::slow::{PAGE, group_of, slow};
+use pagetide::{ByteSize, Group, Memory, Order};
+use std::time::{Duration, Instant};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn memory(mib: u64) -> Memory {
+    let memory = Memory::builder().budget(ByteSize::mib(mib));
+    memory.build().unwrap()
+}
+
+fn group(memory: &Memory, high: ByteSize) -> Group {
+    memory.root().child("web").unwrap().high(high)
+}
+
+#[test]
+fn the_cache_of_a_group_above_its_high_gives_way_to_working_memory() {
+    let memory = memory(256);
+    let group = group(&memory, ByteSize::mib(64));
+    let file = slow(&memory, &group, Duration::ZERO);
+    (0..20_000).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    let _used = group.reserve(ByteSize::mib(32)).unwrap();
+    assert!(group.usage() <= ByteSize::mib(65), "{}", group.usage());
+}
+
+#[test]
+fn nobody_is_slowed_down_while_clean_pages_go() {
+    let memory = memory(64);
+    let group = group(&memory, ByteSize::mib(32));
+    let files = ["a", "b", "c"].map(|name| {
+        let child = group.child(name).unwrap();
+        slow(&memory, &child, Duration::ZERO)
+    });
+    let read = |pages: std::ops::Range<u64>| {
+        for page in pages {
+            files
+                .iter()
+                .for_each(|file| drop(file.pin(3 * page).unwrap()));
+        }
+    };
+    read(0..2000);
+    // Far below what there is: whoever reads on makes room, and does not sleep.
+    group.set_high(ByteSize::mib(4));
+    let begin = Instant::now();
+    read(2000..3000);
+    assert!(begin.elapsed() < 500 * MS, "{:?}", begin.elapsed());
+    assert!(group.usage() <= ByteSize::mib(5), "{}", group.usage());
+}
+
+#[test]
+fn a_group_with_a_high_is_not_all_dirty() {
+    let memory = memory(256);
+    for name in ["itself", "below"] {
+        let group = group_of(&memory, name, 1 << 14).high(ByteSize::mib(4));
+        let writes = match name {
+            "below" => group.child("writes").unwrap(),
+            _ => group.clone(),
+        };
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &writes).unwrap();
+        for page in 0..4000 {
+            file.write_at(&[1; 4096], 2 * page * PAGE).unwrap();
+        }
+        let dirty = ByteSize(writes.stat().file_dirty);
+        assert!(dirty < ByteSize::mib(1), "{name}: {dirty}");
+    }
+}
+
+#[test]
+fn working_memory_above_high_is_slowed_down() {
+    let memory = memory(64);
+    let group = group(&memory, ByteSize(100 * PAGE));
+    let begin = Instant::now();
+    let used: Vec<_> = (0..220)
+        .map(|_| group.alloc(Order::new(0)).unwrap())
+        .collect();
+    assert!(begin.elapsed() > 10 * MS, "{:?}", begin.elapsed());
+    drop(used);
+}
