@@ -430,7 +430,7 @@ impl File {
             let fault = self.fault(make(key), fill);
             fill.run(|| open.shared.settle());
             match fault {
-                Err(error) if patience.goes_on(&error) => {}
+                Err(error) if patience.goes_on(&open.shared.core, &error) => {}
                 Err(error) => return Err(self.error(group, error, page)),
                 Ok(pin) => return Ok(pin),
             }

@@ -314,7 +314,8 @@ impl Group {
         self.record().count(Count::Pgmajfault)
     }
 
-    /// Lets a cache of the program's own, whose memory is charged to this group, join reclaim.
+    /// Lets a cache of the program's own, whose memory is charged to this group, join reclaim. In a
+    /// forked child it is never asked.
     pub fn add_shrinker(&self, shrinker: impl Shrinker + 'static) -> Registration {
         let shrinkers = &self.shared().shrinkers;
         shrinkers.add(self.clone(), Box::new(shrinker))

@@ -172,7 +172,10 @@ impl Hooked {
     /// Asks for the log up to `position`, once.
     pub(crate) fn flush_log(&self, position: u64) {
         match guarded(|| self.hooks.flush_log(position)) {
-            Ok(durable) => self.set_durable(durable),
+            Ok(durable) => {
+                self.log_error.store(NO_NUMBER, Ordering::Relaxed);
+                self.set_durable(durable);
+            }
             Err(code) => self.log_error.store(code, Ordering::Relaxed),
         }
     }

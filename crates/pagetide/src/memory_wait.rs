@@ -373,11 +373,11 @@ impl MemoryWait {
             let refused = match self.turn(waker).filter(|_| self.may_wait()) {
                 Some(ahead) => ahead,
                 None => match attempt() {
-                    Err(AllocError::OverLimit { group } | AllocError::Thrashing { group })
-                        if self.may_wait() =>
-                    {
-                        group
-                    }
+                    Err(
+                        AllocError::OverLimit { group }
+                        | AllocError::Unwritten { group }
+                        | AllocError::Thrashing { group },
+                    ) if self.may_wait() => group,
                     done => {
                         self.leave();
                         return Poll::Ready(done.map_err(|error| self.error(error)));

@@ -225,8 +225,9 @@ impl Accounts {
         held: u64,
         need: u64,
     ) -> Result<Wakers, Refused> {
-        if !levels.iter().any(|level| self.levels.contains_key(level)) {
-            // The budgets that counted them were lifted.
+        let is_limited = levels.iter().any(|level| self.levels.contains_key(level));
+        if need == 0 || !is_limited {
+            // Nothing is taken, or the budgets that counted it were lifted.
             return Ok(Wakers::new());
         }
         let candidate = Claim { levels, held, need };

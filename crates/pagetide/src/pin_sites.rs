@@ -173,10 +173,14 @@ impl Memory {
     /// noted, a hit costs what it cost, and those come first of which most is pinned: pins times
     /// bytes. Each page once. Under load a page that was just pinned or let go may be missing.
     ///
-    /// Cost: O(frames), no lock that a hit takes; with debug assertions a copy of what is noted.
+    /// Cost: O(frames), no lock that a hit takes; with debug assertions a copy of what is noted. In
+    /// a forked child there are none.
     #[must_use]
     pub fn pins(&self) -> Vec<PinnedPage> {
         let shared = self.home();
+        if shared.is_forked() {
+            return Vec::new();
+        }
         let name = |(page, oldest): Found| PinnedPage {
             file: shared.name_of_mapping(page.key.map(|key| key.mapping())),
             page: page.key.map(|key| key.page()),

@@ -94,16 +94,21 @@ impl Shared {
     /// Sleeps for what the thread charged above a `high`, if it holds no page.
     #[inline]
     pub(crate) fn pay_debt(&self) {
-        if let Some((about, delay)) = throttle::take_debt() {
-            self.sleep_for(about, delay);
+        if throttle::owes() {
+            self.sleep_for_debt();
         }
     }
 
     #[cold]
-    fn sleep_for(&self, (memory, group): throttle::About, delay: std::time::Duration) {
-        if shrinker::is_shrinking() {
+    fn sleep_for_debt(&self) {
+        // Others wait for what a shrinker or a hook returns: a later call pays.
+        let is_called = writeback::is_writing(self) || stall::is_reading(self);
+        if is_called || shrinker::is_shrinking() {
             return;
         }
+        let Some(((memory, group), delay)) = throttle::take_debt() else {
+            return;
+        };
         // An earlier call may owe it: nobody else keeps the group, and it may be another memory's.
         let is_ours = memory == stall::key(self);
         let node = self.names().node_of(group);

@@ -399,9 +399,10 @@ impl Shared {
                 let record = self.core.groups().get(group);
                 let usage_pages = record.map_or(0, |group| group.usage());
                 let max_pages = record.map_or(0, |group| group.max());
+                let is_swap = matches!(error, AllocError::Unwritten { .. })
+                    && self.core.has_anon_pages(group);
                 let group = self.name_of(group);
-                let is_unwritten = matches!(error, AllocError::Unwritten { .. });
-                match self.swap.last_error().filter(|_| is_unwritten) {
+                match self.swap.last_error().filter(|_| is_swap) {
                     Some(code) => {
                         let (used_bytes, max_bytes) = self.swap.used_bytes();
                         Error::SwapOut {

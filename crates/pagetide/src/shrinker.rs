@@ -119,10 +119,11 @@ impl Shrinkers {
             shrinker,
             deferred: AtomicU64::new(0),
         });
-        let mut entries = locked(&self.entries);
-        entries.push(Arc::clone(&entry));
-        self.set_count(entries.len());
-        drop(entries);
+        if !group.shared().is_forked() {
+            let mut entries = locked(&self.entries);
+            entries.push(Arc::clone(&entry));
+            self.set_count(entries.len());
+        }
         Registration { entry, group }
     }
 

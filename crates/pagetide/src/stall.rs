@@ -24,9 +24,18 @@ impl Group {
     /// 50 % `some`. Threads that are not declared are seen only while they wait for memory, so
     /// without declared tasks `full` equals `some`, and both are the time in which anybody waits.
     ///
-    /// A thread works for one group of a memory at a time: for the one declared last.
+    /// A thread works for one group of a memory at a time: for the one declared last. In a forked
+    /// child it declares nothing.
     pub fn task(&self) -> Task {
         let shared: &Shared = self.shared();
+        if shared.is_forked() {
+            // Its drop does nothing there either.
+            return Task {
+                group: self.clone(),
+                number: 0,
+                _stays: PhantomData,
+            };
+        }
         let (number, before) = own(|own| own.add_task(shared, self.id())).unwrap_or_default();
         let (tree, now) = (shared.core.groups(), shared.now());
         if let Some(before) = before {

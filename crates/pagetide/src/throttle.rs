@@ -15,8 +15,8 @@ struct Thread {
     owed_ns: Cell<u64>,
     /// What the debt is about.
     about: Cell<About>,
-    /// Pinned pages made here less those dropped here: a page that moved to another thread keeps
-    /// this one from being slowed down, which does no harm.
+    /// Pinned pages made here less those dropped here. One that is dropped by another thread keeps
+    /// this one from ever being slowed down again, until it drops one that it did not make.
     nr_held: Cell<u32>,
 }
 

@@ -119,6 +119,9 @@ impl Watch {
     /// Says how many requests the users of a group made so far. The library counts misses only,
     /// because a hit would cost more if it were counted; with both, `top` shows hit ratios.
     pub fn set_requests(&self, group: &Group, requests: u64) {
+        if self.state.memory.home().is_forked() {
+            return;
+        }
         let mut told = locked(&self.state.requests);
         if told.len() == told.capacity() {
             let groups = self.state.memory.home().core.groups();

@@ -179,6 +179,10 @@ impl<'a> Pass<'a> {
         let ended = self.runs[at].run();
         self.nr_written += u64::from(ended.nr_written);
         self.nr_gated += ended.nr_gated;
+        if ended.nr_gated > 0 {
+            // It was asked for just now.
+            self.runs.iter_mut().for_each(Run::ask_no_more);
+        }
         self.nr_failed += ended.nr_failed;
         self.last_error = ended.error.or(self.last_error);
     }
@@ -402,6 +406,8 @@ impl Shared {
         }
         begun.sort_unstable_by_key(|write| write.as_ref().map(|write| write.key().bits()));
         let mut next = 0;
+        // The file whose log was asked for in vain.
+        let mut gated = None;
         while let Some(write) = begun.get_mut(next).and_then(Option::take) {
             next += 1;
             let number = write.key().mapping();
@@ -426,8 +432,15 @@ impl Shared {
                 next += 1;
                 run.push(write);
             }
+            if gated == Some(number) {
+                run.ask_no_more();
+            }
+            let ended = run.run();
+            if ended.nr_gated > 0 {
+                gated = Some(number);
+            }
             // A failure is counted at its file, whose next `sync` says so.
-            if let Some(code) = run.run().error {
+            if let Some(code) = ended.error {
                 trace::write_failed(&backing, code);
             }
         }

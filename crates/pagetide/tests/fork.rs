@@ -7,6 +7,8 @@
 #[path = "it/child.rs"]
 #[allow(dead_code, reason = "the other tests use all of it")]
 mod child;
+#[path = "fork/locks.rs"]
+mod locks;
 #[path = "fork/soak.rs"]
 mod soak;
 #[path = "fork/threads.rs"]

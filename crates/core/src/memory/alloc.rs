@@ -390,6 +390,7 @@ impl Memory {
         mut charged: Result<Charged, OverLimit>,
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
+        let is_page = matches!(amount, Amount::Pages(1));
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
         let (mut is_unwritten, mut rounds) = (false, Rounds::default());
         loop {
@@ -412,7 +413,7 @@ impl Memory {
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
             let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
             if is_hopeless || !here.may_reclaim {
-                let is_young = over == self.groups.root() && retries > MAX_RETRIES;
+                let is_young = is_page && over == self.groups.root() && retries > MAX_RETRIES;
                 return Err(match is_unwritten {
                     true => AllocError::Unwritten { group: over },
                     false if is_young && self.is_thrashing() => {
@@ -425,7 +426,7 @@ impl Memory {
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied {
-                let round = self.reclaim_over(here, (group, over), nr_pages);
+                let round = self.reclaim_over(here, (group, over), nr_pages, is_page);
                 is_unwritten = round.is_unwritten;
                 let are_in_vain = rounds.are_in_vain(&self.groups, over);
                 let has_freed = round.nr_freed > 0 && !are_in_vain;

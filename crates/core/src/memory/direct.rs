@@ -12,14 +12,16 @@ const MAX_BELOW: u32 = 16 * BATCH;
 impl Memory {
     /// A round of reclaim for a request of `group` that the limit of `over` refuses. What protects
     /// groups from others keeps nothing from themselves: where nobody else gives, those on the path
-    /// between both do, the outermost first.
+    /// between both do, the outermost first. A request for one page leaves young ones where they
+    /// are, under the budget.
     pub(super) fn reclaim_over(
         &self,
         here: Here<'_>,
         (group, over): (u32, u32),
         nr_pages: u32,
+        is_page: bool,
     ) -> Reclaimed {
-        let reach = |level| match over == self.groups.root() {
+        let reach = |level| match is_page && over == self.groups.root() {
             true => Reach::of(level).keeping_young(),
             false => Reach::of(level),
         };

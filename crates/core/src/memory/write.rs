@@ -390,6 +390,13 @@ impl Memory {
         let mut noted = Some(Unwritten::default());
         let nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
         let unwritten = noted.unwrap_or_default();
+        let nr_freed = match nr_freed {
+            // It stopped at as many as can be noted: clean ones behind them need no write.
+            0 if unwritten.is_full() && unwritten.nr_anon() == 0 => {
+                self.reclaim_once(here.cpu, reach, nr_pages, &mut None)
+            }
+            freed => freed,
+        };
         if unwritten.is_empty() {
             return Reclaimed {
                 nr_freed,

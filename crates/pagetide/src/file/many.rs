@@ -348,7 +348,7 @@ impl File {
                 }
                 // None of these pages is held meanwhile.
                 Err(Stop::Page(_, error))
-                    if self.may_fit(group, pages) && patience.goes_on(&error) => {}
+                    if self.may_fit(group, pages) && patience.goes_on(&shared.core, &error) => {}
                 Err(Stop::Page(page, error)) => return Err(self.error(group, error, page)),
             }
         }

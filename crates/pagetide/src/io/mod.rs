@@ -322,7 +322,7 @@ impl Engine {
         }
         // The caller may give up while others have some in hand.
         let runs: Vec<Run> = runs.into_iter().map(Run::detached).collect();
-        match self.background().filter(|_| is_file) {
+        match self.background_for(&runs) {
             Some(background) => background.submit(runs),
             None => self.pool.work_on(runs),
         }
@@ -332,13 +332,23 @@ impl Engine {
     /// them; else they are over when it returns.
     pub(crate) fn begin(&self, runs: Vec<Run>) {
         self.counts.add(&runs);
-        let is_file = runs.iter().all(|run| run.file().is_some());
-        if let Some(background) = self.background().filter(|_| is_file) {
+        if let Some(background) = self.background_for(&runs) {
             background.submit(runs);
         } else if self.pool.has_threads() {
             self.pool.queue(runs);
         } else {
             run::read_each(runs);
+        }
+    }
+
+    /// The shared ring, where it may read these runs. Where threads do it as well, they run hooks,
+    /// which may be slow: whoever reaps the ring would run them while others wait for it.
+    fn background_for(&self, runs: &[Run]) -> Option<&Background> {
+        let is_file = runs.iter().all(|run| run.file().is_some());
+        let is_slow = || runs.iter().any(Run::has_hooks) && self.pool.has_threads();
+        match is_file && !is_slow() {
+            true => self.background(),
+            false => None,
         }
     }
 

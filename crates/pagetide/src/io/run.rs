@@ -186,6 +186,11 @@ impl Run {
         self.reader.backing.source.file()
     }
 
+    /// Whether code of the program looks at what was read.
+    pub(crate) fn has_hooks(&self) -> bool {
+        self.reader.backing.hooked.get().is_some()
+    }
+
     /// Its pages.
     pub(crate) fn nr_pages(&self) -> usize {
         self.pages.len()

@@ -63,6 +63,8 @@ pub(super) struct Run<'a> {
     /// They need not follow each other.
     is_scattered: bool,
     by: By,
+    /// Asks for the log where pages wait for it.
+    asks_log: bool,
     /// Has whom it wakes, where the thread holds what the end of a file waits for.
     later: Option<&'a Woken<'a>>,
 }
@@ -92,6 +94,7 @@ impl<'a> Run<'a> {
             max_pages: of_hooks.min(if has_many { MAX_PAGES } else { MAX_PIECE }),
             is_scattered: has_many || source.region().is_some(),
             by,
+            asks_log: by != By::Background,
             later: None,
         }
     }
@@ -100,6 +103,11 @@ impl<'a> Run<'a> {
     pub(super) fn waking_later(mut self, later: Option<&'a Woken<'a>>) -> Run<'a> {
         self.later = later;
         self
+    }
+
+    /// Leaves pages that wait for the log from here on: it was asked for just now.
+    pub(super) fn ask_no_more(&mut self) {
+        self.asks_log = false;
     }
 
     /// Whether `page` can be written with those that it has.
@@ -276,7 +284,7 @@ impl<'a> Run<'a> {
             }
         }
         let furthest = positions.iter().max().copied().unwrap_or(0);
-        if furthest > hooked.durable() && self.by != By::Background {
+        if furthest > hooked.durable() && self.asks_log {
             hooked.flush_log(furthest);
         }
         let durable = hooked.durable();

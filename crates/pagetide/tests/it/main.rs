@@ -28,6 +28,7 @@ mod global;
 mod high;
 mod hit_cost;
 mod holes;
+mod hook_waits;
 mod hooks;
 mod huge_pages;
 mod in_flight;
@@ -65,6 +66,7 @@ mod tasks;
 mod torture;
 #[cfg(feature = "tracing")]
 mod tracing;
+mod unwritten;
 mod views;
 mod waits;
 #[cfg(feature = "watch")]

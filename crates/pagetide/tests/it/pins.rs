@@ -423,3 +423,20 @@ fn every_way_to_pin_says_which_line_it_was() {
         assert_eq!(named(&memory), expected);
     }
 }
+
+#[test]
+fn who_pins_no_page_waits_for_nobody() {
+    let (_data, _memory, web, file) = web(4);
+    let held = web.pin_permit(3, None).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| web.pin_permit(2, Some(later())).map(drop));
+        // Full but for those who wait.
+        while web.pin_permit(1, None).is_ok() {
+            std::thread::yield_now();
+        }
+        drop(web.pin_permit(0, None).unwrap());
+        assert!(file.pin_many(&[]).unwrap().is_empty());
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
+}

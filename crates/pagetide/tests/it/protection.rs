@@ -59,3 +59,14 @@ fn a_protected_group_beside_working_memory_reads_on() {
     (0..800).for_each(|page| drop(file.pin(9000 + 3 * page).unwrap()));
     assert!(!used.is_empty() && tenant.usage() >= before, "{before}");
 }
+
+#[test]
+fn what_came_lately_stays_for_pages_alone() {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let builder = builder.min_ttl(Duration::from_secs(60));
+    let memory = builder.build().unwrap();
+    let file = slow(&memory, &memory.root(), Duration::ZERO);
+    assert!((0..9000).any(|page| file.pin(3 * page).is_err()));
+    drop(memory.root().reserve(ByteSize::kib(64)).unwrap());
+    drop(memory.root().alloc(Order::new(4)).unwrap());
+}

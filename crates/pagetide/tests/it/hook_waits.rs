@@ -1,0 +1,159 @@
+//! Hooks that are slow, fail, or ask for memory: who waits for them, and how often they are asked.
+
+use crate::disk::Disk;
+use crate::slow::{PAGE, group_of};
+use pagetide::{ByteSize, Content, Error, File, Group, Hooks, Memory, OpenOptions, Order};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn memory(mib: u64) -> Memory {
+    let memory = Memory::builder().budget(ByteSize::mib(mib));
+    memory.build().unwrap()
+}
+
+fn open(memory: &Memory, group: &Group, hooks: Arc<dyn Hooks>) -> File {
+    let options = OpenOptions::new().hooks(hooks);
+    let file = options.open_store(memory, Box::new(Disk::default()), "disk", group);
+    file.unwrap()
+}
+
+/// A log that cannot be made durable, for want of space, or is made so up to some position.
+#[derive(Default)]
+struct Log {
+    durable: AtomicU64,
+    is_well: AtomicBool,
+    nr_flushes: AtomicU64,
+}
+
+impl Log {
+    /// Times that it was asked for while something was done.
+    fn count(&self, work: impl FnOnce()) -> u64 {
+        let before = self.nr_flushes.load(Ordering::Relaxed);
+        work();
+        self.nr_flushes.load(Ordering::Relaxed) - before
+    }
+
+    fn mend(&self, durable: u64) {
+        self.durable.store(durable, Ordering::Relaxed);
+        self.is_well.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Hooks for Log {
+    fn log_position(&self, _page: u64, bytes: &[u8]) -> u64 {
+        bytes[0].into()
+    }
+
+    fn flush_log(&self, _position: u64) -> io::Result<u64> {
+        self.nr_flushes.fetch_add(1, Ordering::Relaxed);
+        match self.is_well.load(Ordering::Relaxed) {
+            true => Ok(self.durable.load(Ordering::Relaxed)),
+            false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
+    }
+}
+
+#[test]
+fn a_log_that_fails_is_asked_once_for_many_pages() {
+    let memory = memory(16);
+    let group = group_of(&memory, "engine", 400);
+    let log = Arc::new(Log::default());
+    let file = open(&memory, &group, Arc::clone(&log) as Arc<dyn Hooks>);
+    for page in 0..80 {
+        file.write_at(&[7; 4096], 2 * page * PAGE).unwrap();
+    }
+    let write = || _ = file.write_at(&[7; 4096], 1000 * PAGE);
+    let sync = || assert!(file.sync().is_err());
+    // At the hard limit a write looks at the file twice.
+    assert!(log.count(write) <= 2);
+    assert_eq!(log.count(sync), 1);
+    // Once in each round of reclaim.
+    let mut used = Vec::new();
+    let alloc = || used.extend(std::iter::from_fn(|| group.alloc(Order::new(0)).ok()));
+    let nr_flushes = log.count(alloc);
+    assert!(nr_flushes < 40, "{nr_flushes}");
+    drop(used);
+    log.mend(7);
+    file.sync().unwrap();
+}
+
+#[test]
+fn a_log_that_answers_has_no_error_any_more() {
+    let memory = memory(8);
+    let log = Arc::new(Log::default());
+    let file = open(&memory, &memory.root(), Arc::clone(&log) as Arc<dyn Hooks>);
+    file.write_at(&[7; 4096], 0).unwrap();
+    let source = || match file.sync().unwrap_err() {
+        Error::LogBehind { source, .. } => source.raw_os_error(),
+        other => panic!("{other}"),
+    };
+    assert_eq!(source(), Some(libc::ENOSPC));
+    log.mend(0);
+    assert_eq!(source(), None, "it answers, though not enough");
+    log.mend(7);
+    file.sync().unwrap();
+}
+
+struct SlowlyRead(Duration);
+
+impl Hooks for SlowlyRead {
+    fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
+        std::thread::sleep(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn hooks_of_one_file_keep_no_reader_of_another_waiting() {
+    let memory = memory(64);
+    let data = [(); 2].map(|()| crate::data::numbered_file(400));
+    let options = OpenOptions::new().hooks(Arc::new(SlowlyRead(20 * MS)));
+    let slowly = options.open(&memory, data[0].path(), &memory.root());
+    let slowly = slowly.unwrap();
+    let file = memory.open(data[1].path(), &memory.root()).unwrap();
+    assert_eq!(slowly.prefetch((0..64).map(|page| 3 * page)), 64);
+    std::thread::sleep(2 * MS);
+    assert!(file.prefetch((0..16).map(|page| 3 * page)) > 0);
+    let begin = Instant::now();
+    drop(file.pin(9).unwrap());
+    assert!(begin.elapsed() < 300 * MS, "{:?}", begin.elapsed());
+    for page in 0..64 {
+        assert_eq!(
+            crate::many::number(&slowly.pin(3 * page).unwrap()),
+            3 * page
+        );
+    }
+}
+
+/// Takes memory of a group in each write.
+struct Takes(Mutex<Option<Group>>);
+
+impl Hooks for Takes {
+    fn before_write(&self, _page: u64, _: &[u8], _: &mut [u8]) -> io::Result<Content> {
+        let group = self.0.lock().unwrap().clone();
+        drop(group.map(|group| group.alloc(Order::new(0)).unwrap()));
+        Ok(Content::AsIs)
+    }
+}
+
+#[test]
+fn nobody_is_slowed_down_in_a_hook() {
+    let memory = memory(32);
+    let [above, other] = ["above", "other"].map(|name| memory.root().child(name).unwrap());
+    let _used = above.reserve(ByteSize(200 * PAGE)).unwrap();
+    above.set_high(ByteSize(100 * PAGE));
+    let hooks = Arc::new(Takes(Mutex::new(Some(above))));
+    let file = open(&memory, &other, Arc::clone(&hooks) as Arc<dyn Hooks>);
+    for page in 0..100 {
+        file.write_at(&[1; 4096], page * PAGE).unwrap();
+    }
+    let begin = Instant::now();
+    file.sync().unwrap();
+    // A call is slowed down by 10 ms.
+    assert!(begin.elapsed() < 300 * MS, "{:?}", begin.elapsed());
+    *hooks.0.lock().unwrap() = None;
+}

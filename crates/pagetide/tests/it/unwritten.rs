@@ -1,0 +1,219 @@
+//! Requests that are refused beside pages which cannot be written, or are just being written.
+
+use crate::disk::Disk;
+use crate::slow::{PAGE, group_of, slow};
+use futures_executor::block_on;
+use pagetide::{
+    ByteSize, Error, File, Group, Hint, Hooks, Memory, OpenOptions, Order, Policy, Store,
+};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn memory(mib: u64) -> Memory {
+    let memory = Memory::builder().budget(ByteSize::mib(mib));
+    memory.build().unwrap()
+}
+
+/// Pages wait for a log that nobody makes durable.
+struct Log;
+
+impl Hooks for Log {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        10
+    }
+}
+
+/// A group of 64 pages, of which one waits for the log.
+fn with_a_page_that_waits(memory: &Memory) -> (Group, File) {
+    let group = group_of(memory, "engine", 64);
+    let options = OpenOptions::new().hooks(Arc::new(Log));
+    let file = options.open_store(memory, Box::new(Disk::default()), "engine", &group);
+    let file = file.unwrap();
+    file.write_at(&[1], 0).unwrap();
+    (group, file)
+}
+
+fn all_but(group: &Group, nr_pages: u64) -> ByteSize {
+    let left = 64 - group.usage().as_u64().div_ceil(PAGE);
+    ByteSize((left - nr_pages) * PAGE)
+}
+
+#[test]
+fn who_waits_for_memory_waits_beside_a_page_that_cannot_be_written() {
+    let memory = memory(16);
+    let (group, file) = with_a_page_that_waits(&memory);
+    for is_task in [false, true] {
+        let used = group.reserve(all_but(&group, 4)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(MS * 100);
+                drop(used);
+            });
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let block = match is_task {
+                true => block_on(group.alloc_async(Order::new(4), deadline)),
+                false => group.alloc_by(Order::new(4), deadline),
+            };
+            block.map(drop).unwrap();
+        });
+    }
+    file.log_durable(10);
+}
+
+/// Eight readers of a group with room for four pages, whose pins are short.
+fn read_beside_each_other(file: &File) {
+    file.advise(Hint::Random);
+    let nr_refused = AtomicU64::new(0);
+    let end = Instant::now() + Duration::from_millis(500);
+    thread::scope(|scope| {
+        for number in 0..8_u64 {
+            let nr_refused = &nr_refused;
+            scope.spawn(move || {
+                let mut page = number * 100;
+                while Instant::now() < end {
+                    page = (page + 17) % 1000;
+                    match file.pin(page) {
+                        Ok(_pin) => thread::sleep(MS / 2),
+                        Err(_) => _ = nr_refused.fetch_add(1, Ordering::Relaxed),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(nr_refused.into_inner(), 0);
+}
+
+#[test]
+fn readers_wait_for_each_others_pins_beside_a_page_that_cannot_be_written() {
+    let memory = memory(16);
+    let (group, engine) = with_a_page_that_waits(&memory);
+    let file = slow(&memory, &group, Duration::ZERO);
+    let _used = group.reserve(all_but(&group, 4)).unwrap();
+    read_beside_each_other(&file);
+    engine.log_durable(10);
+}
+
+#[test]
+fn readers_wait_for_each_others_pins_beside_pages_that_are_being_written() {
+    let memory = memory(16);
+    let group = group_of(&memory, "engine", 64);
+    let [written, read] = [2, 0].map(|ms| slow(&memory, &group, MS * ms));
+    let _used = group.reserve(all_but(&group, 3)).unwrap();
+    let end = Instant::now() + Duration::from_millis(500);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for page in (0..100).cycle().take_while(|_| Instant::now() < end) {
+                written.write_at(&[1], page * 3 * PAGE).unwrap();
+                thread::sleep(MS / 5);
+            }
+        });
+        read_beside_each_other(&read);
+    });
+}
+
+#[test]
+fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
+    let spill = tempfile::tempdir().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let builder = builder.spill(spill.path()).spill_max(ByteSize(100 * PAGE));
+    let memory = builder.build().unwrap();
+    let other = group_of(&memory, "other", 64);
+    let region = other.anon(1000).unwrap();
+    let is_written = |&page: &u64| region.write_at(&[5; 4096], page * PAGE).is_ok();
+    assert!((0..1000).take_while(is_written).count() < 1000);
+    let (group, file) = with_a_page_that_waits(&memory);
+    let refused = group.reserve(ByteSize(63 * PAGE)).unwrap_err();
+    file.log_durable(10);
+    assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+}
+
+/// Each write takes as many ms.
+struct SlowlyWritten(Arc<AtomicU64>);
+
+impl Store for SlowlyWritten {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        thread::sleep(Duration::from_millis(self.0.load(Ordering::Relaxed)));
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn who_reads_waits_for_no_write_where_clean_pages_are_behind() {
+    for policy in [
+        Policy::Gated2q,
+        Policy::Mglru,
+        Policy::TwoList,
+        Policy::Fifo,
+    ] {
+        let memory = memory(128);
+        let group = group_of(&memory, "group", 4096);
+        group.set_policy(policy).unwrap();
+        let takes_ms = Arc::new(AtomicU64::new(20));
+        let store = Box::new(SlowlyWritten(Arc::clone(&takes_ms)));
+        let written = memory.open_store(store, "written", Order::new(0), &group);
+        let written = written.unwrap();
+        for page in 0..700 {
+            written.write_at(&[1], page * 2 * PAGE).unwrap();
+        }
+        let read = slow(&memory, &group, Duration::ZERO);
+        read.advise(Hint::Random);
+        let took = (0..10_000_u64).map(|at| {
+            let begin = Instant::now();
+            drop(read.pin(at * 7919 % 60_000).unwrap());
+            begin.elapsed()
+        });
+        let worst = took.max().unwrap();
+        takes_ms.store(0, Ordering::Relaxed);
+        // All that were noted take more than a second.
+        assert!(worst < 400 * MS, "{policy:?}: {worst:?}");
+    }
+}
+
+#[test]
+fn a_read_for_which_there_never_is_room_is_refused_at_once() {
+    let memory = memory(32);
+    let group = group_of(&memory, "full", 100);
+    let file = slow(&memory, &group, Duration::ZERO);
+    let _used = group.reserve(ByteSize(100 * PAGE)).unwrap();
+    let (begin, before) = (Instant::now(), group.events().max);
+    assert!(file.pin(3).is_err());
+    assert!(file.pin_many(&[3, 5]).is_err());
+    let met = group.events().max - before;
+    assert!(
+        begin.elapsed() < 100 * MS && met < 200,
+        "{:?}, {met}",
+        begin.elapsed()
+    );
+}
+
+#[test]
+fn who_waits_for_pins_does_not_ask_all_the_time() {
+    let memory = memory(32);
+    let group = group_of(&memory, "full", 100);
+    let file = slow(&memory, &group, Duration::ZERO);
+    let _page = file.pin(0).unwrap();
+    let _used = group.reserve(ByteSize(99 * PAGE)).unwrap();
+    let before = group.events().max;
+    assert!(file.pin(3).is_err());
+    let met = group.events().max - before;
+    // Some twenty times a round; less than a thousand rounds in a fifth of a second.
+    assert!(met < 60_000, "{met}");
+}
