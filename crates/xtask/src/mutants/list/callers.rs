@@ -26,13 +26,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("unwritten::a_read_for_which"),
     },
     Mutant {
-        name: "who waits for pins asks all the time",
-        file: "file/patience.rs",
-        find: "            thread::sleep(PAUSE);\n",
-        replace: "",
-        tests: Tests::Runtime("unwritten::who_waits_for_pins"),
-    },
-    Mutant {
         name: "a group without anon pages is told of the spill file",
         file: "shared.rs",
         find: "&& self.core.has_anon_pages(group)",

@@ -7,7 +7,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "what protects a group keeps it from its own pages",
         file: "../../core/src/memory/direct.rs",
         find: "true => below().count(),",
-        replace: "true => 0,",
+        replace: "true => below().count() * 0,",
         tests: Tests::Runtime("protection::what_protects"),
     },
     Mutant {
@@ -21,7 +21,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "one batch is reclaimed above high, whatever was charged",
         file: "../../core/src/memory/direct.rs",
         find: "while nr_freed < nr_charged.saturating_add(MAX_BELOW) {",
-        replace: "while nr_freed == 0 {",
+        replace: "while nr_freed == 0 && nr_freed < nr_charged {",
         tests: Tests::Runtime("high::"),
     },
     Mutant {
