@@ -1,19 +1,20 @@
 //! Writing back in the background: pages that are dirty for long, and groups with many of them.
 
+mod turns;
+
 use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
-use crate::trace;
 use crate::worker::{Stop, keep_off, piece};
 use crate::writeback::{MAX_FAILURES, Which, Woken, Written, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
-use std::collections::BTreeMap;
 use std::mem;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use turns::Turns;
 
 /// How often it looks for pages that are dirty for long. Source: `vm.dirty_writeback_centisecs`.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -100,12 +101,18 @@ impl Drop for Flusher {
 }
 
 fn run(stop: &Stop, is_told: &AtomicBool, shared: &Weak<Shared>) {
-    while stop.wait(Some(PERIOD)) {
+    let mut turns = Turns::of_a_thread();
+    let mut due = PERIOD;
+    while stop.wait(Some(due)) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
         is_told.store(false, Ordering::Relaxed);
-        piece(|| shared.flush_background(shared.second()));
+        let is_left = piece(|| turns.round(&shared, shared.second()));
+        due = match is_left {
+            Some(true) => Duration::ZERO,
+            _ => PERIOD,
+        };
     }
 }
 
@@ -157,16 +164,29 @@ fn nr_dirty_of(group: &Group) -> u64 {
     group.gauge(Gauge::FileDirty) + group.gauge(Gauge::FileWriteback)
 }
 
-impl Which {
-    /// Pages of a group and those below it, of which none is waited for.
-    fn below(level: u32) -> Which {
+impl<'a> Which<'a> {
+    /// Pages of which none is waited for, nor the log asked for.
+    const AT_HAND: Which<'a> = Which {
+        waits: false,
+        asks_log: false,
+        ..Which::ALL
+    };
+
+    /// Those of some groups, in order, and of the groups below them.
+    fn below(levels: &'a [u32]) -> Which<'a> {
         Which {
-            subtree: Some(level),
-            waits: false,
-            asks_log: false,
-            ..Which::ALL
+            levels: Some(levels),
+            ..Which::AT_HAND
         }
     }
+}
+
+/// What came of writing pages of a file.
+#[derive(Debug, Default)]
+struct Flushed {
+    nr_pages: u64,
+    /// The page to go on at, where its time was over before it was done.
+    next: Option<u64>,
 }
 
 impl Shared {
@@ -245,12 +265,13 @@ impl Shared {
             return;
         }
         let mut left = u64::from(2 * DIRTIED_PER_LOOK);
+        let levels = [level];
         let mut write_some = |backing: &Backing| {
             let some = Which {
                 nr_pages: left,
-                ..Which::below(level)
+                ..Which::below(&levels)
             };
-            left -= self.flush_held(backing, some).min(left);
+            left -= self.flush_held(backing, 0, some).nr_pages.min(left);
             left > 0
         };
         if !write_some(own) {
@@ -278,94 +299,31 @@ impl Shared {
         }
     }
 
-    /// [`Shared::flush_background`] where no thread does it.
-    pub(crate) fn flush_without_thread(&self) {
-        if !self.has_worker() {
-            self.flush_background(self.second());
-        }
-    }
-
-    /// Writes pages that have been dirty for too long at second `now`, and of groups above their
-    /// background limit what brings them below it. Errors are kept for each file's next `sync`.
-    pub(crate) fn flush_background(&self, now: u32) {
-        let backings: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
-        let mut nr_written = 0;
-        for backing in &backings {
-            if let Some(before) = now.checked_sub(EXPIRE_SECONDS) {
-                let expired = Which {
-                    before,
-                    waits: false,
-                    asks_log: false,
-                    ..Which::ALL
-                };
-                nr_written += self.flush_held(backing, expired);
-            }
-        }
-        for (id, _) in self.core.groups().iter() {
-            for backing in &backings {
-                if self.dirtiness(id) == Dirtiness::Fine {
-                    break;
-                }
-                nr_written += self.flush_held(backing, Which::below(id));
-            }
-        }
-        for level in self.levels_above_background() {
-            for backing in &backings {
-                if self.dirtiness_below(level) == Dirtiness::Fine {
-                    break;
-                }
-                nr_written += self.flush_held(backing, Which::below(level));
-            }
-        }
-        if nr_written > 0 {
-            trace::written_back(nr_written);
-        }
-    }
-
-    /// Levels with a limit of their own of which too much is dirty, groups below them included.
-    /// O(groups), with what is dirty at each level of a path.
-    fn levels_above_background(&self) -> Vec<u32> {
-        let groups = self.core.groups();
-        let mut nr_dirty: BTreeMap<u32, u64> = BTreeMap::new();
-        for (id, group) in groups.iter() {
-            let of_group = nr_dirty_of(group);
-            if of_group > 0 {
-                for level in self.limited_levels(id) {
-                    *nr_dirty.entry(level).or_default() += of_group;
-                }
-            }
-        }
-        let is_above = |&(level, nr_dirty): &(u32, u64)| {
-            Dirtiness::of(nr_dirty, self.max_of(level)) > Dirtiness::Fine
-        };
-        let above = nr_dirty.into_iter().filter(is_above);
-        above.map(|(level, _)| level).collect()
-    }
-
-    /// Returns how many pages were written, until too many writes failed or the file was closed.
-    /// What becomes dirty behind its last one meanwhile is for the next time.
-    fn flush_held(&self, backing: &Backing, which: Which) -> u64 {
+    /// Writes pages of a file from `from` on, until its time is over, too many writes failed or the
+    /// file was closed. What becomes dirty behind its last one meanwhile is for the next time.
+    fn flush_held(&self, backing: &Backing, from: u64, which: Which<'_>) -> Flushed {
         let at_a_time = (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES);
+        let (mut flushed, mut left, mut nr_failed) = (Flushed::default(), which.nr_pages, 0);
         let Some(last) = backing.last_dirty() else {
-            return 0;
+            return flushed;
         };
-        let (mut from, mut left) = (0, which.nr_pages);
-        let (mut nr_written, mut nr_failed) = (0, 0);
-        while left > 0 && nr_failed < MAX_FAILURES {
+        let mut next = Some(from);
+        while let Some(from) = next.take().filter(|_| left > 0 && nr_failed < MAX_FAILURES) {
             let nr_pages = left.min(at_a_time);
             let some = Which { nr_pages, ..which };
             let Some(written) = self.flush_some_held(backing, from..=last, some) else {
                 break;
             };
-            nr_written += written.nr_pages;
+            flushed.nr_pages += written.nr_pages;
             nr_failed += written.nr_failed;
             left -= nr_pages;
-            match written.next {
-                Some(next) => from = next,
-                None => break,
+            if which.is_over() {
+                flushed.next = written.next;
+                break;
             }
+            next = written.next;
         }
-        nr_written
+        flushed
     }
 
     /// What was written; `None` where the store unwound or the file was closed.
@@ -373,7 +331,7 @@ impl Shared {
         &self,
         backing: &Backing,
         pages: RangeInclusive<u64>,
-        which: Which,
+        which: Which<'_>,
     ) -> Option<Written> {
         let woken = Woken::new(self);
         // What failed is kept for the file's next `sync`. A store that panics failed, too, and a
@@ -467,7 +425,7 @@ mod tests {
         let other = open("open").unwrap();
         for backing in &listed {
             assert!(Held::new(memory.home(), backing).is_none());
-            memory.home().flush_held(backing, Which::ALL);
+            memory.home().flush_held(backing, 0, Which::ALL);
         }
         assert_eq!(other.read_at(&mut [1; 10], 0).unwrap(), 10);
     }

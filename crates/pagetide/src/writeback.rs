@@ -83,35 +83,43 @@ impl Landings {
 
 /// Which dirty pages to write.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Which {
-    /// Pages charged to this group or below it.
-    pub(crate) subtree: Option<u32>,
+pub(crate) struct Which<'a> {
+    /// Pages charged to one of these groups, which are in order, or below it.
+    pub(crate) levels: Option<&'a [u32]>,
     /// Pages that are dirty since this second or an earlier one.
     pub(crate) before: u32,
     /// As many at most.
     pub(crate) nr_pages: u64,
+    /// No more writes begin when this is over; some do in any case.
+    pub(crate) until: Option<Instant>,
     /// Also those that are being written or changed just now: waits for them.
     pub(crate) waits: bool,
     /// Asks for the log where pages wait for it.
     pub(crate) asks_log: bool,
 }
 
-impl Which {
+impl<'a> Which<'a> {
     /// All of them.
-    pub(crate) const ALL: Which = Which {
-        subtree: None,
+    pub(crate) const ALL: Which<'a> = Which {
+        levels: None,
         before: u32::MAX,
         nr_pages: u64::MAX,
+        until: None,
         waits: true,
         asks_log: true,
     };
+
+    /// Whether its time is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
 }
 
 /// What was written of a file's dirty pages.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) nr_pages: u64,
-    /// The page to go on at, where it wrote as many as it was to.
+    /// The page to go on at, where it wrote as many as it was to or its time was over.
     pub(crate) next: Option<u64>,
     /// Writes that failed; up to [`MAX_FAILURES`] it goes on.
     pub(crate) nr_failed: u32,
@@ -251,7 +259,7 @@ impl Shared {
         &self,
         backing: &Backing,
         pages: RangeInclusive<u64>,
-        which: Which,
+        which: Which<'_>,
     ) -> Result<u64, Error> {
         let Written {
             nr_pages, result, ..
@@ -268,7 +276,7 @@ impl Shared {
         &self,
         backing: &Backing,
         pages: RangeInclusive<u64>,
-        which: Which,
+        which: Which<'_>,
         later: Option<&Woken<'_>>,
     ) -> Result<Written, Error> {
         let mut next = None;
@@ -291,6 +299,10 @@ impl Shared {
                 break;
             }
             if !pass.gathering().has_room_for(page) {
+                if which.is_over() {
+                    next = Some(page);
+                    break;
+                }
                 pass.next_run();
             }
             if let Some(write) = self.begin_page(&mut pass, page, which)? {
@@ -346,7 +358,7 @@ impl Shared {
         &self,
         pass: &mut Pass<'_>,
         page: u64,
-        which: Which,
+        which: Which<'_>,
     ) -> Result<Option<Write>, Error> {
         let backing = pass.backing;
         let Some(key) = backing.key(page) else {
@@ -354,7 +366,7 @@ impl Shared {
         };
         let mut deadline = None;
         loop {
-            match self.core.begin_page_write(key, which.subtree) {
+            match self.core.begin_page_write(key, which.levels) {
                 PageWrite::Begun(write) => return Ok(Some(write)),
                 PageWrite::Wait { frame, version } if which.waits => {
                     // Nobody waits here with writes begun that are not run: whom it waits for may

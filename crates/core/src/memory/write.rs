@@ -199,10 +199,11 @@ impl Memory {
         self.begin_write_seen(frame, key, seen)
     }
 
-    /// Begins to write a page of a file, if it is dirty and, where `group` is one, charged to it or
-    /// below it: the way of those who know which pages are dirty, not where they are.
+    /// Begins to write a page of a file, if it is dirty and, where there are `levels`, charged to
+    /// one of these groups, which are in order, or below it: the way of those who know which pages
+    /// are dirty, not where they are.
     #[must_use]
-    pub fn begin_page_write(&self, key: PageKey, subtree: Option<u32>) -> PageWrite {
+    pub fn begin_page_write(&self, key: PageKey, levels: Option<&[u32]>) -> PageWrite {
         while let Some(frame) = self.resident(key) {
             let seen = self.frames.word(frame);
             if self.frames.key(frame) != Some(key) {
@@ -219,7 +220,10 @@ impl Memory {
                 // It has just left: look again.
                 _ => continue,
             }
-            let is_in = |group| self.groups.is_in(self.frames.group(frame), group);
+            let is_below = |levels: &[u32]| {
+                let mut path = self.groups.path(self.frames.group(frame));
+                path.any(|(id, _)| levels.binary_search(&id).is_ok())
+            };
             if seen.has(flag::WRITEBACK) {
                 return PageWrite::Wait { frame, version };
             }
@@ -229,7 +233,7 @@ impl Memory {
                     false => PageWrite::Clean,
                 };
             }
-            if !subtree.is_none_or(is_in) {
+            if !levels.is_none_or(is_below) {
                 return PageWrite::Changing;
             }
             if seen.has(flag::LATCH) {

@@ -59,6 +59,7 @@ mod reserve_waits;
 mod rseq;
 mod sizing;
 mod slow;
+mod slow_stores;
 mod sparse;
 mod syncs;
 mod system_calls;

@@ -201,10 +201,10 @@ fn a_page_that_is_filled_instead_of_read_is_dirty_when_it_is_live() {
         .new_group(CPU.into(), memory.groups().root())
         .unwrap();
     assert!(matches!(
-        memory.begin_page_write(page, Some(other)),
+        memory.begin_page_write(page, Some(&[other])),
         PageWrite::Changing
     ));
-    let PageWrite::Begun(write) = memory.begin_page_write(page, Some(group)) else {
+    let PageWrite::Begun(write) = memory.begin_page_write(page, Some(&[group])) else {
         panic!("it is dirty");
     };
     memory.complete_write(CPU, write, Ok(()), &mut effects);

@@ -153,8 +153,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "of a file only a part is written in the background",
         file: "flusher.rs",
-        find: "                Some(next) => from = next,",
-        replace: "                Some(_) => break,",
+        find: "            next = written.next;",
+        replace: "",
         tests: Tests::RuntimeUnit("all_of_a_file_is_written"),
     },
     Mutant {
@@ -188,8 +188,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that fails ends what is written in the background",
         file: "flusher.rs",
-        find: "        while left > 0 && nr_failed < MAX_FAILURES {",
-        replace: "        while left > 0 && nr_failed < 1 {",
+        find: "|_| left > 0 && nr_failed < MAX_FAILURES",
+        replace: "|_| left > 0 && nr_failed < 1",
         tests: Tests::RuntimeUnit("a_page_that_fails_keeps_none"),
+    },
+    Mutant {
+        name: "a file is written to its end before others have their turn",
+        file: "flusher/turns.rs",
+        find: "slice: Some(SLICE),",
+        replace: "slice: None,",
+        tests: Tests::Runtime("slow_stores::a_slow_file_keeps_no_other"),
     },
 ];

@@ -295,9 +295,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what groups have dirty together is not written in the background",
-        file: "flusher.rs",
-        find: "for level in self.levels_above_background() {",
-        replace: "for level in self.levels_above_background().into_iter().skip(1) {",
+        file: "flusher/turns.rs",
+        find: "above.extend(together.map(|(level, _)| level));",
+        replace: "drop(together);",
         tests: Tests::Runtime("dirty_levels::groups_that_are_above_the_background"),
     },
     Mutant {
