@@ -121,6 +121,8 @@ pub(crate) struct Backing {
     poison: AtomicU32,
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
+    /// The last page whose write failed.
+    pub(crate) failed_page: AtomicU64,
     pub(crate) behind: Behind,
     pub(crate) hooked: OnceLock<Hooked>,
     pub(crate) durability: Durability,
@@ -156,6 +158,7 @@ impl Backing {
             dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
+            failed_page: AtomicU64::new(0),
             behind: Behind::default(),
             hooked: OnceLock::new(),
             durability: Durability::default(),

@@ -185,6 +185,8 @@ impl<'a> Which<'a> {
 #[derive(Debug, Default)]
 struct Flushed {
     nr_pages: u64,
+    /// A write failed, or the file was closed.
+    has_failed: bool,
     /// The page to go on at, where its time was over before it was done.
     next: Option<u64>,
 }
@@ -307,14 +309,23 @@ impl Shared {
         let Some(last) = backing.last_dirty() else {
             return flushed;
         };
+        let tried = self.held(backing, |woken| {
+            self.try_failing(backing, which, Some(woken))
+        });
+        if !matches!(tried, Some(Ok(()))) {
+            flushed.has_failed = true;
+            return flushed;
+        }
         let mut next = Some(from);
         while let Some(from) = next.take().filter(|_| left > 0 && nr_failed < MAX_FAILURES) {
             let nr_pages = left.min(at_a_time);
             let some = Which { nr_pages, ..which };
             let Some(written) = self.flush_some_held(backing, from..=last, some) else {
+                flushed.has_failed = true;
                 break;
             };
             flushed.nr_pages += written.nr_pages;
+            flushed.has_failed |= written.nr_failed > 0;
             nr_failed += written.nr_failed;
             left -= nr_pages;
             if which.is_over() {
@@ -333,15 +344,24 @@ impl Shared {
         pages: RangeInclusive<u64>,
         which: Which<'_>,
     ) -> Option<Written> {
+        let written = self.held(backing, |woken| {
+            self.write_pass(backing, pages, which, Some(woken))
+        });
+        written?.ok()
+    }
+
+    /// Writes to a file that is kept open meanwhile; `None` where the store unwound or the file was
+    /// closed.
+    fn held<T>(&self, backing: &Backing, write: impl FnOnce(&Woken<'_>) -> T) -> Option<T> {
         let woken = Woken::new(self);
         // What failed is kept for the file's next `sync`. A store that panics failed, too, and a
         // waker has others than these for its own: the other files are written all the same.
         let held = Held::new(self, backing)?;
-        let written = piece(|| self.write_pass(backing, pages, which, Some(&woken)));
+        let written = piece(|| write(&woken));
         // Who is woken may close this very file, which waits for those who hold it.
         drop(held);
         piece(|| drop(woken));
-        written?.ok()
+        written
     }
 }
 

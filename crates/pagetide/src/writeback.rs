@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::iter;
 use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -325,6 +326,35 @@ impl Shared {
             nr_failed: pass.nr_failed,
             result,
         })
+    }
+
+    /// Gives a store that failed another chance, by one page: the next dirty one behind the page
+    /// whose write failed last, so that one which the store never takes keeps no other back.
+    /// Nothing where the last write went well.
+    ///
+    /// # Errors
+    /// As [`Shared::write_dirty`].
+    pub(crate) fn try_failing(
+        &self,
+        backing: &Backing,
+        which: Which<'_>,
+        later: Option<&Woken<'_>>,
+    ) -> Result<(), Error> {
+        if !backing.is_failing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let one = Which {
+            nr_pages: 1,
+            ..which
+        };
+        let failed = backing.failed_page.load(Ordering::Relaxed);
+        for pages in [failed.saturating_add(1)..=u64::MAX, 0..=failed] {
+            let written = self.write_pass(backing, pages, one, later)?;
+            if written.nr_pages > 0 || written.result.is_err() {
+                return written.result;
+            }
+        }
+        Ok(())
     }
 
     /// Writes what the store takes of a file that is closed: also behind pages that it refuses, as

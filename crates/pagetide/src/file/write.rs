@@ -195,7 +195,9 @@ impl File {
                 waits: false,
                 ..Which::ALL
             };
-            self.open.shared.write_dirty(backing, 0..=u64::MAX, some)?;
+            let shared = &self.open.shared;
+            shared.try_failing(backing, some, None)?;
+            shared.write_dirty(backing, 0..=u64::MAX, some)?;
         }
         self.check_log(self.group.id())
     }

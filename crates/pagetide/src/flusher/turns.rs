@@ -7,10 +7,13 @@ use crate::trace;
 use crate::writeback::Which;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// For how long a file is written before the next one has its turn.
 const SLICE: Duration = Duration::from_millis(50);
+/// For how long a file is left alone whose last write failed.
+const REST: Duration = Duration::from_secs(1);
 
 /// Why pages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +31,8 @@ pub(super) struct Turns {
     slice: Option<Duration>,
     /// The page to go on at in files that are not done, by their mappings.
     next: BTreeMap<(Reason, u32), u64>,
+    /// When a write failed, of files that rest.
+    failed: BTreeMap<u32, Instant>,
     nr_written: u64,
 }
 
@@ -41,8 +46,8 @@ impl Turns {
     }
 
     /// Gives each file a turn for its pages that have been dirty for too long at second `now`, and
-    /// for those of groups above their background limit. Whether one of them is not done. Errors
-    /// are kept for each file's next `sync`.
+    /// for those of groups above their background limit; those that fail rest. Whether one of the
+    /// others is not done. Errors are kept for each file's next `sync`.
     ///
     /// Cost: O(dirty pages of files) where a group is above its limit; O(groups) for each file of
     /// which some were written for that.
@@ -51,6 +56,9 @@ impl Turns {
         files.retain(|file| file.last_dirty().is_some());
         let is_there = |mapping| files.iter().any(|file| file.mapping == mapping);
         self.next.retain(|&(_, mapping), _| is_there(mapping));
+        let begin = Instant::now();
+        self.failed
+            .retain(|_, at| begin.saturating_duration_since(*at) < REST);
         self.nr_written = 0;
         if let Some(before) = now.checked_sub(EXPIRE_SECONDS) {
             let expired = Which {
@@ -81,6 +89,9 @@ impl Turns {
     }
 
     fn turn(&mut self, shared: &Shared, file: &Backing, reason: Reason, which: Which<'_>) {
+        if self.failed.contains_key(&file.mapping) {
+            return;
+        }
         let at = (reason, file.mapping);
         let from = self.next.remove(&at).unwrap_or(0);
         let which = Which {
@@ -89,7 +100,10 @@ impl Turns {
         };
         let flushed = shared.flush_held(file, from, which);
         self.nr_written += flushed.nr_pages;
-        if let Some(next) = flushed.next {
+        if flushed.has_failed && file.is_failing.load(Ordering::Relaxed) {
+            self.failed.insert(file.mapping, Instant::now());
+            self.next.retain(|&(_, mapping), _| mapping != file.mapping);
+        } else if let Some(next) = flushed.next {
             self.next.insert(at, next);
         }
     }

@@ -422,6 +422,13 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The last of its pages whose write failed.
+    fn failed_page(&self) -> Option<u64> {
+        let has_failed = |outcome: &Result<(), u32>| outcome.is_err_and(|code| code != GATED);
+        let at = self.outcomes.iter().rposition(has_failed)?;
+        Some(self.writes[at].key().page())
+    }
+
     /// Ends its writes, as failed ones where nobody knows.
     fn end(&mut self) -> Ended {
         let (shared, backing) = (self.shared, self.backing);
@@ -435,6 +442,9 @@ impl<'a> Run<'a> {
         }
         // Of anon pages no writer tries another time: only reclaim writes them.
         let is_failing = ended.error.is_some() && backing.source.region().is_none();
+        if let Some(page) = self.failed_page() {
+            backing.failed_page.store(page, Ordering::Relaxed);
+        }
         backing.is_failing.store(is_failing, Ordering::Relaxed);
         if let Some(hooked) = backing.hooked.get() {
             hooked.set_gated(ended.nr_gated > 0);

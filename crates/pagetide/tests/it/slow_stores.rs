@@ -4,13 +4,18 @@ use crate::slow::{PAGE, group_of};
 use pagetide::{ByteSize, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+const EIO: i32 = 5;
+const MS: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
     write_ms: AtomicU64,
+    /// The error of each write; none where it is 0.
+    error: AtomicI32,
     nr_writes: AtomicU64,
 }
 
@@ -35,11 +40,15 @@ impl Store for Disk {
     fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
         let State {
             write_ms,
+            error,
             nr_writes,
         } = &*self.0;
         thread::sleep(Duration::from_millis(write_ms.load(Ordering::SeqCst)));
         nr_writes.fetch_add(1, Ordering::SeqCst);
-        Ok(buf.len())
+        match error.load(Ordering::SeqCst) {
+            0 => Ok(buf.len()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -50,6 +59,10 @@ impl Store for Disk {
 impl Disk {
     fn write_in(&self, write_ms: u64) {
         self.0.write_ms.store(write_ms, Ordering::SeqCst);
+    }
+
+    fn fail(&self, error: i32) {
+        self.0.error.store(error, Ordering::SeqCst);
     }
 
     fn nr_writes(&self) -> u64 {
@@ -88,9 +101,107 @@ fn a_slow_file_keeps_no_other_from_being_written_in_the_background() {
     let begin = Instant::now();
     while fast.nr_writes() == 0 && begin.elapsed() < Duration::from_secs(20) {
         ours.write_at(&[2], 0).unwrap();
-        thread::sleep(Duration::from_millis(1));
+        thread::sleep(MS);
     }
     let took = begin.elapsed();
     slow.write_in(0);
     assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
+fn a_file_that_fails_rests() {
+    let memory = memory(64);
+    let group = group_of(&memory, "group", 1000);
+    let (dead, disk) = (Disk::default(), Disk::default());
+    dead.fail(EIO);
+    let theirs = dead.open(&memory, &group);
+    // Above a tenth of the group, and below a fifth: the thread that writes back is told each time
+    // that a page becomes dirty. It may have tried before the last of them.
+    (0..150).for_each(|page| _ = theirs.write_at(&[1], page * 2 * PAGE));
+    let ours = disk.open(&memory, &group);
+    let (before, begin) = (dead.nr_writes(), Instant::now());
+    while begin.elapsed() < 500 * MS || disk.nr_writes() == 0 {
+        ours.write_at(&[2], 0).unwrap();
+        thread::sleep(MS);
+    }
+    let most = 40 + 2 * begin.elapsed().as_secs();
+    let nr_writes = dead.nr_writes() - before;
+    theirs.discard_dirty().unwrap();
+    assert!(nr_writes <= most, "{nr_writes} writes that failed");
+}
+
+#[test]
+fn a_tick_asks_a_store_that_fails_once() {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.without_thread().build().unwrap();
+    let disk = Disk::default();
+    let file = disk.open(&memory, &group_of(&memory, "group", 1000));
+    (0..150).for_each(|page| _ = file.write_at(&[1], page * 2 * PAGE).unwrap());
+    disk.fail(EIO);
+    memory.tick();
+    let before = disk.nr_writes();
+    (0..10).for_each(|_| _ = memory.tick());
+    let nr_writes = disk.nr_writes() - before;
+    file.discard_dirty().unwrap();
+    assert!(nr_writes <= 20, "{nr_writes} writes in ten ticks");
+}
+
+#[test]
+fn a_store_that_fails_is_asked_once_by_who_is_refused() {
+    let memory = memory(16);
+    let disk = Disk::default();
+    let file = disk.open(&memory, &memory.root());
+    (0..100).for_each(|page| _ = file.write_at(&[1], page * 2 * PAGE).unwrap());
+    disk.fail(EIO);
+    file.flush_range(..).unwrap_err();
+    let before = disk.nr_writes();
+    file.write_at(&[1], 0).unwrap_err();
+    let nr_writes = disk.nr_writes() - before;
+    // It works again.
+    disk.fail(0);
+    file.write_at(&[1], 0).unwrap();
+    assert!(nr_writes <= 2, "{nr_writes} writes");
+}
+
+/// A store that never takes one page.
+struct Torn(u64);
+
+impl Store for Torn {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        match offset == self.0 * PAGE {
+            true => Err(io::Error::from_raw_os_error(EIO)),
+            false => Ok(buf.len()),
+        }
+    }
+}
+
+#[test]
+fn a_page_that_the_store_never_takes_keeps_no_other_back() {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.without_thread().build().unwrap();
+    let file = memory.open_store(Box::new(Torn(3)), "torn", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    for page in [3, 5, 8] {
+        file.write_at(&[1], page * PAGE).unwrap();
+    }
+    // The last write failed, and who writes next is told so.
+    file.flush_range(3 * PAGE..4 * PAGE).unwrap_err();
+    file.write_at(&[1], 9 * PAGE).unwrap_err();
+    // Others could be written.
+    file.write_at(&[1], 9 * PAGE).unwrap();
+    assert_eq!(memory.stats().bytes_written, 2 * PAGE);
+    file.discard_dirty().unwrap();
 }

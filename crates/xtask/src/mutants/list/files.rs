@@ -146,7 +146,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who writes in the background wakes while it holds the file",
         file: "flusher.rs",
-        find: "self.write_pass(backing, pages, which, Some(&woken))",
+        find: "self.write_pass(backing, pages, which, Some(woken))",
         replace: "self.write_pass(backing, pages, which, None)",
         tests: Tests::RuntimeUnit("who_is_woken_by_a_write_in_the"),
     },
@@ -198,5 +198,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "slice: Some(SLICE),",
         replace: "slice: None,",
         tests: Tests::Runtime("slow_stores::a_slow_file_keeps_no_other"),
+    },
+    Mutant {
+        name: "a file that fails is tried anew at each turn",
+        file: "flusher/turns.rs",
+        find: "        if self.failed.contains_key(&file.mapping) {",
+        replace: "        if false {",
+        tests: Tests::Runtime("slow_stores::a_file_that_fails_rests"),
+    },
+    Mutant {
+        name: "of a store that failed many pages are tried at once",
+        file: "writeback.rs",
+        find: "            nr_pages: 1,\n",
+        replace: "",
+        tests: Tests::Runtime("slow_stores::a_store_that_fails_is_asked_once"),
     },
 ];
