@@ -13,8 +13,8 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
-use turns::Turns;
+use std::time::{Duration, Instant};
+use turns::{SLICE, Turns};
 
 /// How often it looks for pages that are dirty for long. Source: `vm.dirty_writeback_centisecs`.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -260,7 +260,9 @@ impl Shared {
         levels.find(|&level| self.dirtiness_below(level) == Dirtiness::Hard)
     }
 
-    /// Writes back as many pages as become dirty between two looks, and as many again.
+    /// Writes back as many pages as become dirty between two looks, and as many again. Stores of
+    /// other files are not the caller's: those that fail are left out, and what is left after
+    /// [`SLICE`] is the flusher's.
     pub(crate) fn write_some_below(&self, level: u32, own: &Backing) {
         // As reclaim does not: the store of another file may be the one that writes here.
         if is_writing(self) {
@@ -268,20 +270,27 @@ impl Shared {
         }
         let mut left = u64::from(2 * DIRTIED_PER_LOOK);
         let levels = [level];
-        let mut write_some = |backing: &Backing| {
+        let mut write_some = |backing: &Backing, until| {
             let some = Which {
                 nr_pages: left,
+                until,
                 ..Which::below(&levels)
             };
             left -= self.flush_held(backing, 0, some).nr_pages.min(left);
-            left > 0
+            left > 0 && !some.is_over()
         };
-        if !write_some(own) {
+        if !write_some(own, None) {
             return;
         }
+        let until = Some(Instant::now() + SLICE);
         let others: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
-        let mut others = others.iter().filter(|other| other.mapping != own.mapping);
-        let _all_written = others.all(|other| write_some(other));
+        let is_meant = |other: &&Arc<Backing>| {
+            other.mapping != own.mapping && !other.is_failing.load(Ordering::Relaxed)
+        };
+        let mut others = others.iter().filter(is_meant);
+        if !others.all(|other| write_some(other, until)) {
+            self.tell_flusher();
+        }
     }
 
     /// Starts the thread that writes back, at the first file that is written, unless this memory

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// For how long a file is written before the next one has its turn.
-const SLICE: Duration = Duration::from_millis(50);
+pub(super) const SLICE: Duration = Duration::from_millis(50);
 /// For how long a file is left alone whose last write failed.
 const REST: Duration = Duration::from_secs(1);
 

@@ -205,3 +205,33 @@ fn a_page_that_the_store_never_takes_keeps_no_other_back() {
     assert_eq!(memory.stats().bytes_written, 2 * PAGE);
     file.discard_dirty().unwrap();
 }
+
+#[test]
+fn who_writes_waits_for_no_other_files_store() {
+    for error in [0, EIO] {
+        let builder = Memory::builder().budget(ByteSize::mib(16));
+        let memory = builder.without_thread().build().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
+        let slow = Disk::default();
+        slow.fail(error);
+        let their = slow.open(&memory, &theirs);
+        // A fifth of all: then its writer writes some of it, or is refused.
+        let write = |page: &u64| their.write_at(&[1], page * 2 * PAGE).is_ok();
+        assert!((0..1000).take_while(write).count() > 700);
+        slow.write_in(20);
+        let before = slow.nr_writes();
+        let our = Disk::default().open(&memory, &ours);
+        let took = (0..500).map(|page| {
+            let begin = Instant::now();
+            our.write_at(&[1; 4096], page * PAGE).unwrap();
+            begin.elapsed()
+        });
+        let worst = took.max().unwrap();
+        let nr_writes = slow.nr_writes() - before;
+        slow.write_in(0);
+        their.discard_dirty().unwrap();
+        assert!(worst < 250 * MS, "error {error}: {worst:?}");
+        // What is slow is written all the same.
+        assert_eq!(nr_writes > 0, error == 0, "{nr_writes} writes");
+    }
+}

@@ -207,6 +207,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("slow_stores::a_file_that_fails_rests"),
     },
     Mutant {
+        name: "who writes waits for stores of others that are slow",
+        file: "flusher.rs",
+        find: "let until = Some(Instant::now() + SLICE);",
+        replace: "let until = None;",
+        tests: Tests::Runtime("slow_stores::who_writes_waits_for_no_other"),
+    },
+    Mutant {
+        name: "who writes tries stores of others that fail",
+        file: "flusher.rs",
+        find: " && !other.is_failing.load(Ordering::Relaxed)",
+        replace: "",
+        tests: Tests::Runtime("slow_stores::who_writes_waits_for_no_other"),
+    },
+    Mutant {
         name: "of a store that failed many pages are tried at once",
         file: "writeback.rs",
         find: "            nr_pages: 1,\n",
