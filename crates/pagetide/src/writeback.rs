@@ -447,7 +447,7 @@ impl Shared {
             return;
         }
         begun.sort_unstable_by_key(|write| write.as_ref().map(|write| write.key().bits()));
-        let mut next = 0;
+        let (mut next, mut nr_written, mut nr_failed) = (0, 0, 0);
         // The file whose log was asked for in vain.
         let mut gated = None;
         while let Some(write) = begun.get_mut(next).and_then(Option::take) {
@@ -485,6 +485,11 @@ impl Shared {
             if let Some(code) = ended.error {
                 trace::write_failed(&backing, code);
             }
+            nr_written += ended.nr_written;
+            nr_failed += ended.nr_failed + ended.nr_gated;
+        }
+        if nr_failed > 0 && nr_written == 0 {
+            writes.note_failed();
         }
     }
 

@@ -14,6 +14,9 @@ use crate::units::{Cpu, Frame, NodeMask, Order, PAGE_BYTES};
 /// Rounds that come to nothing before a block of more than one frame is given up: where none can be
 /// emptied, that was found out by looking at all of them.
 const MAX_BLOCK_RETRIES: u32 = 1;
+/// Rounds of a charge in which writes were tried and none went well: each may take as long as the
+/// store does to say so, and nothing looks at a deadline meanwhile.
+const MAX_FAILED_ROUNDS: u32 = 2;
 /// Blocks that are emptied for one request at most: others may use their pages again meanwhile.
 const MAX_BLOCK_ROUNDS: u32 = 16;
 /// Times that a request lets others run who have frames in hand, before that counts as a round that
@@ -392,7 +395,7 @@ impl Memory {
         let nr_pages = amount.nr_pages();
         let is_page = matches!(amount, Amount::Pages(1));
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
-        let (mut is_unwritten, mut rounds) = (false, Rounds::default());
+        let (mut is_unwritten, mut nr_failed, mut rounds) = (false, 0, Rounds::default());
         loop {
             let over = match charged {
                 Ok(Charged::Within) => return Ok(()),
@@ -411,7 +414,9 @@ impl Memory {
                 continue;
             }
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
-            let is_hopeless = u64::from(nr_pages) > limit || retries > MAX_RETRIES;
+            let is_hopeless = u64::from(nr_pages) > limit
+                || retries > MAX_RETRIES
+                || nr_failed >= MAX_FAILED_ROUNDS;
             if is_hopeless || !here.may_reclaim {
                 let is_young = is_page && over == self.groups.root() && retries > MAX_RETRIES;
                 return Err(match is_unwritten {
@@ -428,6 +433,7 @@ impl Memory {
             if !is_emptied {
                 let round = self.reclaim_over(here, (group, over), nr_pages, is_page);
                 is_unwritten = round.is_unwritten;
+                nr_failed += u32::from(round.nr_freed == 0 && round.has_failed);
                 let are_in_vain = rounds.are_in_vain(&self.groups, over);
                 let has_freed = round.nr_freed > 0 && !are_in_vain;
                 if !has_freed && !self.wait_for_read(here, (group, over), nr_pages, &mut rounds) {

@@ -38,8 +38,7 @@ impl Memory {
             left = next;
             // What it gives beyond that others would take, though it is protected.
             let own = self.reclaim_round(here, group, reach(level).exactly(), nr_pages);
-            round.nr_freed = own.nr_freed;
-            round.is_unwritten |= own.is_unwritten;
+            round = round.and(own);
         }
         round
     }

@@ -286,7 +286,8 @@ impl Memory {
                 }
             }
             if !unwritten.is_empty() {
-                self.offer(here, subtree, &unwritten, (unwritten.nr_dirty().max(1), 0));
+                let nr_needed = unwritten.nr_dirty().max(1);
+                let _have_failed = self.offer(here, subtree, &unwritten, (nr_needed, 0));
             }
         }
     }

@@ -18,7 +18,8 @@ pub trait Platform: Debug {
     ///
     /// `nr_pages` are needed: it comes back when as many were written, or no more can be, by these
     /// writes or others that are under way. Where that is 0, it waits for nothing. What it leaves
-    /// is offered again. The default is a program that writes nothing here.
+    /// is offered again; where all that it tried failed, it says so ([`Writes::note_failed`]). The
+    /// default is a program that writes nothing here.
     ///
     /// Calls of core on the way come with [`Here::for_writes`].
     fn write_back(&self, _writes: &mut Writes<'_>, _nr_pages: u32) {}

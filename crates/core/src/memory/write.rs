@@ -89,6 +89,7 @@ pub struct Writes<'a> {
     nr_cold: u32,
     /// Only those of this type are offered.
     only: Option<PageType>,
+    have_failed: bool,
 }
 
 impl Writes<'_> {
@@ -107,6 +108,12 @@ impl Writes<'_> {
     /// Leaves out what is not of this type, and what would stay when it is written.
     pub fn keep_cold(&mut self, page_type: PageType) {
         self.only = Some(page_type);
+    }
+
+    /// Says that some were tried and none went well: a request that a limit refuses goes on after
+    /// one such round, and not after two.
+    pub fn note_failed(&mut self) {
+        self.have_failed = true;
     }
 
     /// Whether reclaim met a page that was being written already, and still is: who waits for that
@@ -168,6 +175,20 @@ pub(super) struct Reclaimed {
     pub(super) nr_freed: u32,
     /// Nothing, but there were pages that would have gone, had they been written.
     pub(super) is_unwritten: bool,
+    /// Nothing, and of the writes that were tried none went well.
+    pub(super) has_failed: bool,
+}
+
+impl Reclaimed {
+    /// What this round brought and another one after it, because this one freed nothing.
+    pub(super) fn and(self, next: Reclaimed) -> Reclaimed {
+        let is_nothing = next.nr_freed == 0;
+        Reclaimed {
+            nr_freed: next.nr_freed,
+            is_unwritten: is_nothing && (self.is_unwritten || next.is_unwritten),
+            has_failed: is_nothing && (self.has_failed || next.has_failed),
+        }
+    }
 }
 
 impl Memory {
@@ -382,11 +403,7 @@ impl Memory {
             return round;
         }
         reach.is_low_kept = false;
-        let of_low = self.reclaim_noting(here, reach, nr_pages);
-        Reclaimed {
-            nr_freed: of_low.nr_freed,
-            is_unwritten: of_low.nr_freed == 0 && (round.is_unwritten || of_low.is_unwritten),
-        }
+        round.and(self.reclaim_noting(here, reach, nr_pages))
     }
 
     /// Evicts a batch of what is in reach, and has dirty pages written that are in the way.
@@ -404,7 +421,7 @@ impl Memory {
         if unwritten.is_empty() {
             return Reclaimed {
                 nr_freed,
-                is_unwritten: false,
+                ..Reclaimed::default()
             };
         }
         let subtree = self.groups.get(reach.subtree);
@@ -417,7 +434,7 @@ impl Memory {
         } else {
             (nr_pages, 0)
         };
-        self.offer(here, reach.subtree, &unwritten, (nr_needed, nr_cold));
+        let have_failed = self.offer(here, reach.subtree, &unwritten, (nr_needed, nr_cold));
         let nr_freed = match nr_freed {
             0 => self.evict_written(here.cpu, reach, (&unwritten, want)),
             freed => freed,
@@ -430,17 +447,19 @@ impl Memory {
         Reclaimed {
             nr_freed,
             is_unwritten: nr_freed == 0,
+            has_failed: nr_freed == 0 && have_failed,
         }
     }
 
     /// Offers writes to the platform: so many that are needed, and so many that go when they end.
+    /// Returns whether it says that they have failed.
     pub(super) fn offer(
         &self,
         here: Here<'_>,
         subtree: u32,
         unwritten: &Unwritten,
         (nr_needed, nr_cold): (u32, u32),
-    ) {
+    ) -> bool {
         let mut writes = Writes {
             memory: self,
             cpu: here.cpu,
@@ -449,8 +468,10 @@ impl Memory {
             nr_taken: 0,
             nr_cold,
             only: None,
+            have_failed: false,
         };
         here.platform.write_back(&mut writes, nr_needed);
+        writes.have_failed
     }
 
     /// Evicts up to `nr_pages` pages that were dirty at the cold end and have been written since:

@@ -235,3 +235,24 @@ fn who_writes_waits_for_no_other_files_store() {
         assert_eq!(nr_writes > 0, error == 0, "{nr_writes} writes");
     }
 }
+
+#[test]
+fn a_deadline_is_kept_beside_a_spill_file_that_fails() {
+    let spill = Disk::default();
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let builder = builder.spill_store(Arc::new(spill.clone()));
+    let memory = builder.spill_max(ByteSize::mib(64)).build().unwrap();
+    let region = memory.root().anon(1 << 14).unwrap();
+    spill.fail(EIO);
+    let write = |page: &u64| region.write_at(&[1], page * PAGE).is_ok();
+    let nr_pages = (0..1 << 14).take_while(write).count();
+    assert!(nr_pages < 1 << 14, "there is room for all");
+    spill.write_in(20);
+    let before = spill.nr_writes();
+    let begin = Instant::now();
+    let refused = memory.root().alloc_by(Order::new(0), begin + 50 * MS);
+    let took = begin.elapsed();
+    spill.write_in(0);
+    assert!(refused.is_err() && spill.nr_writes() > before);
+    assert!(took < 250 * MS, "{took:?}");
+}

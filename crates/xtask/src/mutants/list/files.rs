@@ -221,6 +221,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("slow_stores::who_writes_waits_for_no_other"),
     },
     Mutant {
+        name: "reclaim asks a store that fails time and again",
+        file: "writeback.rs",
+        find: "            writes.note_failed();\n",
+        replace: "",
+        tests: Tests::Runtime("slow_stores::a_deadline_is_kept"),
+    },
+    Mutant {
         name: "of a store that failed many pages are tried at once",
         file: "writeback.rs",
         find: "            nr_pages: 1,\n",
