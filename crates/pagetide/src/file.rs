@@ -427,9 +427,9 @@ impl File {
         let key = Mappings::key(open.mapping, page).ok_or_else(|| self.past_end(page))?;
         let mut patience = Patience::until(fill.until);
         loop {
-            let fault = self.fault(make(key), fill);
-            fill.run(|| open.shared.settle());
-            match fault {
+            // No pin of this call's: who is above `high` is slowed down here.
+            open.shared.pay_debt();
+            match self.bring_in_once(make(key), fill) {
                 Err(error) if patience.goes_on(&open.shared.core, &error) => {}
                 Err(error) => return Err(self.error(group, error, page)),
                 Ok(pin) => return Ok(pin),
@@ -437,17 +437,18 @@ impl File {
         }
     }
 
-    /// Brings a page in: reads it, or waits for whoever does.
+    /// Brings a page in, by one attempt: reads it, or waits for whoever does. All that those do who
+    /// have the lock of the file's length.
     #[inline(always)] // As `File::read`.
-    fn fault(&self, op: PageIn, fill: &Fill<'_>) -> Result<Pin<'_>, PageError> {
+    fn bring_in_once(&self, op: PageIn, fill: &Fill<'_>) -> Result<Pin<'_>, PageError> {
         let shared = &self.open.shared;
-        // No pin of this call's: who is above `high` is slowed down here.
-        shared.pay_debt();
         let fault = Fault {
             shared,
             op: Some(op),
         };
-        self.run(fault, fill)
+        let pin = self.run(fault, fill);
+        fill.run(|| shared.settle());
+        pin
     }
 
     /// Runs an operation to its end.

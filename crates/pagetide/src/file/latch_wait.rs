@@ -1,50 +1,79 @@
-//! The wait of those who change a page for whoever has it in hand.
+//! The wait of those who change a page for whoever has it in hand, and for memory.
 
 use super::File;
-use crate::Error;
+use super::patience::Patience;
 use crate::shrinker::is_shrinking;
-use pagetide_core::memory::Effects;
+use crate::{Error, Group};
+use pagetide_core::memory::{Effects, PageError};
 use pagetide_core::units::Frame;
 use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A page that its caller could not latch: the frame that it is in, and the version of that to wait
-/// for.
+/// Why its caller could not latch a page.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    pub(super) page: u64,
-    pub(super) at: (Frame, u32),
+pub(super) enum Obstacle {
+    /// Somebody has it: the frame that it is in, and the version of that to wait for.
+    Held { page: u64, at: (Frame, u32) },
+    /// It did not come in.
+    Refused { page: u64, error: PageError },
+}
+
+impl Obstacle {
+    pub(super) fn page(self) -> u64 {
+        match self {
+            Obstacle::Held { page, .. } | Obstacle::Refused { page, .. } => page,
+        }
+    }
 }
 
 /// How long one call has waited for that. Its wish that no new pins come in ends with it.
 #[must_use]
 pub(super) struct LatchWait<'a> {
     file: &'a File,
+    /// Whose memory a page that comes in takes.
+    group: &'a Group,
     deadline: Option<Instant>,
+    patience: Patience,
     asked: Option<Frame>,
 }
 
 impl<'a> LatchWait<'a> {
     /// It has not waited yet.
-    pub(super) fn new(file: &'a File) -> LatchWait<'a> {
+    pub(super) fn new(file: &'a File, group: &'a Group) -> LatchWait<'a> {
         LatchWait {
             file,
+            group,
             deadline: None,
+            patience: Patience::until(None),
             asked: None,
         }
     }
 
-    /// Waits until nobody else holds the page, or as long as a writer may.
+    /// Waits until nobody else holds the page, or as long as a writer may; where there was no
+    /// memory for it, until others have run, and as long as a reader may.
     ///
-    /// The caller has no lock of the file: whoever holds the page may need it to go on.
+    /// The caller has no lock of the file: whoever holds the page may need it to go on, and who
+    /// waits for memory under a limit keeps nobody from the file who is under another.
     ///
     /// # Errors
-    /// [`Error::PageBusy`].
+    /// [`Error::PageBusy`]; why the page did not come in.
     #[cold]
-    pub(super) fn on(&mut self, held: Held) -> Result<(), Error> {
-        let (frame, version) = held.at;
+    pub(super) fn on(&mut self, obstacle: Obstacle) -> Result<(), Error> {
+        match obstacle {
+            Obstacle::Held { page, at } => self.on_holder(page, at),
+            Obstacle::Refused { page, error } => {
+                let core = &self.file.home().core;
+                match self.patience.goes_on(core, &error) {
+                    true => Ok(()),
+                    false => Err(self.file.error(self.group, error, page)),
+                }
+            }
+        }
+    }
+
+    fn on_holder(&mut self, page: u64, (frame, version): (Frame, u32)) -> Result<(), Error> {
         if self.asked != Some(frame) {
             self.withdraw();
             self.asked = Some(frame);
@@ -59,14 +88,14 @@ impl<'a> LatchWait<'a> {
         }
         if is_shrinking() {
             // The pin may be of the very call that asked for memory.
-            return Err(self.file.busy(held.page));
+            return Err(self.file.busy(page));
         }
         let patience = || Instant::now() + PATIENCE;
         let deadline = *self.deadline.get_or_insert_with(patience);
         let is_held = || core.is_held(frame, version);
         match shared.waiters.wait_until(frame, deadline, is_held) {
             true => Ok(()),
-            false => Err(self.file.busy(held.page)),
+            false => Err(self.file.busy(page)),
         }
     }
 

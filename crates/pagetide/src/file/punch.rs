@@ -1,7 +1,7 @@
 //! Pages that are dropped instead of written: holes, what others wrote, what nobody needs.
 
 use super::File;
-use super::latch_wait::{Held, LatchWait};
+use super::latch_wait::{LatchWait, Obstacle};
 use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::shared::Shared;
@@ -37,20 +37,21 @@ impl File {
         let Some((start, last)) = super::write::bytes_of(range) else {
             return Ok(());
         };
-        let mut wait = LatchWait::new(self);
-        while let Err(held) = self.punch_alone((start, last), &mut wait)? {
-            wait.on(held)?;
+        let mut wait = LatchWait::new(self, &self.group);
+        self.open.shared.pay_debt();
+        while let Err(obstacle) = self.punch_alone((start, last), &mut wait)? {
+            wait.on(obstacle)?;
         }
         Ok(())
     }
 
     /// [`File::punch`] of the bytes from one to another, unless somebody holds a page of which a
-    /// part is to be zeroed.
+    /// part is to be zeroed, or there is no memory for it.
     fn punch_alone(
         &self,
         (start, last): (u64, u64),
         wait: &mut LatchWait<'_>,
-    ) -> Result<Result<(), Held>, Error> {
+    ) -> Result<Result<(), Obstacle>, Error> {
         let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone_after(wait, start / page_bytes..=last / page_bytes)?;
@@ -78,8 +79,12 @@ impl File {
     }
 
     /// Zeroes those bytes of a range that do not lie in its whole pages: all, or none where one of
-    /// their pages is held.
-    fn zero_parts(&self, bytes: Range<u64>, whole: Range<u64>) -> Result<Result<(), Held>, Error> {
+    /// their pages cannot be had at once.
+    fn zero_parts(
+        &self,
+        bytes: Range<u64>,
+        whole: Range<u64>,
+    ) -> Result<Result<(), Obstacle>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
         let mut views: [Option<PageMut>; 2] = [None, None];
@@ -88,7 +93,7 @@ impl File {
             if let Some(page) = page.filter(|page| !whole.contains(page)) {
                 match self.view_alone(page)? {
                     Ok(latched) => *view = Some(latched),
-                    Err(held) => return Ok(Err(held)),
+                    Err(obstacle) => return Ok(Err(obstacle)),
                 }
             }
         }

@@ -1,13 +1,13 @@
 //! Views that write: pages for their holder alone.
 
-use super::latch_wait::{Held, LatchWait};
+use super::latch_wait::{LatchWait, Obstacle};
 use super::punch::discard;
 use super::{File, Fill};
 use crate::backing::Room;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group};
-use pagetide_core::memory::PageIn;
+use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
 use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
@@ -116,7 +116,7 @@ impl File {
         self.pin_changed(group, page, counted, Content::New)
     }
 
-    /// A view of a page that is to have this content. Waits for whoever holds it.
+    /// A view of a page that is to have this content. Waits for whoever holds it, and for memory.
     #[cfg_attr(debug_assertions, track_caller)]
     fn pin_changed(
         &self,
@@ -125,10 +125,12 @@ impl File {
         counted: Option<Counted<'_>>,
         content: Content,
     ) -> Result<PageMut, Error> {
-        let mut wait = LatchWait::new(self);
-        let mut length = self.begin_change(page)?;
+        let mut wait = LatchWait::new(self, group);
+        drop(self.begin_change(page)?);
+        // Whoever wants the file for himself does not wait for these writes.
+        self.balance(self.charged_to(page).unwrap_or(group.id()));
+        let mut length = self.resume_change(page)?;
         loop {
-            self.balance(self.charged_to(page).unwrap_or(group.id()));
             self.check_log_of(page)?;
             let len = self.len_of(page);
             if len == 0 && content == Content::Stored {
@@ -142,7 +144,7 @@ impl File {
                     }
                     return Ok(view);
                 }
-                Err(held) => length = self.go_on(length, &mut wait, held)?,
+                Err(obstacle) => length = self.go_on(length, &mut wait, obstacle)?,
             }
         }
     }
@@ -231,8 +233,8 @@ impl File {
     }
 
     /// A view of a page for a caller that has the file for itself, and counts in no pin budget;
-    /// where somebody holds the page, there is none yet.
-    pub(super) fn view_alone(&self, page: u64) -> Result<Result<PageMut, Held>, Error> {
+    /// where somebody holds the page, or there is no memory for it, there is none yet.
+    pub(super) fn view_alone(&self, page: u64) -> Result<Result<PageMut, Obstacle>, Error> {
         let latched = self.latched(&self.group, page, Content::Stored)?;
         Ok(latched.map(|latched| self.view(page, latched, self.len_of(page), None)))
     }
@@ -259,13 +261,14 @@ impl File {
         PageMut::new(Arc::clone(&self.open), (page, frame), len, account)
     }
 
-    /// Takes the latch of a page, which comes in if it has to, unless somebody holds it.
+    /// Takes the latch of a page, which comes in if it has to, unless somebody holds it or there is
+    /// no memory for it.
     fn latched(
         &self,
         group: &Group,
         page: u64,
         content: Content,
-    ) -> Result<Result<Latched<'_>, Held>, Error> {
+    ) -> Result<Result<Latched<'_>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
         let room = backing.expect_dirty(shared, page)?;
@@ -275,17 +278,23 @@ impl File {
                 Latch::Held(frame) => return Ok(Ok((frame, room))),
                 Latch::Busy { frame, version } => {
                     let at = (frame, version);
-                    return Ok(Err(Held { page, at }));
+                    return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latch::Miss if is_new => match self.latched_new(group, page)? {
-                    Some(frame) => return Ok(Ok((frame, room))),
+                Latch::Miss if is_new => match self.latched_new(group, key) {
+                    Ok(Some(frame)) => return Ok(Ok((frame, room))),
                     // Whoever asks for it from here on finds what it was.
-                    None => is_new = false,
+                    Ok(None) => is_new = false,
+                    Err(error) => return Ok(Err(Obstacle::Refused { page, error })),
                 },
                 Latch::Miss => {
-                    let pin = self.pinned_until(group, page..page, Access::Pin, None)?;
-                    if let Some(frame) = pin.into_latch() {
-                        return Ok(Ok((frame, room)));
+                    let op = PageIn::new(key, group.id(), Access::Pin);
+                    match self.bring_in_once(op, &Fill::from_store()) {
+                        Ok(pin) => {
+                            if let Some(frame) = pin.into_latch() {
+                                return Ok(Ok((frame, room)));
+                            }
+                        }
+                        Err(error) => return Ok(Err(Obstacle::Refused { page, error })),
                     }
                 }
             }
@@ -294,11 +303,11 @@ impl File {
 
     /// The latch of a page that comes in as zeros, unless others have it by then. Until its caller
     /// has the page it is clean: nobody writes zeros that are no content yet.
-    fn latched_new(&self, group: &Group, page: u64) -> Result<Option<Frame>, Error> {
+    fn latched_new(&self, group: &Group, key: PageKey) -> Result<Option<Frame>, PageError> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let fill = Fill::zeros();
-        let make = |key| PageIn::new(key, group.id(), Access::Pin);
-        let pin = self.bring_in(group, page, make, &fill);
+        let op = PageIn::new(key, group.id(), Access::Pin);
+        let pin = self.bring_in_once(op, &fill);
         let has_unwound = fill.panics.borrow().is_any();
         if let Ok(pin) = pin {
             if !has_unwound && shared.core.upgrade(pin.frame()) {
@@ -306,7 +315,7 @@ impl File {
             }
             if fill.is_done() {
                 // By the pin it is that page still.
-                discard(shared, backing, page);
+                discard(shared, backing, key.page());
             }
         } else if !has_unwound {
             return pin.map(|_| None);

@@ -1,14 +1,14 @@
 //! Writes to cached pages, and their way to the store.
 
-use super::latch_wait::{Held, LatchWait};
+use super::latch_wait::{LatchWait, Obstacle};
 use super::{File, Fill};
+use crate::Error;
 use crate::backing::{Backing, Room};
 use crate::flusher::Dirtiness;
 use crate::hooks::Hooked;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
-use crate::{Error, Group};
-use pagetide_core::memory::{Io, PageIn};
+use pagetide_core::memory::{Io, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::PageKey;
 use std::fmt;
@@ -99,11 +99,15 @@ impl File {
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         let page_bytes = self.open.order.bytes() as u64;
-        let mut length = self.begin_change(offset / page_bytes)?;
+        let mut begun = Some(self.begin_change(offset / page_bytes)?);
         let mut done = 0;
-        let mut wait = LatchWait::new(self);
+        let mut wait = LatchWait::new(self, &self.group);
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
+            let length = match begun.take() {
+                Some(length) => length,
+                None => self.resume_change(at / page_bytes)?,
+            };
             let skip = usize::try_from(at % page_bytes).expect("below the page size");
             let room = self.open.order.bytes() - skip;
             let part = Part {
@@ -111,14 +115,21 @@ impl File {
                 skip,
                 bytes: &buf[done..][..room.min(buf.len() - done)],
             };
-            if let Err(held) = self.write_part(part)? {
-                length = self.go_on(length, &mut wait, held)?;
-                continue;
+            match self.write_part(part)? {
+                Ok(None) => begun = Some(length),
+                Ok(Some(charged)) => {
+                    // Whoever wants the file for himself does not wait for these writes.
+                    drop(length);
+                    self.balance(charged);
+                }
+                Err(obstacle) => {
+                    begun = Some(self.go_on(length, &mut wait, obstacle)?);
+                    continue;
+                }
             }
-            wait = LatchWait::new(self);
+            wait = LatchWait::new(self, &self.group);
             done += part.bytes.len();
         }
-        drop(length);
         Ok(done)
     }
 
@@ -126,22 +137,34 @@ impl File {
     pub(super) fn begin_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         // In a child the lock is nobody's.
         self.check_process()?;
+        // With the lock nobody sleeps: those wait for it who are under no such limit.
+        self.open.shared.pay_debt();
         let length = self.open.backing.length.share();
         let length = length.ok_or_else(|| self.busy(page))?;
         self.check_writable()?;
         Ok(length)
     }
 
-    /// Waits for a page that somebody holds, with the file let go, and does what
+    /// [`File::begin_change`] of a call that was let write already, and has let the file go since.
+    pub(super) fn resume_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        self.open.shared.pay_debt();
+        let length = self.open.backing.length.share();
+        let length = length.ok_or_else(|| self.busy(page))?;
+        self.check_droppable()?;
+        Ok(length)
+    }
+
+    /// Waits for what keeps the caller from a page, with the file let go, and does what
     /// [`File::begin_change`] does. Where that is not at once, others pin the page meanwhile.
     pub(super) fn go_on(
         &self,
         length: RwLockReadGuard<'_, ()>,
         wait: &mut LatchWait<'_>,
-        held: Held,
+        obstacle: Obstacle,
     ) -> Result<RwLockReadGuard<'_, ()>, Error> {
         drop(length);
-        wait.on(held)?;
+        wait.on(obstacle)?;
+        self.open.shared.pay_debt();
         let backing = &*self.open.backing;
         let at_once = backing.length.try_share();
         if let Some(length) = at_once.filter(|_| !backing.is_obstructed()) {
@@ -149,7 +172,7 @@ impl File {
             return Ok(length);
         }
         wait.withdraw();
-        self.begin_change(held.page)
+        self.begin_change(obstacle.page())
     }
 
     /// A page is in somebody's hands.
@@ -271,14 +294,14 @@ impl File {
         key.ok_or_else(|| self.past_end(page))
     }
 
-    /// Writes a part, unless somebody holds its page.
-    fn write_part(&self, part: Part<'_>) -> Result<Result<(), Held>, Error> {
+    /// Writes a part, unless somebody holds its page or there is no memory for it; returns the
+    /// group that has a dirty page more, where one has.
+    fn write_part(&self, part: Part<'_>) -> Result<Result<Option<u32>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
         self.check_log_of(part.page)?;
         let room = backing.expect_dirty(shared, part.page)?;
-        // The group that has a dirty page more.
-        let charged = loop {
+        loop {
             match shared.latch(key) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
@@ -291,34 +314,37 @@ impl File {
                     if !was_dirty {
                         backing.note_dirty(part.page, shared.second(), room);
                     }
-                    break (!was_dirty).then(|| shared.core.frames().group(frame));
+                    return Ok(Ok((!was_dirty).then(|| shared.core.frames().group(frame))));
                 }
                 Latched::Busy { frame, version } => {
                     let (page, at) = (part.page, (frame, version));
-                    return Ok(Err(Held { page, at }));
+                    return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latched::Miss => {
-                    if self.bring_in_changed(&self.group, part)? {
-                        break Some(self.group.id());
+                Latched::Miss => match self.bring_in_changed(key, part)? {
+                    Ok(false) => {}
+                    Ok(true) => return Ok(Ok(Some(self.group.id()))),
+                    Err(error) => {
+                        let page = part.page;
+                        return Ok(Err(Obstacle::Refused { page, error }));
                     }
-                }
+                },
             }
-        };
-        if let Some(charged) = charged {
-            self.balance(charged);
         }
-        Ok(Ok(()))
     }
 
     /// Brings a page in and changes it on the way; false where others brought it in meanwhile.
     #[cold]
-    pub(super) fn bring_in_changed(&self, group: &Group, part: Part<'_>) -> Result<bool, Error> {
+    fn bring_in_changed(
+        &self,
+        key: PageKey,
+        part: Part<'_>,
+    ) -> Result<Result<bool, PageError>, Error> {
         let (shared, backing) = (&self.open.shared, &self.open.backing);
         let room = backing.expect_dirty(shared, part.page)?;
         let fill = Fill::changed(part, room);
-        let make = |key| PageIn::new(key, group.id(), Access::Copy);
-        self.bring_in(group, part.page, make, &fill)?;
-        Ok(fill.is_done())
+        let op = PageIn::new(key, self.group.id(), Access::Copy);
+        let pin = self.bring_in_once(op, &fill);
+        Ok(pin.map(|_| fill.is_done()))
     }
 
     /// Reads what is left of a page, changes it, and marks it dirty: it is seen only then.

@@ -12,6 +12,7 @@ mod beside_cuts;
 mod blocks;
 mod bounced;
 mod budget;
+mod bystanders;
 mod callers;
 mod child;
 mod claims;

@@ -232,9 +232,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a writer waits for a page with the file in hand",
         file: "file/write.rs",
-        find: "drop(length);\n        wait.on(held)?;",
-        replace: "wait.on(held)?;\n        drop(length);",
+        find: "drop(length);\n        wait.on(obstacle)?;",
+        replace: "wait.on(obstacle)?;\n        drop(length);",
         tests: Tests::Runtime("in_hand::who_waits"),
+    },
+    Mutant {
+        name: "a writer writes back with the file in hand",
+        file: "file/write.rs",
+        find: "drop(length);\n                    self.balance(charged);",
+        replace: "self.balance(charged);\n                    drop(length);",
+        tests: Tests::Runtime("bystanders::who_writes_back"),
     },
     Mutant {
         name: "who waits for the file keeps others from the page that it wants",

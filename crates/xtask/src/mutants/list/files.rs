@@ -6,7 +6,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that no new one can take the place of is lost",
         file: "file/view.rs",
-        find: "            discard(shared, backing, page);",
+        find: "            discard(shared, backing, key.page());",
         replace: "            let _ = (backing, discard);",
         tests: Tests::RuntimeUnit("a_page_of_which_no_new"),
     },
