@@ -74,11 +74,13 @@ impl fmt::Debug for Anon {
     }
 }
 
-/// A page that somebody changes, its frame, and the version to wait for.
-struct Latched {
+/// A page that somebody has in hand, its frame, and the version to wait for.
+struct InHand {
     page: u64,
     frame: Frame,
     version: u32,
+    /// Somebody changes it, and may take long. Reads and writes end by themselves.
+    is_latched: bool,
 }
 
 impl Group {
@@ -308,16 +310,22 @@ impl Anon {
         loop {
             let alone = backing.length.take();
             let alone = alone.ok_or_else(|| self.file.busy(next))?;
-            let Some(Latched {
+            let Some(in_hand) = self.discard_from(&mut next, end) else {
+                return Ok(());
+            };
+            // Whoever changes it may need the lock to go on, and nobody who changes other pages
+            // waits for a slow disk.
+            drop(alone);
+            let InHand {
                 page,
                 frame,
                 version,
-            }) = self.discard_from(&mut next, end)
-            else {
-                return Ok(());
-            };
-            // Whoever changes it may need the lock to go on.
-            drop(alone);
+                is_latched,
+            } = in_hand;
+            if !is_latched {
+                shared.wait(frame, version);
+                continue;
+            }
             let until = match patience {
                 Some((same, until)) if same == page => until,
                 _ => Instant::now() + PATIENCE,
@@ -330,32 +338,33 @@ impl Anon {
     }
 
     /// Drops pages from `next` on, by a caller that keeps everybody from latching one; returns the
-    /// first that somebody has latched, which is the next one then.
-    fn discard_from(&self, next: &mut u64, end: u64) -> Option<Latched> {
+    /// first that somebody has in hand, which is the next one then.
+    fn discard_from(&self, next: &mut u64, end: u64) -> Option<InHand> {
         let region = self.region();
         while *next < end
             && let Some(page) = region.next_known(*next..end)
         {
             *next = page;
-            if let Some(latched) = self.discard_page(region, page) {
-                return Some(latched);
+            if let Some(in_hand) = self.discard_page(region, page) {
+                return Some(in_hand);
             }
             *next = page + 1;
         }
         None
     }
 
-    fn discard_page(&self, region: &Region, page: u64) -> Option<Latched> {
-        // Before its slots go: one that stays, because somebody has it latched, may need them.
-        if let Some(latched) = self.drop_resident(page) {
-            return Some(latched);
+    fn discard_page(&self, region: &Region, page: u64) -> Option<InHand> {
+        // Before its slots go: one that stays, because somebody has it in hand, may need them.
+        if let Some(in_hand) = self.drop_resident(page) {
+            return Some(in_hand);
         }
         loop {
             // Whoever brings the page in from here on finds zeros.
             region.drop_slots(page);
-            while let Some(latched) = self.drop_resident(page) {
-                // By mistake, for a moment: of another page that was in the frame before.
-                self.file.open.shared.wait(latched.frame, latched.version);
+            while let Some(in_hand) = self.drop_resident(page) {
+                // A read that began just before; or by mistake, for a moment: of another page that
+                // was in the frame before.
+                self.file.open.shared.wait(in_hand.frame, in_hand.version);
             }
             // A write that was under way has put it there once more.
             if !region.has_slots(page) {
@@ -365,30 +374,24 @@ impl Anon {
         }
     }
 
-    /// Drops a page from memory, unless somebody has it latched.
-    fn drop_resident(&self, page: u64) -> Option<Latched> {
+    /// Drops a page from memory, unless somebody has it in hand.
+    fn drop_resident(&self, page: u64) -> Option<InHand> {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
         let key = backing.key(page)?;
-        loop {
-            let mut effects = Effects::new();
-            let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
-            shared.wake_all(&mut effects);
-            let (frame, version) = match discarded {
-                Discard::Gone => {
-                    shared.settle();
-                    return None;
-                }
-                Discard::Wait { frame, version } => (frame, version),
-            };
-            if shared.core.is_latched(frame) {
-                return Some(Latched {
-                    page,
-                    frame,
-                    version,
-                });
+        let mut effects = Effects::new();
+        let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
+        shared.wake_all(&mut effects);
+        match discarded {
+            Discard::Gone => {
+                shared.settle();
+                None
             }
-            // A read or a write under way: it ends.
-            shared.wait(frame, version);
+            Discard::Wait { frame, version } => Some(InHand {
+                page,
+                frame,
+                version,
+                is_latched: shared.core.is_latched(frame),
+            }),
         }
     }
 }

@@ -8,8 +8,9 @@ use crate::shared::Shared;
 use crate::shrinker::is_shrinking;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
+use pagetide_core::frame::flag;
 use pagetide_core::memory::{Discard, Effects};
-use pagetide_core::units::Frame;
+use pagetide_core::units::{Frame, PageKey};
 use std::ops::{Range, RangeBounds, RangeInclusive};
 use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
@@ -39,6 +40,8 @@ impl File {
         };
         let mut wait = LatchWait::new(self, &self.group);
         self.open.shared.pay_debt();
+        let page_bytes = self.open.order.bytes() as u64;
+        self.await_writes(start / page_bytes..=last / page_bytes);
         while let Err(obstacle) = self.punch_alone((start, last), &mut wait)? {
             wait.on(obstacle)?;
         }
@@ -195,6 +198,23 @@ impl File {
         Ok(nr_dropped)
     }
 
+    /// Waits for the writes of these pages that are under way now, before somebody takes the file
+    /// for himself to drop them: with it, he would keep all from it who write to other pages. Only
+    /// those that begin meanwhile he waits for with it.
+    fn await_writes(&self, pages: RangeInclusive<u64>) {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let mut under_way = Vec::new();
+        let mut next = *pages.start();
+        while let Some(page) = backing.next_dirty(next..=*pages.end(), u32::MAX) {
+            let key = backing.key(page);
+            under_way.extend(key.and_then(|key| write_of(shared, key)));
+            next = page + 1;
+        }
+        for (frame, version) in under_way {
+            shared.wait(frame, version);
+        }
+    }
+
     /// The file for this call alone, as soon as nobody changes any of these pages.
     pub(super) fn alone(
         &self,
@@ -275,6 +295,15 @@ fn latched_in(
         next = page + 1;
     }
     None
+}
+
+/// The frame of a page that is being written, and the version to wait for.
+fn write_of(shared: &Shared, key: PageKey) -> Option<(Frame, u32)> {
+    let core = &shared.core;
+    let frame = core.touch_record(key)?;
+    let seen = core.frames().word(frame);
+    let is_its = core.frames().key(frame) == Some(key);
+    (is_its && seen.has(flag::WRITEBACK)).then(|| (frame, seen.version()))
 }
 
 /// The first page that has to be written.

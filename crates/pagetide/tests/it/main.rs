@@ -6,6 +6,7 @@ mod anon;
 mod anon_calls;
 mod anon_model;
 mod anon_spill;
+mod anon_waits;
 mod audit;
 mod bad_input;
 mod beside_cuts;

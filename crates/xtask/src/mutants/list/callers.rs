@@ -182,10 +182,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an anon page's slots go before the page",
         file: "file/anon.rs",
-        find: "        if let Some(latched) = self.drop_resident(page) {\n            \
-               return Some(latched);\n        }\n",
+        find: "        if let Some(in_hand) = self.drop_resident(page) {\n            \
+               return Some(in_hand);\n        }\n",
         replace: "",
         tests: Tests::Runtime("anon_calls::a_page_that_is_too_busy"),
+    },
+    Mutant {
+        name: "who discards a page waits for its write with the region in hand",
+        file: "file/anon.rs",
+        find: "            drop(alone);",
+        replace: "            let _late = alone;",
+        tests: Tests::Runtime("anon_waits::who_discards"),
+    },
+    Mutant {
+        name: "who makes a hole waits for a write with the file in hand",
+        file: "file/punch.rs",
+        find: "            shared.wait(frame, version);\n        }",
+        replace: "            let _ = (frame, version);\n        }",
+        tests: Tests::Runtime("anon_waits::who_punches"),
     },
     Mutant {
         name: "who swaps out finds no slot beside who makes a hole",
