@@ -123,6 +123,8 @@ pub(crate) struct Backing {
     pub(crate) is_failing: AtomicBool,
     /// The last page whose write failed.
     pub(crate) failed_page: AtomicU64,
+    /// Its store has said that its length can be set.
+    pub(crate) can_be_cut: AtomicBool,
     pub(crate) behind: Behind,
     pub(crate) hooked: OnceLock<Hooked>,
     pub(crate) durability: Durability,
@@ -159,6 +161,7 @@ impl Backing {
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
             failed_page: AtomicU64::new(0),
+            can_be_cut: AtomicBool::new(false),
             behind: Behind::default(),
             hooked: OnceLock::new(),
             durability: Durability::default(),
@@ -507,17 +510,24 @@ impl Backing {
         }
     }
 
-    /// The error of a store.
+    /// The error of a store. What it has no way to do is told as that.
     pub(crate) fn failed_with(&self, error: &io::Error) -> Error {
-        self.failed(code_of(error))
+        match error.kind() {
+            kind @ io::ErrorKind::Unsupported => self.failed_by(kind.into()),
+            _ => self.failed(code_of(error)),
+        }
     }
 
     /// The error of a write that failed with a code.
     pub(crate) fn failed(&self, code: u32) -> Error {
+        self.failed_by(error_of(code))
+    }
+
+    fn failed_by(&self, source: io::Error) -> Error {
         Error::WritebackFailed {
             file: self.name.to_string(),
             dirty_pages: self.nr_dirty(),
-            source: error_of(code),
+            source,
         }
     }
 }

@@ -57,11 +57,7 @@ impl Backing {
         match synced {
             // It has lost nothing: it never promised more.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                Err(Error::WritebackFailed {
-                    file: self.name.to_string(),
-                    dirty_pages: self.nr_dirty(),
-                    source: error,
-                })
+                Err(self.failed_with(&error))
             }
             Err(error) => {
                 self.poison(code_of(&error));

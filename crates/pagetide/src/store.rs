@@ -70,10 +70,12 @@ pub trait Store: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Makes it this long: what is beyond is lost, what is new reads as zeros.
+    /// Makes it this long: what is beyond is lost, what is new reads as zeros. Before a file is cut
+    /// for the first time its store is asked for the length that the file has, to see if it can.
     ///
     /// # Errors
-    /// What the store says. Default: refuses.
+    /// What the store says. Default: [`io::ErrorKind::Unsupported`], after which the file is as
+    /// long as before, and takes writes.
     fn set_len(&self, _len: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

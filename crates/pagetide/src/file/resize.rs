@@ -2,7 +2,10 @@
 
 use super::File;
 use crate::Error;
-use crate::writeback::Which;
+use crate::backing::Source;
+use crate::writeback::{Which, in_write};
+use std::io;
+use std::sync::atomic::Ordering;
 
 impl File {
     /// Makes the file `len` bytes long: what is beyond is dropped, dirty or not, what is new reads
@@ -17,10 +20,11 @@ impl File {
     /// Of a file that is to be longer, as [`File::write_at`]; [`Error::WritebackFailed`] where the
     /// store cannot be made so long: it stays as it was. Of one that is to be shorter,
     /// [`Error::WritebackFailed`] where the store cannot be cut: it is short for all handles, and
-    /// the next write or `sync` of it tries again; but it stays as it was where the page in which
-    /// it is to end cannot be written ([`Error::LogBehind`] where that waits for the log), or the
-    /// store fails again to make an earlier end or hole, or takes no more writes. Pages behind the
-    /// new end need not be written: a full store keeps no file long.
+    /// the next write or `sync` of it tries again; but it stays as it was where the store has no
+    /// way to be cut ([`ErrorKind::Unsupported`](std::io::ErrorKind::Unsupported)), the page in
+    /// which it is to end cannot be written ([`Error::LogBehind`] where that waits for the log), or
+    /// the store fails again to make an earlier end or hole, or takes no more writes. Pages behind
+    /// the new end need not be written: a full store keeps no file long.
     pub fn set_len(&self, len: u64) -> Result<(), Error> {
         self.check_may_write()?;
         let backing = &*self.open.backing;
@@ -51,12 +55,46 @@ impl File {
             // What is left of it is read again, with zeros behind.
             shared.write_dirty(backing, first..=first, Which::ALL)?;
         }
+        let asked = self.ask_store();
+        if let Err(error) = &asked
+            && error.kind() == io::ErrorKind::Unsupported
+        {
+            return Err(backing.failed_with(error));
+        }
         let turn = backing.behind.turn();
         backing.cut(len);
         self.drop_pages(first..=u64::MAX);
         // A write of one of these pages that was under way has noted an end beyond, which the store
         // is about to lose.
         backing.cut(len);
+        asked.map_err(|error| backing.failed_with(&error))?;
         backing.catch_up_in(shared, &turn)
+    }
+
+    /// Asks a store whether its length can be set, before anything is dropped for it: made as long
+    /// as the file is, which it mostly is, it loses nothing. A file of the system can.
+    ///
+    /// # Errors
+    /// What the store says. Of one that is to be longer for it only that it has no way: to be
+    /// shorter it may have room.
+    fn ask_store(&self) -> io::Result<()> {
+        let backing = &*self.open.backing;
+        let Source::Store(store) = &backing.source else {
+            return Ok(());
+        };
+        if backing.can_be_cut.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _in_write = in_write(&self.open.shared);
+        let (len, has_all) = (backing.len(), backing.has_all());
+        match store.set_len(len) {
+            Ok(()) => {
+                backing.has_stored(len);
+                backing.can_be_cut.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) if has_all || error.kind() == io::ErrorKind::Unsupported => Err(error),
+            Err(_) => Ok(()),
+        }
     }
 }

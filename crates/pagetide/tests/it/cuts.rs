@@ -1,7 +1,7 @@
 //! A file that gets shorter while pages behind its new end are being written.
 
 use crate::disk::Disk;
-use pagetide::{ByteSize, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -144,4 +144,54 @@ fn a_page_behind_the_new_end_does_not_make_the_store_longer() {
         drop(held);
     });
     assert_eq!(store.disk.state().bytes.len(), 10 * PAGE);
+}
+
+/// A disk that cannot be cut, as stores are by default.
+struct Uncut(Disk);
+
+impl Store for Uncut {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+}
+
+#[test]
+fn a_file_whose_store_has_no_way_to_be_cut_stays_as_it_was() {
+    let disk = Disk::of(vec![7; 4 * PAGE]);
+    let memory = &Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let store = Box::new(Uncut(disk.clone()));
+    let file = memory.open_store(store, "uncut", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    let page = PAGE as u64;
+    // In memory alone.
+    file.write_at(&[8; 2 * PAGE], 3 * page).unwrap();
+    for len in [2 * page, page + 10, 9 * page] {
+        let refused = file.set_len(len);
+        let Err(Error::WritebackFailed { source, .. }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(source.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(file.len(), 5 * page);
+    }
+    assert_eq!([2, 3, 4].map(|at| file.pin(at).unwrap()[0]), [7, 8, 8]);
+    file.write_at(&[9; 10], 0).unwrap();
+    file.flush_range(..).unwrap();
+    file.punch(page..2 * page).unwrap();
+    let state = disk.state();
+    assert_eq!(
+        [0, 1, 2, 3, 4].map(|at| state.bytes[at * PAGE]),
+        [9, 0, 7, 8, 8]
+    );
 }

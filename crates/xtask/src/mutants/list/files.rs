@@ -25,6 +25,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("pages_that_cannot_be_written_can"),
     },
     Mutant {
+        name: "a file is cut for a store that has no way to be",
+        file: "file/resize.rs",
+        find: "            && error.kind() == io::ErrorKind::Unsupported\n",
+        replace: "            && false\n",
+        tests: Tests::Runtime("a_file_whose_store_has_no_way"),
+    },
+    Mutant {
         name: "what waits for the log cannot be punched out",
         file: "file/punch.rs",
         find: "        self.check_droppable()?;",
