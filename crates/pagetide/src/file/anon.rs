@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long a page that is to be discarded may be in use.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Pages that one prefetch passes by at most, beside as many as fit in memory: of a region that is
+/// mostly empty it would look at each page.
+const PASSED_BY: u64 = 1 << 20;
 /// Pages that a key can number.
 const MAX_PAGES: u64 = 1 << 40;
 
@@ -227,12 +230,19 @@ impl Anon {
     }
 
     /// Brings pages back that were swapped out, as [`File::prefetch`] does; returns how many. What
-    /// was never written is nowhere to be read, and is passed by.
+    /// is in memory or was never written is nowhere to be read, and is passed by: 2^20 pages and as
+    /// many as there is memory for, at most.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
         let (region, nr_pages) = (self.region(), self.nr_pages());
+        let nr_in_memory = self.file.open.shared.core.config().arena_pages;
+        let mut left = PASSED_BY + u64::from(nr_in_memory);
         let ours = pages.into_iter().take_while(|&page| page < nr_pages);
-        self.file
-            .prefetch(ours.filter(|&page| region.has_slots(page)))
+        let looked_at = ours.map_while(|page| {
+            let found = Some(page).filter(|&page| region.has_slots(page));
+            left = left.checked_sub(found.is_none().into())?;
+            Some(found)
+        });
+        self.file.prefetch(looked_at.flatten())
     }
 
     /// [`Anon::pin`] as a future, as [`File::pin_async`].

@@ -143,3 +143,14 @@ fn who_punches_out_a_page_that_is_being_written_keeps_nobody_from_the_others() {
     assert!(took.0 < SOON && took.1, "{took:?}");
     assert_eq!([0, 9].map(|page| file.pin(page).unwrap()[0]), [3, 0]);
 }
+
+#[test]
+fn a_prefetch_of_a_region_that_is_mostly_empty_ends_soon() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let region = memory.root().anon(1 << 26).unwrap();
+    region.write_at(&[1], 0).unwrap();
+    let mut nr_asked = 0_u64;
+    let pages = (0..region.nr_pages()).inspect(|_| nr_asked += 1);
+    assert_eq!(region.prefetch(pages), 0);
+    assert!(nr_asked < 1 << 21, "{nr_asked} pages");
+}

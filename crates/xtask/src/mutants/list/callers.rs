@@ -195,6 +195,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("anon_waits::who_discards"),
     },
     Mutant {
+        name: "a prefetch looks at every page of a region",
+        file: "file/anon.rs",
+        find: "left = left.checked_sub(found.is_none().into())?;",
+        replace: "left = left.saturating_sub(found.is_none().into());",
+        tests: Tests::Runtime("anon_waits::a_prefetch"),
+    },
+    Mutant {
         name: "who makes a hole waits for a write with the file in hand",
         file: "file/punch.rs",
         find: "            shared.wait(frame, version);\n        }",
