@@ -391,9 +391,12 @@ impl pagetide::Store for Cut {
         Ok(())
     }
 
-    fn set_len(&self, _len: u64) -> std::io::Result<()> {
-        self.0.wait();
-        self.0.wait();
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        // It is asked first whether it can, by its length.
+        if len == 0 {
+            self.0.wait();
+            self.0.wait();
+        }
         Ok(())
     }
 }

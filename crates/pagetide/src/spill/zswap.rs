@@ -11,14 +11,15 @@
 use super::map::{MAX_SLOTS, Place, SlotMap};
 use super::{MAX_RUN, Spill};
 use crate::page::Buf;
-use crate::shared::{Shared, locked};
+use crate::shared::{Shared, locked, unpoisoned};
 use crate::{Error, Group, Order, PAGE_BYTES};
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
 };
 use std::fmt;
+use std::mem;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, Weak};
+use std::sync::{Mutex, MutexGuard, Weak};
 
 /// Of a segment: 256 KiB.
 const ORDER: u8 = 6;
@@ -31,6 +32,8 @@ const _: () = assert!(GRANULES as usize * GRANULE == SEGMENT);
 const MAX_OBJECTS: usize = 512;
 /// Bytes of a compressed page at most: one that is longer goes to the spill file at once.
 const MOST: usize = PAGE_BYTES * 3 / 4;
+/// Segments that are found full one after the other before a page goes to the spill file.
+const MAX_TRIES: u32 = 3;
 /// The length in front of a page.
 const HEAD: usize = 2;
 
@@ -55,13 +58,22 @@ struct Log {
     current: usize,
     table: CompressTable,
     compressed: Vec<u8>,
+}
+
+/// What the thread has that empties the segment behind the current one.
+struct Emptied {
     /// Where pages are decompressed to be written.
     staging: Buf,
+    /// The segment's pages meanwhile.
+    objects: Vec<Object>,
 }
 
 /// The pool of one spill file.
 pub(super) struct Pool {
     log: Mutex<Log>,
+    /// Locked before `log`, and while pages are written, which may take long: who wants one that is
+    /// here waits for neither. Pages that come meanwhile and find no room go to the spill file.
+    emptied: Mutex<Emptied>,
 }
 
 impl fmt::Debug for Pool {
@@ -121,10 +133,14 @@ impl Pool {
             current: 0,
             table: CompressTable::small(),
             compressed: vec![0; get_maximum_output_size(PAGE_BYTES)],
+        };
+        let emptied = Emptied {
             staging: root.alloc(Order::new(ORDER))?,
+            objects: Vec::with_capacity(MAX_OBJECTS),
         };
         Ok(Pool {
             log: Mutex::new(log),
+            emptied: Mutex::new(emptied),
         })
     }
 
@@ -138,41 +154,57 @@ impl Pool {
     pub(super) fn record_bytes(nr_bytes: u64) -> u64 {
         let of_segment = MAX_OBJECTS * size_of::<Object>() + size_of::<Segment>();
         let nr_segments = Pool::nr_segments(nr_bytes);
-        nr_segments * of_segment as u64 + 4 * PAGE_BYTES as u64
+        (nr_segments + 1) * of_segment as u64 + 4 * PAGE_BYTES as u64
     }
 
     /// Keeps a page compressed; false where it has to go to the spill file, because it does not
-    /// shrink or older ones cannot be written.
+    /// shrink, or older ones cannot be written or are just being.
     pub(super) fn store(
         &self,
-        (shared, spill): (&Shared, &Spill),
+        to: (&Shared, &Spill),
         (map, unit): (Weak<SlotMap>, u64),
         bytes: &[u8],
     ) -> bool {
-        let mut log = locked(&self.log);
-        let log = &mut *log;
-        let compressed = compress_into_with_table(bytes, &mut log.compressed, &mut log.table);
-        let Some(len) = compressed.ok().filter(|&len| len <= MOST) else {
+        for _ in 0..MAX_TRIES {
+            let mut log = locked(&self.log);
+            let Some(len) = log.compress(bytes) else {
+                return false;
+            };
+            let full = log.current;
+            if log.segments[full].has_room_for(len) {
+                log.append(len, (map, unit));
+                drop(log);
+                to.0.swap.zswpout.fetch_add(1, Ordering::Relaxed);
+                return true;
+            }
+            drop(log);
+            if !self.go_on(to, full) {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Begins the segment behind a full one, once what it has is in the spill file; false where
+    /// that fails, or another thread does it.
+    fn go_on(&self, to: (&Shared, &Spill), full: usize) -> bool {
+        let Some(mut emptied) = unpoisoned(self.emptied.try_lock()) else {
             return false;
         };
-        if !log.segments[log.current].has_room_for(len) && !log.go_on((shared, spill)) {
-            return false;
+        let mut log = locked(&self.log);
+        if log.current != full {
+            return true;
         }
-        let (current, compressed) = (log.current, &log.compressed[..len]);
-        let segment = &mut log.segments[current];
-        let head = u16::try_from(len).expect("less than a page");
-        let place = &mut segment.bytes[segment.used..][..HEAD + len];
-        place[..HEAD].copy_from_slice(&head.to_le_bytes());
-        place[HEAD..].copy_from_slice(compressed);
-        let granule = current * (SEGMENT / GRANULE) + segment.used / GRANULE;
-        let at = u32::try_from(granule).expect("a pool is short");
-        segment.used += (HEAD + len).next_multiple_of(GRANULE);
-        if let Some(map) = map.upgrade() {
-            map.put(unit, Place::Compressed(at));
-        }
-        segment.objects.push(Object { map, unit, at });
-        shared.swap.zswpout.fetch_add(1, Ordering::Relaxed);
-        true
+        let segment = (full + 1) % log.segments.len();
+        mem::swap(&mut emptied.objects, &mut log.segments[segment].objects);
+        drop(log);
+        let mut emptying = Emptying {
+            pool: self,
+            emptied,
+            segment,
+            is_over: false,
+        };
+        emptying.write_back(to) && emptying.end()
     }
 
     /// Decompresses a page, if it is still there.
@@ -196,33 +228,89 @@ impl Segment {
 }
 
 impl Log {
-    /// Begins the next segment, once what it has is in the spill file; false where that fails.
-    fn go_on(&mut self, (shared, spill): (&Shared, &Spill)) -> bool {
-        let next = (self.current + 1) % self.segments.len();
-        let segment = &mut self.segments[next];
-        let mut wanted = segment.objects.iter().filter(|object| object.is_wanted());
+    /// Compresses a page; `None` where it does not shrink. The bytes it has then.
+    fn compress(&mut self, bytes: &[u8]) -> Option<usize> {
+        let compressed = compress_into_with_table(bytes, &mut self.compressed, &mut self.table);
+        compressed.ok().filter(|&len| len <= MOST)
+    }
+
+    /// Appends the page that was compressed last, for which there is room.
+    fn append(&mut self, len: usize, (map, unit): (Weak<SlotMap>, u64)) {
+        let (current, compressed) = (self.current, &self.compressed[..len]);
+        let segment = &mut self.segments[current];
+        let head = u16::try_from(len).expect("less than a page");
+        let place = &mut segment.bytes[segment.used..][..HEAD + len];
+        place[..HEAD].copy_from_slice(&head.to_le_bytes());
+        place[HEAD..].copy_from_slice(compressed);
+        let granule = current * (SEGMENT / GRANULE) + segment.used / GRANULE;
+        let at = u32::try_from(granule).expect("a pool is short");
+        segment.used += (HEAD + len).next_multiple_of(GRANULE);
+        if let Some(map) = map.upgrade() {
+            map.put(unit, Place::Compressed(at));
+        }
+        segment.objects.push(Object { map, unit, at });
+    }
+}
+
+/// A segment that its thread empties: its pages are the thread's until this is dropped, by a store
+/// that unwinds, too. Their bytes stay: only the current segment is written to.
+struct Emptying<'a> {
+    pool: &'a Pool,
+    emptied: MutexGuard<'a, Emptied>,
+    segment: usize,
+    is_over: bool,
+}
+
+impl Drop for Emptying<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.put_back(&mut locked(&self.pool.log));
+        }
+    }
+}
+
+impl Emptying<'_> {
+    /// Writes those of its pages that are still wanted; false where that fails.
+    fn write_back(&mut self, (shared, spill): (&Shared, &Spill)) -> bool {
+        let Emptied { staging, objects } = &mut *self.emptied;
+        let mut wanted = objects.iter().filter(|object| object.is_wanted());
         loop {
             let mut units = [(0, &[][..]); MAX_RUN];
             let mut from = [None; MAX_RUN];
             let mut len = 0;
-            let staging = self.staging.chunks_exact_mut(PAGE_BYTES);
-            for (page, object) in staging.zip(&mut wanted) {
-                decompress(&segment.bytes[within(object.at).1..], page);
+            let log = locked(&self.pool.log);
+            let bytes = &log.segments[self.segment].bytes;
+            for (page, object) in staging.chunks_exact_mut(PAGE_BYTES).zip(&mut wanted) {
+                decompress(&bytes[within(object.at).1..], page);
                 units[len] = (object.unit, &*page);
                 from[len] = Some(object);
                 len += 1;
             }
+            drop(log);
             if len == 0 {
-                break;
+                return true;
             }
             if !spill.write_back(shared, &units[..len], &from[..len]) {
                 return false;
             }
         }
-        segment.used = 0;
-        segment.objects.clear();
-        self.current = next;
+    }
+
+    /// Makes it the current one, of which no page is wanted.
+    fn end(mut self) -> bool {
+        self.emptied.objects.clear();
+        let pool = self.pool;
+        let mut log = locked(&pool.log);
+        self.put_back(&mut log);
+        self.is_over = true;
+        log.segments[self.segment].used = 0;
+        log.current = self.segment;
         true
+    }
+
+    fn put_back(&mut self, log: &mut Log) {
+        let objects = &mut log.segments[self.segment].objects;
+        mem::swap(&mut self.emptied.objects, objects);
     }
 }
 

@@ -154,3 +154,88 @@ fn a_prefetch_of_a_region_that_is_mostly_empty_ends_soon() {
     assert_eq!(region.prefetch(pages), 0);
     assert!(nr_asked < 1 << 21, "{nr_asked} pages");
 }
+
+#[test]
+fn a_compressed_page_comes_back_while_older_ones_are_being_written() {
+    let gate = Gate::default();
+    let builder = Memory::builder().budget(ByteSize::mib(64)).zswap(2);
+    let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 64));
+    let (our, their) = (ours.anon(400).unwrap(), theirs.anon(16_000).unwrap());
+    let write = |page: u64| their.write_at(&compressible(page), page * PAGE).unwrap();
+    // Until the pool is full, and older pages have gone to the spill file.
+    let mut pages = (0..16_000).cycle();
+    while memory.stats().zswpwb == 0 {
+        write(pages.next().unwrap());
+    }
+    for page in 0..300 {
+        our.write_at(&compressible(page), page * PAGE).unwrap();
+    }
+    // From here on nobody needs room for ours.
+    ours.set_max(ByteSize(1000 * PAGE)).unwrap();
+    gate.set_shut(true);
+    let is_over = AtomicBool::new(false);
+    let worst = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                write(pages.next().unwrap());
+            }
+        });
+        gate.await_write();
+        let took =
+            (0..100).map(|page| timed(|| assert!(*our.pin(page).unwrap() == compressible(page))));
+        let worst = took.max().unwrap();
+        is_over.store(true, Ordering::SeqCst);
+        gate.set_shut(false);
+        worst
+    });
+    assert_eq!(memory.stats().pswpin, 0, "they were in memory all the time");
+    assert!(worst < SOON, "{worst:?}");
+}
+
+#[test]
+fn compressed_pages_of_many_threads_are_what_was_written() {
+    const NR_THREADS: u64 = 4;
+    const NR_PAGES: usize = 1500;
+    let gate = Gate::default();
+    let builder = Memory::builder().budget(ByteSize::mib(64)).zswap(2);
+    let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
+    let group = group_of(&memory, "group", 256);
+    let region = group.anon(NR_THREADS * NR_PAGES as u64).unwrap();
+    let end = Instant::now() + Duration::from_secs(2);
+    thread::scope(|scope| {
+        for thread in 0..NR_THREADS {
+            let region = &region;
+            scope.spawn(move || {
+                // The seed of what each page has; 0 for zeros.
+                let mut seeds = [0; NR_PAGES];
+                let mut at = thread + 1;
+                while Instant::now() < end {
+                    at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    let number = (at >> 40) % NR_PAGES as u64;
+                    let page = thread * NR_PAGES as u64 + number;
+                    let seed = &mut seeds[usize::try_from(number).unwrap()];
+                    match at >> 33 & 7 {
+                        0..=2 => {
+                            *seed = at | 1;
+                            region.write_at(&compressible(*seed), page * PAGE).unwrap();
+                        }
+                        3 if at & 1 << 37 == 0 => {
+                            *seed = 0;
+                            region.discard(page..=page).unwrap();
+                        }
+                        _ => {
+                            let expected = match *seed {
+                                0 => vec![0; 4096],
+                                seed => compressible(seed),
+                            };
+                            assert!(*region.pin(page).unwrap() == expected, "page {page}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let stats = memory.stats();
+    assert!(stats.zswpwb > 0 && stats.zswpin > 0, "{stats:?}");
+}

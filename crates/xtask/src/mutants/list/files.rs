@@ -4,6 +4,20 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "compressed pages wait while older ones are written",
+        file: "spill/zswap.rs",
+        find: "            drop(log);\n            if len == 0 {",
+        replace: "            if len == 0 {",
+        tests: Tests::Runtime("anon_waits::a_compressed_page"),
+    },
+    Mutant {
+        name: "a segment that cannot be emptied forgets its pages",
+        file: "spill/zswap.rs",
+        find: "if !self.is_over {",
+        replace: "if false {",
+        tests: Tests::Runtime("anon_spill::nothing_is_lost"),
+    },
+    Mutant {
         name: "a page that no new one can take the place of is lost",
         file: "file/view.rs",
         find: "            discard(shared, backing, key.page());",
