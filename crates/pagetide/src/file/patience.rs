@@ -14,6 +14,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 const MAX_YIELDS: u32 = 32;
 /// How long it sleeps then.
 const PAUSE: Duration = Duration::from_micros(250);
+/// Tries in a row that find no page of anybody, before that is so: one that comes in is charged
+/// before it is seen.
+const MAX_HOPELESS: u32 = 16;
 
 /// Whether other readers' pins may be why there is no memory for a page: they fill the group, or
 /// lie in every block. Where a page would go once it was written, they may be why as well.
@@ -42,6 +45,8 @@ fn is_hopeless(core: &Memory, error: &PageError) -> bool {
 pub(super) struct Patience {
     deadline: Option<Instant>,
     nr_yields: u32,
+    /// Refusals in a row without hope.
+    nr_hopeless: u32,
 }
 
 impl Patience {
@@ -50,13 +55,18 @@ impl Patience {
         Patience {
             deadline,
             nr_yields: 0,
+            nr_hopeless: 0,
         }
     }
 
     /// Whether to ask again after a refusal. Then others have run; the caller holds no page.
     pub(super) fn goes_on(&mut self, core: &Memory, error: &PageError) -> bool {
+        self.nr_hopeless = match is_hopeless(core, error) {
+            true => self.nr_hopeless + 1,
+            false => 0,
+        };
         // Nothing is freed for who asks from within a shrinker.
-        if !is_passing(error) || is_hopeless(core, error) || is_shrinking() {
+        if !is_passing(error) || self.nr_hopeless > MAX_HOPELESS || is_shrinking() {
             return false;
         }
         let now = Instant::now();
