@@ -266,6 +266,12 @@ impl Backing {
         self.len.fetch_min(stored, Ordering::AcqRel);
     }
 
+    /// The pages that the bytes from one to another lie in.
+    pub(crate) fn pages_of(&self, (first, last): (u64, u64)) -> RangeInclusive<u64> {
+        let page_bytes = self.order.bytes() as u64;
+        first / page_bytes..=last / page_bytes
+    }
+
     /// Bytes of a page that lie before `len`.
     #[inline]
     pub(crate) fn bytes_of(&self, page: u64, len: u64) -> usize {

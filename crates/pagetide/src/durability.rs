@@ -41,7 +41,6 @@ impl Backing {
         let number = self.durability.nr_syncs.fetch_add(1, Ordering::Relaxed) + 1;
         fence(Ordering::SeqCst);
         self.sync_store()?;
-        self.check_poison()?;
         self.sync_folder()?;
         *last_good = number;
         Ok(())
@@ -57,14 +56,12 @@ impl Backing {
         match synced {
             // It has lost nothing: it never promised more.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                Err(self.failed_with(&error))
+                return Err(self.failed_with(&error));
             }
-            Err(error) => {
-                self.poison(code_of(&error));
-                Ok(())
-            }
-            Ok(()) => Ok(()),
+            Err(error) => self.poison(code_of(&error)),
+            Ok(()) => {}
         }
+        self.check_poison()
     }
 
     /// The entry of a file that was created.

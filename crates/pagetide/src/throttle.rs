@@ -37,19 +37,17 @@ pub(crate) fn owe(about: About, delay_ns: u64, max: Duration) {
 }
 
 /// What the thread has to sleep for now, and what that is about: then nothing is owed any more.
-#[inline]
 pub(crate) fn take_debt() -> Option<(About, Duration)> {
-    THREAD.with(|thread| {
-        let owed = thread.owed_ns.get();
-        if owed < MIN_SLEEP_NS || thread.nr_held.get() > 0 {
-            return None;
-        }
-        thread.owed_ns.set(0);
-        Some((thread.about.get(), Duration::from_nanos(owed)))
+    owes().then(|| {
+        THREAD.with(|thread| {
+            let owed = Duration::from_nanos(thread.owed_ns.take());
+            (thread.about.get(), owed)
+        })
     })
 }
 
 /// Whether [`take_debt`] would say something.
+#[inline]
 pub(crate) fn owes() -> bool {
     THREAD.with(|thread| thread.owed_ns.get() >= MIN_SLEEP_NS && thread.nr_held.get() == 0)
 }

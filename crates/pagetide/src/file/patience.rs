@@ -61,12 +61,15 @@ impl Patience {
 
     /// Whether to ask again after a refusal. Then others have run; the caller holds no page.
     pub(super) fn goes_on(&mut self, core: &Memory, error: &PageError) -> bool {
+        // Nothing is freed for who asks from within a shrinker.
+        if !is_passing(error) || is_shrinking() {
+            return false;
+        }
         self.nr_hopeless = match is_hopeless(core, error) {
             true => self.nr_hopeless + 1,
             false => 0,
         };
-        // Nothing is freed for who asks from within a shrinker.
-        if !is_passing(error) || self.nr_hopeless > MAX_HOPELESS || is_shrinking() {
+        if self.nr_hopeless > MAX_HOPELESS {
             return false;
         }
         let now = Instant::now();

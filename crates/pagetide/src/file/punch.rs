@@ -2,6 +2,7 @@
 
 use super::File;
 use super::latch_wait::{LatchWait, Obstacle};
+use super::write::bytes_of;
 use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::shared::Shared;
@@ -35,14 +36,13 @@ impl File {
     /// cannot be written, or wait for the log, are no error here.
     pub fn punch(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_may_write()?;
-        let Some((start, last)) = super::write::bytes_of(range) else {
+        let Some(bytes) = bytes_of(range) else {
             return Ok(());
         };
         let mut wait = LatchWait::new(self, &self.group);
         self.open.shared.pay_debt();
-        let page_bytes = self.open.order.bytes() as u64;
-        self.await_writes(start / page_bytes..=last / page_bytes);
-        while let Err(obstacle) = self.punch_alone((start, last), &mut wait)? {
+        self.await_writes(self.open.backing.pages_of(bytes));
+        while let Err(obstacle) = self.punch_alone(bytes, &mut wait)? {
             wait.on(obstacle)?;
         }
         Ok(())
@@ -57,7 +57,7 @@ impl File {
     ) -> Result<Result<(), Obstacle>, Error> {
         let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
-        let _alone = self.alone_after(wait, start / page_bytes..=last / page_bytes)?;
+        let _alone = self.alone_after(wait, backing.pages_of((start, last)))?;
         self.check_droppable()?;
         let len = backing.len();
         let end = last.saturating_add(1).min(len);
@@ -130,7 +130,8 @@ impl File {
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone(0..=u64::MAX)?;
         backing.catch_up(shared)?;
-        let (asked, old_len) = (self.pages_of(range), backing.len());
+        let asked = bytes_of(range).map(|bytes| backing.pages_of(bytes));
+        let old_len = backing.len();
         // A page that the file ended in has zeros behind.
         let changed = |len| (old_len != len).then(|| old_len.min(len) / page_bytes..=u64::MAX);
         let mut len = self.stored_len()?;

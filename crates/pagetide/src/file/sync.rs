@@ -32,10 +32,8 @@ impl Open {
         let (shared, backing) = (&self.shared, &*self.backing);
         backing.check_poison()?;
         backing.catch_up(shared)?;
-        if let Some((start, last)) = bytes {
-            let page_bytes = self.order.bytes() as u64;
-            let pages = start / page_bytes..=last / page_bytes;
-            shared.write_dirty(backing, pages, Which::ALL)?;
+        if let Some(bytes) = bytes {
+            shared.write_dirty(backing, backing.pages_of(bytes), Which::ALL)?;
         }
         backing.check_poison()
     }

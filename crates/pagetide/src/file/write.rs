@@ -12,7 +12,7 @@ use pagetide_core::memory::{Io, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::PageKey;
 use std::fmt;
-use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::ops::{Bound, RangeBounds};
 use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
 
@@ -137,21 +137,23 @@ impl File {
     pub(super) fn begin_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         // In a child the lock is nobody's.
         self.check_process()?;
-        // With the lock nobody sleeps: those wait for it who are under no such limit.
-        self.open.shared.pay_debt();
-        let length = self.open.backing.length.share();
-        let length = length.ok_or_else(|| self.busy(page))?;
+        let length = self.share_length(page)?;
         self.check_writable()?;
         Ok(length)
     }
 
     /// [`File::begin_change`] of a call that was let write already, and has let the file go since.
     pub(super) fn resume_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
-        self.open.shared.pay_debt();
-        let length = self.open.backing.length.share();
-        let length = length.ok_or_else(|| self.busy(page))?;
+        let length = self.share_length(page)?;
         self.check_droppable()?;
         Ok(length)
+    }
+
+    fn share_length(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        // With the lock nobody sleeps: those wait for it who are under no such limit.
+        self.open.shared.pay_debt();
+        let length = self.open.backing.length.share();
+        length.ok_or_else(|| self.busy(page))
     }
 
     /// Waits for what keeps the caller from a page, with the file let go, and does what
@@ -397,13 +399,6 @@ impl File {
         // Where it fails, the next write of this file says so; where this file has no dirty pages,
         // others do, whose writers are slowed down instead.
         let _failed = shared.write_dirty(&self.open.backing, 0..=u64::MAX, some);
-    }
-
-    /// The pages that a range of bytes lies in.
-    pub(super) fn pages_of(&self, range: impl RangeBounds<u64>) -> Option<RangeInclusive<u64>> {
-        let page_bytes = self.open.order.bytes() as u64;
-        let (start, last) = bytes_of(range)?;
-        Some(start / page_bytes..=last / page_bytes)
     }
 
     /// Writes the file back, without making it durable, and closes this handle.

@@ -1,6 +1,6 @@
 //! A file that gets shorter while pages behind its new end are being written.
 
-use crate::disk::Disk;
+use crate::disk::{Bare, Disk};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,32 +146,11 @@ fn a_page_behind_the_new_end_does_not_make_the_store_longer() {
     assert_eq!(store.disk.state().bytes.len(), 10 * PAGE);
 }
 
-/// A disk that cannot be cut, as stores are by default.
-struct Uncut(Disk);
-
-impl Store for Uncut {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
-}
-
 #[test]
 fn a_file_whose_store_has_no_way_to_be_cut_stays_as_it_was() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = &Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let store = Box::new(Uncut(disk.clone()));
+    let store = Box::new(Bare(disk.clone()));
     let file = memory.open_store(store, "uncut", Order::new(0), &memory.root());
     let file = file.unwrap();
     let page = PAGE as u64;

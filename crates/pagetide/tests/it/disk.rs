@@ -162,3 +162,24 @@ impl Store for Disk {
         Ok(())
     }
 }
+
+/// A disk that is read and written, and has no way to do more, as stores have by default.
+pub(crate) struct Bare(pub(crate) Disk);
+
+impl Store for Bare {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+}

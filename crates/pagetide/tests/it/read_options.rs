@@ -1,7 +1,7 @@
 //! Reads with options, pages that are written where no thread does it, stores that cannot sync.
 
-use crate::disk::Disk;
-use pagetide::{ByteSize, Error, Group, Memory, Order, Policy, ReadOptions, Store};
+use crate::disk::{Bare, Disk};
+use pagetide::{ByteSize, Error, Group, Memory, Order, Policy, ReadOptions};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -141,32 +141,11 @@ fn a_tick_writes_what_a_dropped_group_has_left() {
     file.sync().unwrap();
 }
 
-/// Takes writes and promises nothing.
-struct Volatile(Disk);
-
-impl Store for Volatile {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
-}
-
 #[test]
 fn a_store_that_cannot_sync_says_so_and_goes_on_taking_writes() {
     let memory = memory();
     let disk = Disk::default();
-    let store = Box::new(Volatile(disk.clone()));
+    let store = Box::new(Bare(disk.clone()));
     let root = memory.root();
     let file = memory
         .open_store(store, "volatile", Order::new(0), &root)

@@ -1,6 +1,6 @@
 //! Stores that are slow or fail, and who waits for them.
 
-use crate::slow::{PAGE, group_of};
+use crate::slow::{Forgets, PAGE, group_of};
 use pagetide::{ByteSize, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::Arc;
@@ -23,40 +23,24 @@ struct State {
 #[derive(Clone, Debug, Default)]
 struct Disk(Arc<State>);
 
-impl Store for Disk {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
-        let State {
-            write_ms,
-            error,
-            nr_writes,
-        } = &*self.0;
-        thread::sleep(Duration::from_millis(write_ms.load(Ordering::SeqCst)));
-        nr_writes.fetch_add(1, Ordering::SeqCst);
-        match error.load(Ordering::SeqCst) {
-            0 => Ok(buf.len()),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl Disk {
+    fn store(&self) -> impl Store + 'static {
+        let state = Arc::clone(&self.0);
+        Forgets(move |buf: &[u8], _| {
+            let State {
+                write_ms,
+                error,
+                nr_writes,
+            } = &*state;
+            thread::sleep(Duration::from_millis(write_ms.load(Ordering::SeqCst)));
+            nr_writes.fetch_add(1, Ordering::SeqCst);
+            match error.load(Ordering::SeqCst) {
+                0 => Ok(buf.len()),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        })
+    }
+
     fn write_in(&self, write_ms: u64) {
         self.0.write_ms.store(write_ms, Ordering::SeqCst);
     }
@@ -70,7 +54,7 @@ impl Disk {
     }
 
     fn open(&self, memory: &Memory, group: &Group) -> File {
-        let store = Box::new(self.clone());
+        let store = Box::new(self.store());
         let file = memory.open_store(store, "disk", Order::new(0), group);
         file.unwrap()
     }
@@ -163,36 +147,15 @@ fn a_store_that_fails_is_asked_once_by_who_is_refused() {
     assert!(nr_writes <= 2, "{nr_writes} writes");
 }
 
-/// A store that never takes one page.
-struct Torn(u64);
-
-impl Store for Torn {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        match offset == self.0 * PAGE {
-            true => Err(io::Error::from_raw_os_error(EIO)),
-            false => Ok(buf.len()),
-        }
-    }
-}
-
 #[test]
 fn a_page_that_the_store_never_takes_keeps_no_other_back() {
     let builder = Memory::builder().budget(ByteSize::mib(16));
     let memory = builder.without_thread().build().unwrap();
-    let file = memory.open_store(Box::new(Torn(3)), "torn", Order::new(0), &memory.root());
+    let store = Forgets(|buf: &[u8], offset| match offset == 3 * PAGE {
+        true => Err(io::Error::from_raw_os_error(EIO)),
+        false => Ok(buf.len()),
+    });
+    let file = memory.open_store(Box::new(store), "torn", Order::new(0), &memory.root());
     let file = file.unwrap();
     for page in [3, 5, 8] {
         file.write_at(&[1], page * PAGE).unwrap();
@@ -240,7 +203,7 @@ fn who_writes_waits_for_no_other_files_store() {
 fn a_deadline_is_kept_beside_a_spill_file_that_fails() {
     let spill = Disk::default();
     let builder = Memory::builder().budget(ByteSize::mib(16));
-    let builder = builder.spill_store(Arc::new(spill.clone()));
+    let builder = builder.spill_store(Arc::new(spill.store()));
     let memory = builder.spill_max(ByteSize::mib(64)).build().unwrap();
     let region = memory.root().anon(1 << 14).unwrap();
     spill.fail(EIO);

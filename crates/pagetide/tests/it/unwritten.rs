@@ -1,11 +1,9 @@
 //! Requests that are refused beside pages which cannot be written, or are just being written.
 
 use crate::disk::Disk;
-use crate::slow::{PAGE, group_of, slow};
+use crate::slow::{Forgets, PAGE, group_of, slow};
 use futures_executor::block_on;
-use pagetide::{
-    ByteSize, Error, File, Group, Hint, Hooks, Memory, OpenOptions, Order, Policy, Store,
-};
+use pagetide::{ByteSize, Error, File, Group, Hint, Hooks, Memory, OpenOptions, Order, Policy};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,31 +116,11 @@ fn readers_wait_for_each_others_pins_beside_pages_that_are_being_written() {
     });
 }
 
-/// Takes nothing.
-struct Dead;
-
-impl Store for Dead {
-    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        Ok(0)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, _buf: &[u8], _offset: u64) -> io::Result<usize> {
-        Err(io::Error::from_raw_os_error(libc::EIO))
-    }
-}
-
 #[test]
 fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
     let builder = Memory::builder().budget(ByteSize::mib(16));
-    let memory = builder.spill_store(Arc::new(Dead)).build().unwrap();
+    let dead = Forgets(|_: &[u8], _| Err(io::Error::from_raw_os_error(libc::EIO)));
+    let memory = builder.spill_store(Arc::new(dead)).build().unwrap();
     let other = group_of(&memory, "other", 64);
     let region = other.anon(1000).unwrap();
     let refused = (0..1000).find_map(|page| region.write_at(&[5; 4096], page * PAGE).err());
@@ -154,29 +132,6 @@ fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
     let refused = group.reserve(ByteSize(63 * PAGE)).unwrap_err();
     file.log_durable(10);
     assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
-}
-
-/// Each write takes as many ms.
-struct SlowlyWritten(Arc<AtomicU64>);
-
-impl Store for SlowlyWritten {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
-        thread::sleep(Duration::from_millis(self.0.load(Ordering::Relaxed)));
-        Ok(buf.len())
-    }
 }
 
 #[test]
@@ -191,8 +146,12 @@ fn who_reads_waits_for_no_write_where_clean_pages_are_behind() {
         let group = group_of(&memory, "group", 4096);
         group.set_policy(policy).unwrap();
         let takes_ms = Arc::new(AtomicU64::new(20));
-        let store = Box::new(SlowlyWritten(Arc::clone(&takes_ms)));
-        let written = memory.open_store(store, "written", Order::new(0), &group);
+        let ms = Arc::clone(&takes_ms);
+        let store = Forgets(move |buf: &[u8], _| {
+            thread::sleep(Duration::from_millis(ms.load(Ordering::Relaxed)));
+            Ok(buf.len())
+        });
+        let written = memory.open_store(Box::new(store), "written", Order::new(0), &group);
         let written = written.unwrap();
         for page in 0..700 {
             written.write_at(&[1], page * 2 * PAGE).unwrap();

@@ -83,8 +83,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a sync leaves dirty pages",
         file: "file/sync.rs",
-        find: "if let Some((start, last)) = bytes {",
-        replace: "if let Some((start, last)) = bytes.filter(|_| false) {",
+        find: "if let Some(bytes) = bytes {",
+        replace: "if let Some(bytes) = bytes.filter(|_| false) {",
         tests: Tests::Runtime("crash::"),
     },
     Mutant {
