@@ -5,10 +5,10 @@ use crate::child;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, File, Memory, Order};
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 /// Keeps events as lines: level, then each field by name; at each asks for the global memory, or
 /// panics, where it is to.
@@ -56,10 +56,21 @@ impl Subscriber for Kept {
 }
 
 impl Kept {
+    /// Runs `work` with this subscriber on this thread.
+    ///
+    /// While there is one subscriber only, `tracing` asks that of the thread which is the first to
+    /// come to an event whether anybody wants it, and lets nobody have it if that thread, a test
+    /// beside, has none. So there is a second one, for good, and it asks them all.
+    fn hears<T>(&self, work: impl FnOnce() -> T) -> T {
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(Kept::default()));
+        tracing::subscriber::with_default(self.clone(), work)
+    }
+
     /// What `work` told on this thread.
     fn of(work: impl FnOnce()) -> Vec<String> {
         let kept = Kept::default();
-        tracing::subscriber::with_default(kept.clone(), work);
+        kept.hears(work);
         let lines = kept.lines.lock().unwrap();
         lines.clone()
     }
@@ -182,7 +193,7 @@ fn a_subscriber_that_panics_changes_nothing() {
         panics: true,
         ..Kept::default()
     };
-    tracing::subscriber::with_default(kept.clone(), fail_at_the_store);
+    kept.hears(fail_at_the_store);
     assert!(kept.lines.lock().unwrap().len() > 3);
 }
 
@@ -199,6 +210,6 @@ fn a_subscriber_asks_for_the_global_memory_as_it_is_built() {
         ..Kept::default()
     };
     let build = || Memory::global().unwrap().budget();
-    let built = in_time(move || tracing::subscriber::with_default(asks, build));
+    let built = in_time(move || asks.hears(build));
     assert!(built.expect("it hangs") > ByteSize(0));
 }
