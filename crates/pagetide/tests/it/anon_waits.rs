@@ -1,6 +1,7 @@
 //! Anon pages beside a slow spill file: who waits for it, and who does not.
 
 use crate::slow::{PAGE, group_of};
+use crate::swift::timed;
 use pagetide::{ByteSize, Memory, Order, Store};
 use std::io;
 use std::sync::Arc;
@@ -66,12 +67,6 @@ impl Store for Gate {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.0.disk.set_len(len)
     }
-}
-
-fn timed(call: impl FnOnce()) -> Duration {
-    let begin = Instant::now();
-    call();
-    begin.elapsed()
 }
 
 /// A page that is there once more as it went: pseudo-random first, then zeros.

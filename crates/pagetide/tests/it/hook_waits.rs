@@ -2,11 +2,12 @@
 
 use crate::disk::Disk;
 use crate::slow::{PAGE, group_of};
+use crate::swift::{assert_within, timed};
 use pagetide::{ByteSize, Content, Error, File, Group, Hooks, Memory, OpenOptions, Order};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -109,24 +110,22 @@ impl Hooks for SlowlyRead {
 
 #[test]
 fn hooks_of_one_file_keep_no_reader_of_another_waiting() {
-    let memory = memory(64);
     let data = [(); 2].map(|()| crate::data::numbered_file(400));
-    let options = OpenOptions::new().hooks(Arc::new(SlowlyRead(20 * MS)));
-    let slowly = options.open(&memory, data[0].path(), &memory.root());
-    let slowly = slowly.unwrap();
-    let file = memory.open(data[1].path(), &memory.root()).unwrap();
-    assert_eq!(slowly.prefetch((0..64).map(|page| 3 * page)), 64);
-    std::thread::sleep(2 * MS);
-    assert!(file.prefetch((0..16).map(|page| 3 * page)) > 0);
-    let begin = Instant::now();
-    drop(file.pin(9).unwrap());
-    assert!(begin.elapsed() < 300 * MS, "{:?}", begin.elapsed());
-    for page in 0..64 {
-        assert_eq!(
-            crate::many::number(&slowly.pin(3 * page).unwrap()),
-            3 * page
-        );
-    }
+    assert_within(300 * MS, || {
+        let memory = memory(64);
+        let options = OpenOptions::new().hooks(Arc::new(SlowlyRead(20 * MS)));
+        let slowly = options.open(&memory, data[0].path(), &memory.root());
+        let slowly = slowly.unwrap();
+        let file = memory.open(data[1].path(), &memory.root()).unwrap();
+        assert_eq!(slowly.prefetch((0..64).map(|page| 3 * page)), 64);
+        std::thread::sleep(2 * MS);
+        assert!(file.prefetch((0..16).map(|page| 3 * page)) > 0);
+        let took = timed(|| drop(file.pin(9).unwrap()));
+        for page in (0..64).map(|page| 3 * page) {
+            assert_eq!(crate::many::number(&slowly.pin(page).unwrap()), page);
+        }
+        took
+    });
 }
 
 /// Takes memory of a group in each write.
@@ -148,12 +147,12 @@ fn nobody_is_slowed_down_in_a_hook() {
     above.set_high(ByteSize(100 * PAGE));
     let hooks = Arc::new(Takes(Mutex::new(Some(above))));
     let file = open(&memory, &other, Arc::clone(&hooks) as Arc<dyn Hooks>);
-    for page in 0..100 {
-        file.write_at(&[1; 4096], page * PAGE).unwrap();
-    }
-    let begin = Instant::now();
-    file.sync().unwrap();
     // A call is slowed down by 10 ms.
-    assert!(begin.elapsed() < 300 * MS, "{:?}", begin.elapsed());
+    assert_within(300 * MS, || {
+        for page in 0..100 {
+            file.write_at(&[1; 4096], page * PAGE).unwrap();
+        }
+        timed(|| file.sync().unwrap())
+    });
     *hooks.0.lock().unwrap() = None;
 }

@@ -4,6 +4,7 @@ use crate::anon;
 use crate::data::numbered_file;
 use crate::many::memories;
 use crate::slow::{PAGE, group_of, slow};
+use crate::swift::{assert_within, timed};
 use futures_executor::block_on;
 use pagetide::{
     ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation,
@@ -76,16 +77,16 @@ fn a_limit_is_met_once_what_is_being_read_has_come() {
 
 #[test]
 fn a_prefetch_waits_for_no_read() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let group = group_of(&memory, "prefetches", 64);
-    let file = slow(&memory, &group, LONG);
-    let nr_begun = file.prefetch(0..8);
-    assert!(nr_begun > 0);
-    let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
-    let begin = Instant::now();
-    assert_eq!(file.prefetch(100..108), 0);
-    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    assert_within(SOON, || {
+        let memory = Memory::builder().budget(ByteSize::mib(64));
+        let memory = memory.build().unwrap();
+        let group = group_of(&memory, "prefetches", 64);
+        let file = slow(&memory, &group, LONG);
+        let nr_begun = file.prefetch(0..8);
+        assert!(nr_begun > 0);
+        let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
+        timed(|| assert_eq!(file.prefetch(100..108), 0))
+    });
 }
 
 /// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
@@ -101,27 +102,28 @@ fn all_but_a_read() -> (Group, File, Reservation) {
 
 #[test]
 fn a_future_waits_for_no_read_where_it_is_polled() {
-    let (group, _file, _used) = all_but_a_read();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
-    let begin = Instant::now();
-    let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(
-        polled.is_pending() && begin.elapsed() < SOON,
-        "{:?}",
-        begin.elapsed()
-    );
-    drop(block_on(task).unwrap());
+    assert_within(SOON, || {
+        let (group, _file, _used) = all_but_a_read();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
+        let mut context = Context::from_waker(Waker::noop());
+        let took = timed(|| assert!(task.as_mut().poll(&mut context).is_pending()));
+        drop(block_on(task).unwrap());
+        took
+    });
 }
 
 #[test]
 fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
-    let (group, _file, _used) = all_but_a_read();
-    let begin = Instant::now();
-    let late = group.alloc_by(Order::new(4), begin + SOON / 5);
-    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
-    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
-    drop(group.alloc_by(Order::new(4), begin + 20 * LONG).unwrap());
+    assert_within(SOON, || {
+        let (group, _file, _used) = all_but_a_read();
+        let begin = Instant::now();
+        let late = group.alloc_by(Order::new(4), begin + SOON / 5);
+        let took = begin.elapsed();
+        assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+        drop(group.alloc_by(Order::new(4), begin + 20 * LONG).unwrap());
+        took
+    });
 }
 
 #[test]
@@ -190,9 +192,11 @@ fn who_has_a_read_in_hand_does_not_wait_for_it() {
             .unwrap();
         let left = 32 * PAGE - group.usage().as_u64();
         let _used = group.reserve(ByteSize(left - PAGE)).unwrap();
-        drop(file.pin(40).unwrap());
-        let refused = hungry.refused.lock().unwrap().take();
-        let took = refused.expect("the page is read");
-        assert!(took < PATIENCE, "{took:?}");
+        let mut pages = 40..64;
+        assert_within(PATIENCE, || {
+            drop(file.pin(pages.next().unwrap()).unwrap());
+            let refused = hungry.refused.lock().unwrap().take();
+            refused.expect("the page is read")
+        });
     }
 }

@@ -63,6 +63,7 @@ mod sizing;
 mod slow;
 mod slow_stores;
 mod sparse;
+mod swift;
 mod syncs;
 mod system_calls;
 mod tasks;

@@ -2,6 +2,7 @@
 
 use crate::disk::Disk;
 use crate::slow::{Forgets, PAGE, group_of, slow};
+use crate::swift::nr_sleeps;
 use futures_executor::block_on;
 use pagetide::{ByteSize, Error, File, Group, Hint, Hooks, Memory, OpenOptions, Order, Policy};
 use std::io;
@@ -63,8 +64,16 @@ fn who_waits_for_memory_waits_beside_a_page_that_cannot_be_written() {
     file.log_durable(10);
 }
 
-/// Eight readers of a group with room for four pages, whose pins are short.
-fn read_beside_each_other(file: &File) {
+/// Hundreds are refused where nobody waits. Who gets no CPU for as long as that lasts is refused,
+/// so that not every run counts.
+#[track_caller]
+fn assert_few_refused(run: impl FnMut() -> u64) {
+    let nr_refused: Vec<u64> = std::iter::repeat_with(run).take(3).collect();
+    assert!(nr_refused.iter().min() < Some(&5), "{nr_refused:?}");
+}
+
+/// Eight readers of a group with room for four pages, whose pins are short; how many are refused.
+fn read_beside_each_other(file: &File) -> u64 {
     file.advise(Hint::Random);
     let nr_refused = AtomicU64::new(0);
     let end = Instant::now() + Duration::from_millis(500);
@@ -83,9 +92,7 @@ fn read_beside_each_other(file: &File) {
             });
         }
     });
-    // Hundreds without the wait. Who gets no CPU for as long as it lasts is refused.
-    let nr_refused = nr_refused.into_inner();
-    assert!(nr_refused < 5, "{nr_refused}");
+    nr_refused.into_inner()
 }
 
 #[test]
@@ -94,7 +101,7 @@ fn readers_wait_for_each_others_pins_beside_a_page_that_cannot_be_written() {
     let (group, engine) = with_a_page_that_waits(&memory);
     let file = slow(&memory, &group, Duration::ZERO);
     let _used = group.reserve(all_but(&group, 4)).unwrap();
-    read_beside_each_other(&file);
+    assert_few_refused(|| read_beside_each_other(&file));
     engine.log_durable(10);
 }
 
@@ -104,15 +111,20 @@ fn readers_wait_for_each_others_pins_beside_pages_that_are_being_written() {
     let group = group_of(&memory, "engine", 64);
     let [written, read] = [2, 0].map(|ms| slow(&memory, &group, MS * ms));
     let _used = group.reserve(all_but(&group, 3)).unwrap();
-    let end = Instant::now() + Duration::from_millis(500);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for page in (0..100).cycle().take_while(|_| Instant::now() < end) {
-                written.write_at(&[1], page * 3 * PAGE).unwrap();
-                thread::sleep(MS / 5);
-            }
-        });
-        read_beside_each_other(&read);
+    assert_few_refused(|| {
+        let end = Instant::now() + Duration::from_millis(500);
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let pages = (0..100).cycle().take_while(|_| Instant::now() < end);
+                let refused = pages.filter(|page| {
+                    let result = written.write_at(&[1], page * 3 * PAGE);
+                    thread::sleep(MS / 5);
+                    result.is_err()
+                });
+                refused.count() as u64
+            });
+            read_beside_each_other(&read) + writer.join().unwrap()
+        })
     });
 }
 
@@ -176,9 +188,10 @@ fn a_read_for_which_there_never_is_room_is_refused_at_once() {
     let group = group_of(&memory, "full", 100);
     let file = slow(&memory, &group, Duration::ZERO);
     let _used = group.reserve(ByteSize(100 * PAGE)).unwrap();
-    let begin = Instant::now();
+    let before = nr_sleeps();
     assert!(file.pin(3).is_err());
     assert!(file.pin_many(&[3, 5]).is_err());
-    // Each would wait as long for others' pins.
-    assert!(begin.elapsed() < 200 * MS, "{:?}", begin.elapsed());
+    // Each would wait 200 ms for others' pins.
+    let nr_sleeps = nr_sleeps() - before;
+    assert!(nr_sleeps < 8, "{nr_sleeps}");
 }
