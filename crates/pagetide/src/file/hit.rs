@@ -26,9 +26,10 @@ impl File {
     /// awaited where another reads it.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::OverLimit`], [`Error::NoMetadata`], [`Error::TooManyPins`];
+    /// [`Error::Io`], [`Error::NoMetadata`], [`Error::TooManyPins`]; [`Error::OverLimit`] where
+    /// the group is full of what others have pinned for 200 ms, or of working memory;
     /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
-    /// part of the bytes.
+    /// part of the bytes. [`ReadOptions::deadline`](crate::ReadOptions::deadline) sets other times.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let (page, skip) = self.place(offset);
         let mut is_missing = false;

@@ -209,7 +209,8 @@ impl File {
     ///
     /// # Errors
     /// As [`File::pin`], but for [`Error::PageBusy`], and [`Error::TimedOut`] where others' pins
-    /// fill the group, or lie in every block, for 2 s.
+    /// fill the group, or lie in every block, for 2 s (the memory's thread, or a
+    /// [`tick`](crate::Memory::tick), ends that).
     pub fn pin_async(
         &self,
         page: u64,
