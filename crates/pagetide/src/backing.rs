@@ -116,6 +116,8 @@ pub(crate) struct Backing {
     len: AtomicU64,
     /// Bytes that the store has: pages beyond read as zeros, wherever the file ends.
     stored: AtomicU64,
+    /// Up to where it was given bytes: it may have those of a write that failed.
+    tried: AtomicU64,
     dirty: DirtyList,
     /// Why the file takes no more writes, or 0.
     poison: AtomicU32,
@@ -157,6 +159,7 @@ impl Backing {
             source,
             len: AtomicU64::new(len),
             stored: AtomicU64::new(len),
+            tried: AtomicU64::new(0),
             dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
             is_failing: AtomicBool::new(false),
@@ -233,12 +236,17 @@ impl Backing {
                 .set_len(len)
                 .map_err(|error| self.failed_with(&error))?;
             self.has_stored(len);
+            self.tried.fetch_min(len, Ordering::AcqRel);
         }
         if let Some(pages) = self.behind.hole() {
             let page_bytes = self.order.bytes() as u64;
             let start = pages.start * page_bytes;
             // Beyond what it has there is nothing to give up.
-            let end = (pages.end * page_bytes).min(self.stored.load(Ordering::Acquire));
+            let mut end = self.stored.load(Ordering::Acquire);
+            if self.may_have_more() {
+                end = store.len().map_err(|error| self.failed_with(&error))?;
+            }
+            let end = end.min(pages.end * page_bytes);
             if start < end {
                 let punched = store.punch(start, end - start);
                 punched.map_err(|error| {
@@ -260,10 +268,25 @@ impl Backing {
         self.len.store(len, Ordering::Release);
     }
 
-    /// Makes the file as short as the store; whoever calls this has its length for itself.
-    pub(crate) fn cut_to_stored(&self) {
+    /// Gives the file the length of what the store has; whoever calls this has its length for
+    /// itself. Returns from where on its bytes may be others than before.
+    pub(crate) fn cut_to_stored(&self) -> Option<u64> {
         let stored = self.stored.load(Ordering::Acquire);
-        self.len.fetch_min(stored, Ordering::AcqRel);
+        // What it took and said it had not is what it has.
+        if self.may_have_more()
+            && !self.behind.is_any()
+            && let Ok(found) = self.source.store().len()
+        {
+            self.set_len_found(found);
+            return Some(stored.min(found));
+        }
+        let before = self.len.fetch_min(stored, Ordering::AcqRel);
+        (stored < before).then_some(stored)
+    }
+
+    /// Whether the store may have bytes that it did not say it took.
+    fn may_have_more(&self) -> bool {
+        self.tried.load(Ordering::Acquire) > self.stored.load(Ordering::Acquire)
     }
 
     /// The pages that the bytes from one to another lie in.
@@ -294,6 +317,11 @@ impl Backing {
         }
         let stored = self.stored.load(Ordering::Acquire);
         self.bytes_of(page, stored.min(self.len()))
+    }
+
+    /// The store is given bytes up to there.
+    pub(crate) fn may_take(&self, end: u64) {
+        self.tried.fetch_max(end, Ordering::AcqRel);
     }
 
     /// The store has bytes up to there now.

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::backing::{Backing, NO_NUMBER, code_of};
 use crate::shared::{Shared, locked};
+use crate::writeback::in_write;
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -40,13 +41,15 @@ impl Backing {
         self.catch_up(shared)?;
         let number = self.durability.nr_syncs.fetch_add(1, Ordering::Relaxed) + 1;
         fence(Ordering::SeqCst);
-        self.sync_store()?;
+        self.sync_store(shared)?;
         self.sync_folder()?;
         *last_good = number;
         Ok(())
     }
 
-    fn sync_store(&self) -> Result<(), Error> {
+    fn sync_store(&self, shared: &Shared) -> Result<(), Error> {
+        // It may ask for memory: a shrinker that syncs the file would wait for this very call.
+        let _in_write = in_write(shared);
         // What a store has lost that unwinds, nobody knows.
         let synced = catch_unwind(AssertUnwindSafe(|| self.source.written().sync()));
         let synced = synced.unwrap_or_else(|panic| {

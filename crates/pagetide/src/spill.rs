@@ -295,8 +295,9 @@ impl Spill {
         locked(&self.slots).give(slot);
     }
 
-    /// Takes slots, as [`Slots::take`].
-    fn take(&self, want: u32) -> Option<Range<u32>> {
+    /// Takes slots for so many units, as [`Slots::take`].
+    fn take(&self, nr_units: usize) -> Option<Range<u32>> {
+        let want = u32::try_from(nr_units).expect("a run is short");
         let taken = locked(&self.slots).take(want);
         taken.or_else(|| {
             // The only free ones may be those of a hole.
@@ -307,8 +308,19 @@ impl Spill {
 
     /// Writes the first units of those that are left to slots that follow each other.
     fn write_some(&self, units: &[(u64, &[u8])]) -> Result<Taken<'_>, u32> {
-        let want = u32::try_from(units.len()).expect("a run is short");
-        let slots = self.take(want);
+        let take = || self.take(units.len());
+        let slots = take().or_else(|| {
+            // The pool writes pages that have changed since: their slots come back.
+            self.pool.as_ref().and_then(|pool| pool.at_rest(take))
+        });
+        self.write_to(slots, units)
+    }
+
+    fn write_to(
+        &self,
+        slots: Option<Range<u32>>,
+        units: &[(u64, &[u8])],
+    ) -> Result<Taken<'_>, u32> {
         let full = || code_of(&io::Error::from(rustix::io::Errno::NOSPC));
         let taken = Taken {
             spill: self,
@@ -326,7 +338,7 @@ impl Spill {
         mut from: &[Option<&Object>],
     ) -> bool {
         while !units.is_empty() {
-            let taken = match self.write_some(units) {
+            let taken = match self.write_to(self.take(units.len()), units) {
                 Ok(taken) => taken.keep(),
                 Err(code) => {
                     self.error.store(code, Ordering::Relaxed);

@@ -30,6 +30,8 @@ const MAX_REFUSED: usize = 64;
 const LANDING: Duration = Duration::from_secs(1);
 /// How long somebody who reads or writes pages waits for whoever is changing one.
 pub(crate) const LATCH_PATIENCE: Duration = Duration::from_secs(1);
+/// From when on a round of writes that all failed is one of the few that a request waits for.
+const DEAR_ROUND: Duration = Duration::from_millis(5);
 
 thread_local! {
     /// The memory of whose pages the thread writes some, by its address; 0 for none.
@@ -448,6 +450,7 @@ impl Shared {
         }
         begun.sort_unstable_by_key(|write| write.as_ref().map(|write| write.key().bits()));
         let (mut next, mut nr_written, mut nr_failed) = (0, 0, 0);
+        let begin = Instant::now();
         // The file whose log was asked for in vain.
         let mut gated = None;
         while let Some(write) = begun.get_mut(next).and_then(Option::take) {
@@ -488,7 +491,9 @@ impl Shared {
             nr_written += ended.nr_written;
             nr_failed += ended.nr_failed + ended.nr_gated;
         }
-        if nr_failed > 0 && nr_written == 0 {
+        // Where a store fails at once, what is behind its pages is cheap to find: another's, perhaps.
+        let is_dear = gated.is_some() || begin.elapsed() > DEAR_ROUND;
+        if nr_failed > 0 && nr_written == 0 && is_dear {
             writes.note_failed();
         }
     }

@@ -34,6 +34,7 @@ pub(super) struct LatchWait<'a> {
     file: &'a File,
     /// Whose memory a page that comes in takes.
     group: &'a Group,
+    /// For pins: what writes take in between does not count.
     deadline: Option<Instant>,
     patience: Patience,
     asked: Option<Frame>,
@@ -81,9 +82,12 @@ impl<'a> LatchWait<'a> {
         let shared = self.file.home();
         let core = &shared.core;
         if core.is_in_writeback(frame) {
-            // It ends by itself.
+            // It ends by itself, and readers go on meanwhile.
+            self.withdraw();
+            let begin = Instant::now();
             let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
             shared.waiters.wait_while(frame, is_held);
+            self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());
             return Ok(());
         }
         if is_shrinking() {
@@ -92,7 +96,7 @@ impl<'a> LatchWait<'a> {
         }
         let patience = || Instant::now() + PATIENCE;
         let deadline = *self.deadline.get_or_insert_with(patience);
-        let is_held = || core.is_held(frame, version);
+        let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
         match shared.waiters.wait_until(frame, deadline, is_held) {
             true => Ok(()),
             false => Err(self.file.busy(page)),

@@ -185,12 +185,9 @@ impl File {
             backing.settle(shared, page);
             next = page + 1;
         }
-        let len = backing.len();
-        backing.cut_to_stored();
-        if backing.len() < len {
+        if let Some(changed) = backing.cut_to_stored() {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
-            let first = backing.len() / backing.order.bytes() as u64;
-            self.drop_pages(first..=u64::MAX);
+            self.drop_pages(changed / backing.order.bytes() as u64..=u64::MAX);
         }
         backing.is_failing.store(false, Ordering::Relaxed);
         // Whoever gives up knows of the errors.

@@ -1,6 +1,7 @@
 //! The pages of one anon region on their way to the spill file and back.
 
 use super::map::{Place, SlotMap};
+use super::zswap::{Pool, Stored};
 use super::{Bytes, MAX_RUN, NONE, Spill};
 use crate::shared::Shared;
 use crate::store::Store;
@@ -272,11 +273,18 @@ impl Region {
         }
     }
 
-    /// Whether the pool of compressed pages has taken a unit.
-    fn is_compressed(&self, shared: &Shared, unit: u64, bytes: &[u8]) -> bool {
-        let pool = self.spill.pool.as_ref();
+    /// Whether the pool of compressed pages has taken a unit. One that is full is asked no more:
+    /// each time may be one more write of older pages that fails.
+    fn is_compressed(
+        &self,
+        shared: &Shared,
+        pool: &mut Option<&Pool>,
+        (unit, bytes): (u64, &[u8]),
+    ) -> bool {
         let map = || Arc::downgrade(&self.map);
-        pool.is_some_and(|pool| pool.store((shared, &self.spill), (map(), unit), bytes))
+        let stored = pool.map(|pool| pool.store((shared, &self.spill), (map(), unit), bytes));
+        *pool = pool.filter(|_| stored != Some(Stored::Full));
+        stored == Some(Stored::Kept)
     }
 
     fn write_pages<'b>(
@@ -285,11 +293,12 @@ impl Region {
         pending: &mut Pending<'_, 'b>,
         pages: impl Iterator<Item = (u64, &'b [u8])>,
     ) -> Result<(), u32> {
+        let mut pool = self.spill.pool.as_ref();
         for (page, bytes) in pages {
             for (unit, bytes) in self.units_of(page).zip(bytes.chunks_exact(PAGE_BYTES)) {
                 // What it had before the page changed is of no use.
                 self.map.take(unit, |slot| self.give(slot));
-                if !is_zero(bytes) && !self.is_compressed(shared, unit, bytes) {
+                if !is_zero(bytes) && !self.is_compressed(shared, &mut pool, (unit, bytes)) {
                     pending.push(unit, bytes)?;
                 }
             }

@@ -37,6 +37,17 @@ const MAX_TRIES: u32 = 3;
 /// The length in front of a page.
 const HEAD: usize = 2;
 
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// The pool has it.
+    Kept,
+    /// It does not shrink enough.
+    Incompressible,
+    /// Older ones cannot be written to the spill file, or are just being.
+    Full,
+}
+
 /// A compressed page, perhaps not wanted any more.
 #[derive(Debug)]
 pub(super) struct Object {
@@ -157,32 +168,37 @@ impl Pool {
         (nr_segments + 1) * of_segment as u64 + 4 * PAGE_BYTES as u64
     }
 
-    /// Keeps a page compressed; false where it has to go to the spill file, because it does not
-    /// shrink, or older ones cannot be written or are just being.
+    /// Keeps a page compressed, or says why it has to go to the spill file.
     pub(super) fn store(
         &self,
         to: (&Shared, &Spill),
         (map, unit): (Weak<SlotMap>, u64),
         bytes: &[u8],
-    ) -> bool {
+    ) -> Stored {
         for _ in 0..MAX_TRIES {
             let mut log = locked(&self.log);
             let Some(len) = log.compress(bytes) else {
-                return false;
+                return Stored::Incompressible;
             };
             let full = log.current;
             if log.segments[full].has_room_for(len) {
                 log.append(len, (map, unit));
                 drop(log);
                 to.0.swap.zswpout.fetch_add(1, Ordering::Relaxed);
-                return true;
+                return Stored::Kept;
             }
             drop(log);
             if !self.go_on(to, full) {
-                return false;
+                break;
             }
         }
-        false
+        Stored::Full
+    }
+
+    /// Waits until no segment is being emptied; none is while `act` runs.
+    pub(super) fn at_rest<T>(&self, act: impl FnOnce() -> T) -> T {
+        let _emptied = locked(&self.emptied);
+        act()
     }
 
     /// Begins the segment behind a full one, once what it has is in the spill file; false where

@@ -327,6 +327,10 @@ impl<'a> Run<'a> {
         if backing.check_poison().is_err() {
             return 1;
         }
+        let ends = pieces
+            .iter()
+            .map(|piece| piece.offset + piece.nr_bytes as u64);
+        backing.may_take(ends.max().unwrap_or(0));
         if pieces.len() > 1
             && let Some(file) = backing.source.written_file()
         {
@@ -446,7 +450,9 @@ impl<'a> Run<'a> {
             backing.failed_page.store(page, Ordering::Relaxed);
         }
         backing.is_failing.store(is_failing, Ordering::Relaxed);
-        if let Some(hooked) = backing.hooked.get() {
+        // In the background nobody asks for the log: it may be there for who does.
+        let is_known = ended.nr_gated == 0 || self.by != By::Background;
+        if let Some(hooked) = backing.hooked.get().filter(|_| is_known) {
             hooked.set_gated(ended.nr_gated > 0);
         }
         let pages = self.writes.iter().map(|write| write.key().page());

@@ -1,6 +1,7 @@
 //! Anon pages beside a slow spill file: who waits for it, and who does not.
 
-use crate::slow::{PAGE, group_of};
+use crate::disk::{EIO, Fault};
+use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::timed;
 use pagetide::{ByteSize, Memory, Order, Store};
 use std::io;
@@ -233,4 +234,67 @@ fn compressed_pages_of_many_threads_are_what_was_written() {
     });
     let stats = memory.stats();
     assert!(stats.zswpwb > 0 && stats.zswpin > 0, "{stats:?}");
+}
+
+#[test]
+fn a_page_finds_a_slot_while_compressed_ones_are_being_written() {
+    const NR_PAGES: u64 = 1024;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (goes_on, nr_writes) = (Arc::clone(&is_over), Arc::new(AtomicU64::new(0)));
+    let nr_begun = Arc::clone(&nr_writes);
+    let spill = Forgets(move |buf: &[u8], _| {
+        let begin = Instant::now();
+        let is_first = nr_begun.fetch_add(1, Ordering::SeqCst) == 0;
+        while is_first && !goes_on.load(Ordering::SeqCst) && begin.elapsed() < SOON {
+            thread::sleep(MS);
+        }
+        Ok(buf.len())
+    });
+    let builder = Memory::builder().budget(ByteSize::mib(16)).zswap(2);
+    let builder = builder.spill_max(ByteSize(NR_PAGES * PAGE));
+    let memory = builder.spill_store(Arc::new(spill)).build().unwrap();
+    let [ours, theirs] =
+        [("ours", 24), ("theirs", 16)].map(|(name, nr)| group_of(&memory, name, nr));
+    // All that there are slots for.
+    let our = ours.anon(NR_PAGES).unwrap();
+    let their = our.for_group(&theirs);
+    let last = AtomicU64::new(0);
+    let is_writing = || nr_writes.load(Ordering::SeqCst) > 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for page in (0..NR_PAGES).take_while(|_| !is_writing()) {
+                last.store(page, Ordering::SeqCst);
+                their.write_at(&compressible(page), page * PAGE).unwrap();
+            }
+        });
+        while !is_writing() {
+            thread::yield_now();
+        }
+        // But for what their thread has in hand: those that are being written change, and go.
+        let last = last.load(Ordering::SeqCst);
+        for page in (0..NR_PAGES).filter(|&page| page + 16 < last || page > last) {
+            our.write_at(&compressible(page), page * PAGE).unwrap();
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn a_pool_that_cannot_be_emptied_is_asked_once_for_many_pages() {
+    let spill = crate::disk::Disk::default();
+    let builder = Memory::builder().budget(ByteSize::mib(16)).zswap(4);
+    let builder = builder
+        .spill_store(Arc::new(spill.clone()))
+        .without_thread();
+    let memory = builder.spill_max(ByteSize::mib(64)).build().unwrap();
+    let region = memory.root().anon(1 << 14).unwrap();
+    spill.state().fault = Some((0, u64::MAX, Fault::Error(EIO)));
+    let write = |page: &u64| region.write_at(&compressible(*page), page * PAGE).is_ok();
+    let nr_pages = (0..1 << 14).take_while(write).count();
+    assert!(nr_pages < 1 << 14, "there is room for all");
+    let before = spill.state().nr_calls;
+    memory.root().alloc(Order::new(0)).unwrap_err();
+    // One by one they were some hundreds.
+    let nr_calls = spill.state().nr_calls - before;
+    assert!((1..100).contains(&nr_calls), "{nr_calls}");
 }

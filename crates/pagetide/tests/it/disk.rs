@@ -14,6 +14,8 @@ pub(crate) enum Fault {
     Short,
     /// A write takes no byte; others fail.
     Nothing,
+    /// A write takes all its bytes and fails, as where the answer is late; others fail.
+    Late,
     /// The call unwinds.
     Unwinds,
 }
@@ -97,7 +99,7 @@ impl Disk {
 fn fails(fault: Fault) -> io::Error {
     match fault {
         Fault::Error(number) => io::Error::from_raw_os_error(number),
-        Fault::Short | Fault::Nothing | Fault::Unwinds => io::Error::from_raw_os_error(EIO),
+        _ => io::Error::from_raw_os_error(EIO),
     }
 }
 
@@ -129,14 +131,17 @@ impl Store for Disk {
         let len = match fault {
             Some(Fault::Short) => buf.len() / 2,
             Some(Fault::Nothing) => 0,
+            Some(Fault::Late) | None => buf.len(),
             Some(fault) => return Err(fails(fault)),
-            None => buf.len(),
         };
         let at = usize::try_from(offset).unwrap();
         put(&mut state.bytes, at, &buf[..len]);
         state.unsynced.push((at, buf[..len].to_vec()));
         state.nr_writes += 1;
-        Ok(len)
+        match fault {
+            Some(Fault::Late) => Err(fails(Fault::Late)),
+            _ => Ok(len),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -375,6 +375,7 @@ fn whichever_call_fails_no_dirty_page_is_lost() {
         Fault::Error(ENOSPC),
         Fault::Short,
         Fault::Nothing,
+        Fault::Late,
     ];
     for fault in faults {
         for nr in [1, 3] {

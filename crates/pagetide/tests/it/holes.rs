@@ -453,3 +453,37 @@ fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
         assert!(file.write_at(b"x", 0).is_err());
     }
 }
+
+/// Two pages of sevens of which the first was written, though the store did not say so.
+fn written_late() -> (Memory, File) {
+    let (disk, memory, file) = sevens(0);
+    file.write_at(&[7; 2 * PAGE], 0).unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Late));
+    assert!(file.flush_range(..P).is_err());
+    assert_eq!(disk.state().bytes.len(), PAGE);
+    (memory, file)
+}
+
+#[test]
+fn what_the_store_took_and_said_it_had_not_is_not_in_a_hole() {
+    let (_memory, file) = written_late();
+    file.punch(..P).unwrap();
+    // With the next page the store has all from here on.
+    file.flush_range(..).unwrap();
+    file.invalidate_range(..).unwrap();
+    assert!(read(&file)[..PAGE] == [0; PAGE]);
+}
+
+#[test]
+fn what_was_discarded_does_not_come_back_with_the_next_write() {
+    let (_memory, file) = written_late();
+    file.discard_dirty().unwrap();
+    // All of it, or nothing: it is this from here on.
+    let mut before = read(&file);
+    before.resize(2 * PAGE, 0);
+    file.write_at(&[8], 2 * P).unwrap();
+    file.flush_range(..).unwrap();
+    file.invalidate_range(..).unwrap();
+    assert!(read(&file)[..2 * PAGE] == before);
+}

@@ -519,3 +519,58 @@ fn a_hook_that_fails_or_panics_loses_nothing_and_stops_its_own_page_only() {
     }
     assert_eq!(memory.stats().pages_lost, 0);
 }
+
+/// A log that is durable whenever it is asked for. Background writes are held up when told.
+#[derive(Default)]
+struct Ready {
+    holds: AtomicBool,
+    is_held: AtomicBool,
+    nr_flushes: AtomicU64,
+}
+
+impl Hooks for Ready {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        let is_background = std::thread::current().name() == Some("background");
+        while is_background && self.holds.load(Ordering::SeqCst) {
+            self.is_held.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        1
+    }
+
+    fn flush_log(&self, position: u64) -> io::Result<u64> {
+        self.nr_flushes.fetch_add(1, Ordering::SeqCst);
+        Ok(position)
+    }
+}
+
+#[test]
+fn nobody_is_refused_for_a_log_that_nobody_asked_for() {
+    let memory = memory();
+    let group = group(&memory, 56);
+    let log = Arc::new(Ready::default());
+    let file = open(&memory, &group, &Disk::default(), Arc::clone(&log) as _);
+    file.set_len(40 * P).unwrap();
+    // More than a fifth, at once.
+    let mut views: Vec<_> = (0..14).map(|page| file.pin_mut(page).unwrap()).collect();
+    views.iter_mut().for_each(|view| view.fill(7));
+    drop(views);
+    // In the background nobody asks for the log.
+    memory.tick();
+    assert_eq!(log.nr_flushes.load(Ordering::SeqCst), 0);
+    // The next time they are in its hands when somebody writes.
+    log.holds.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let background = std::thread::Builder::new().name("background".to_owned());
+        background.spawn_scoped(scope, || memory.tick()).unwrap();
+        while !log.is_held.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let log = &log;
+        scope.spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            log.holds.store(false, Ordering::SeqCst);
+        });
+        file.write_at(&[8; 10], 20 * P).unwrap();
+    });
+}

@@ -361,3 +361,42 @@ fn a_group_of_another_memory_is_refused() {
     is_refused(&|| drop(file.for_group(&theirs)));
     assert_eq!(victim.misses(), 0);
 }
+
+/// A disk whose syncs take a page of a group for a moment.
+struct Takes(Disk, Group);
+
+impl Store for Takes {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        drop(self.1.alloc(Order::new(0)));
+        self.0.sync()
+    }
+}
+
+#[test]
+fn a_shrinker_that_syncs_does_not_wait_for_the_sync_that_it_runs_in() {
+    let memory = memory();
+    let group = memory.root().child("full").unwrap();
+    let group = group.max(ByteSize(4 * P)).unwrap();
+    let _full: Vec<_> = std::iter::from_fn(|| group.alloc(Order::new(0)).ok()).collect();
+    let file = open(&memory, Takes(Disk::default(), group.clone()));
+    let (nr_busy, synced) = (Arc::default(), file.clone());
+    let change = move || synced.sync();
+    let _registered = group.add_shrinker(Arc::new(Changes { change, nr_busy }));
+    in_time(move || file.sync().unwrap()).expect("it waits for itself");
+}

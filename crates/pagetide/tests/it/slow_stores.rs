@@ -225,3 +225,23 @@ fn a_deadline_is_kept_beside_a_spill_file_that_fails() {
     spill.write_in(0);
     assert!(spill.nr_writes() > before);
 }
+
+#[test]
+fn behind_pages_of_a_store_that_fails_are_those_of_another() {
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.without_thread().build().unwrap();
+    let [bad, good] = [(); 2].map(|()| Disk::default());
+    bad.fail(EIO);
+    let [bad_file, good_file] = [&bad, &good].map(|disk| disk.open(&memory, &memory.root()));
+    for page in 0..400 {
+        bad_file.write_at(&[1], page * 2 * PAGE).unwrap();
+    }
+    for page in 0..300 {
+        good_file.write_at(&[1], page * 2 * PAGE).unwrap();
+    }
+    let bufs = std::iter::from_fn(|| memory.root().alloc(Order::new(0)).ok());
+    let bufs: Vec<_> = bufs.collect();
+    bad_file.discard_dirty().unwrap();
+    assert!(good.nr_writes() >= 200, "{}", good.nr_writes());
+    drop(bufs);
+}

@@ -1,5 +1,6 @@
 //! Views that write: whose they are, who waits for them, what is dirty after them.
 
+use crate::anon_waits::Gate;
 use crate::disk::Disk;
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Page, PageMut};
 use std::fs;
@@ -331,4 +332,37 @@ fn threads_that_count_in_the_same_pages_lose_no_count() {
     });
     assert_eq!(counts.sum::<u64>(), nr_counted.load(Ordering::Relaxed));
     assert!(nr_counted.load(Ordering::Relaxed) > 3000);
+}
+
+#[test]
+fn who_waits_for_a_pin_and_then_for_a_write_waits_for_both_and_lets_readers_in() {
+    let gate = Gate::default();
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let file = memory.open_store(
+        Box::new(gate.clone()),
+        "gate",
+        Order::new(0),
+        &memory.root(),
+    );
+    let file = file.unwrap();
+    file.write_at(&[1; 4096], 0).unwrap();
+    gate.set_shut(true);
+    let pin = file.pin(0).unwrap();
+    std::thread::scope(|scope| {
+        let ms = Duration::from_millis(1);
+        let writer = scope.spawn(|| file.write_at(&[2], 0));
+        // It waits for the pin by now.
+        std::thread::sleep(50 * ms);
+        scope.spawn(|| file.flush_range(..).unwrap());
+        gate.await_write();
+        drop(pin);
+        std::thread::sleep(50 * ms);
+        assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 10);
+        let is_written = writer.is_finished();
+        // Longer than it waits for pins.
+        std::thread::sleep(1000 * ms);
+        gate.set_shut(false);
+        writer.join().unwrap().unwrap();
+        assert!(!is_written, "it is being written still");
+    });
 }
