@@ -8,23 +8,27 @@ use crate::shared::locked;
 use crate::snapshot::Snapshot;
 use crate::{Error, Group, Memory};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take to ask, and to take its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a folder's lock may be another's, and how often it is tried.
+const TURN: Duration = Duration::from_secs(1);
+const TURN_STEP: Duration = Duration::from_millis(1);
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 16;
 /// Bytes of a question at most.
@@ -59,10 +63,12 @@ pub enum Answer {
     Error(String),
 }
 
-/// An open socket. Dropped, it is closed and its file removed.
+/// An open socket. Dropped, it is closed and its file removed, unless another is there by then.
 #[derive(Debug)]
 pub struct Watch {
     path: PathBuf,
+    /// Which file it was when it was made: another one there is a successor's.
+    inode: Inode,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
 }
@@ -95,7 +101,7 @@ impl Memory {
         };
         // It is removed from there wherever the process is by then.
         let whole = std::path::absolute(path).map_err(failed)?;
-        let listener = listen(path).map_err(failed)?;
+        let (listener, inode) = listen(path, &whole).map_err(failed)?;
         let state = Arc::new(State {
             memory: self.clone(),
             listener,
@@ -105,10 +111,11 @@ impl Memory {
         let served = Arc::clone(&state);
         let mut watch = Watch {
             path: whole,
+            inode,
             state,
             thread: None,
         };
-        let thread = std::thread::Builder::new().name("pagetide-watch".to_owned());
+        let thread = thread::Builder::new().name("pagetide-watch".to_owned());
         let thread = thread.spawn(move || served.serve());
         watch.thread = Some(thread.map_err(failed)?);
         Ok(watch)
@@ -140,13 +147,20 @@ impl Drop for Watch {
             return;
         }
         self.state.is_closed.store(true, Ordering::Relaxed);
+        // While it listens, nobody takes the file for a left-over one and replaces it.
+        if inode_of(&self.path).is_ok_and(|inode| inode == self.inode) {
+            let _removed = fs::remove_file(&self.path);
+        }
         // Ends the `accept` that the thread waits in.
         let _ended = net::shutdown(&self.state.listener, net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // A waker that the thread itself ran may drop this: it ends by itself then.
+        if thread.thread().id() != thread::current().id() {
             let joined = thread.join();
             debug_assert!(joined.is_ok(), "the thread that answers does not panic");
         }
-        let _removed = fs::remove_file(&self.path);
     }
 }
 
@@ -160,7 +174,7 @@ impl State {
             // the next `accept` fails at once: not to spin then, it waits.
             match stream {
                 Ok(stream) => drop(self.answer(&stream)),
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+                Err(_) => thread::sleep(Duration::from_millis(50)),
             }
         }
     }
@@ -294,15 +308,49 @@ fn is_allowed(stream: &UnixStream) -> io::Result<bool> {
     Ok(peer.uid.is_root() || peer.uid == rustix::process::geteuid())
 }
 
-/// A socket at `path` that has mode 0600 from the moment it is there.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let bound = bind(path);
-    match bound {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path)? => {
-            fs::remove_file(path)?;
-            bind(path)
-        }
+/// A file's device and number. No other file has them while a socket that is bound to it is open.
+type Inode = (u64, u64);
+
+fn inode_of(path: &Path) -> io::Result<Inode> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// A socket at `path`, in full `whole`, that has mode 0600 from the moment it is there.
+fn listen(path: &Path, whole: &Path) -> io::Result<(UnixListener, Inode)> {
+    // One at a time: of two that find the same left-over socket, the second would remove what the
+    // first has made. One that is bound and does not listen yet looks like a left-over one, too.
+    let folder = whole.parent().and_then(locked_folder);
+    let listener = match bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => take_over(path, error),
         bound => bound,
+    };
+    let made = listener.and_then(|listener| Ok((listener, inode_of(path)?)));
+    // A child that was forked meanwhile has the descriptor, too: to close ours is not enough.
+    let _unlocked = folder.map(|folder| folder.unlock());
+    made
+}
+
+/// Replaces what is there, which is `in_use`, where nobody listens on it.
+fn take_over(path: &Path, in_use: io::Error) -> io::Result<UnixListener> {
+    if !is_left_over(path)? {
+        return Err(in_use);
+    }
+    fs::remove_file(path)?;
+    bind(path)
+}
+
+/// The folder, locked; none where it cannot be read or locked, or where another has the lock for
+/// longer than who makes a socket.
+fn locked_folder(folder: &Path) -> Option<File> {
+    let folder = File::open(folder).ok()?;
+    let until = Instant::now() + TURN;
+    loop {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(TURN_STEP),
+            Err(_) => return None,
+        }
     }
 }
 
@@ -318,7 +366,39 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Whether it is a socket that nobody listens on.
 fn is_left_over(path: &Path) -> io::Result<bool> {
-    let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    Ok(is_socket && UnixStream::connect(path).is_err_and(refused))
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(false);
+    }
+    // Who listens and does not accept, as a process that is stopped, would keep it waiting.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let connected = net::connect(&socket, &SocketAddrUnix::new(path)?);
+    Ok(connected == Err(Errno::CONNREFUSED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytesize::ByteSize;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_socket_may_be_dropped_by_the_thread_that_answers() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("socket");
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build();
+        let mut watch = memory.expect("a small memory").watch(&path).expect("new");
+        let (give, given) = mpsc::channel::<Watch>();
+        let (tell, told) = mpsc::channel();
+        // In its place, as a waker has it done there.
+        let drops = thread::spawn(move || {
+            drop(given.recv().expect("it is given"));
+            tell.send(()).expect("it is awaited");
+        });
+        let answers = watch.thread.replace(drops).expect("it runs");
+        give.send(watch).expect("it is awaited");
+        told.recv().expect("it does not panic");
+        answers.join().expect("it ends");
+        assert!(!path.exists());
+    }
 }

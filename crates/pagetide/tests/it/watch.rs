@@ -2,12 +2,15 @@
 
 use crate::child;
 use pagetide::{Answer, ByteSize, Error, Memory, Order, Snapshot, VIEWS, Watch};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 fn ask(path: &Path, question: &str) -> Answer {
@@ -171,7 +174,7 @@ fn only_its_user_may_open_the_socket_and_it_goes_with_its_handle() {
     drop(watch);
     assert!(!path.exists());
     // What a killed process leaves behind is replaced, but nothing that is no socket.
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(memory.watch(&path).unwrap());
     std::fs::write(&path, "mine").unwrap();
@@ -232,4 +235,70 @@ fn a_name_that_ends_in_a_space_is_a_name_of_its_own() {
     let _held = spaced.reserve(ByteSize::mib(1)).unwrap();
     let has_it = |question: &str| text(&path, question).contains("slab_unreclaimable 1048576\n");
     assert!(has_it("memory.stat /web ") && !has_it("memory.stat /web"));
+}
+
+#[test]
+fn a_socket_that_is_another_by_now_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, old, path) = watched(&dir);
+    std::fs::remove_file(&path).unwrap();
+    let _new = memory.watch(&path).unwrap();
+    drop(old);
+    assert!(text(&path, "vmstat").contains("pgalloc"));
+}
+
+/// Also where both find the same one that was left behind.
+#[test]
+fn of_two_that_open_one_socket_at_once_one_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let small = || Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let memories = [small(), small()];
+    for _ in 0..200 {
+        drop(UnixListener::bind(&path).unwrap());
+        let barrier = Barrier::new(2);
+        let watches = std::thread::scope(|scope| {
+            let threads = memories.each_ref().map(|memory| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    memory.watch(&path)
+                })
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let nr_open = watches.iter().filter(|watch| watch.is_ok()).count();
+        assert_eq!(nr_open, 1);
+        assert!(text(&path, "vmstat").contains("pgalloc"));
+    }
+}
+
+/// As a stopped process has it: it listens, and takes no connection.
+#[test]
+fn a_socket_whose_process_takes_no_connection_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let socket =
+        |flags| net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let listener = socket(SocketFlags::CLOEXEC);
+    net::bind(&listener, &address).unwrap();
+    net::listen(&listener, 0).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        waiting.push(socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK));
+        match net::connect(waiting.last().unwrap(), &address) {
+            Ok(()) => assert!(waiting.len() < 100),
+            Err(error) => break assert_eq!(error, Errno::AGAIN),
+        }
+    }
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let _gone = send.send(memory.watch(&path).map(drop));
+    });
+    let opened = receive.recv_timeout(Duration::from_secs(30));
+    let Err(Error::Watch { source, .. }) = opened.expect("it waits for the other process") else {
+        panic!("a socket that is in use was replaced")
+    };
+    assert_eq!(source.kind(), std::io::ErrorKind::AddrInUse);
 }
