@@ -125,10 +125,18 @@ impl Memory {
 impl Watch {
     /// Says how many requests the users of a group made so far. The library counts misses only,
     /// because a hit would cost more if it were counted; with both, `top` shows hit ratios.
+    ///
+    /// # Panics
+    /// Where the group is of another memory: its number may be that of some group of this one, too.
+    #[track_caller]
     pub fn set_requests(&self, group: &Group, requests: u64) {
         if self.state.memory.home().is_forked() {
             return;
         }
+        assert!(
+            group.shared().is(self.state.memory.home()),
+            "a socket and the group that it tells of are of one memory"
+        );
         let mut told = locked(&self.state.requests);
         if told.len() == told.capacity() {
             let groups = self.state.memory.home().core.groups();

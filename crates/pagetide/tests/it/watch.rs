@@ -302,3 +302,15 @@ fn a_socket_whose_process_takes_no_connection_is_in_use() {
     };
     assert_eq!(source.kind(), std::io::ErrorKind::AddrInUse);
 }
+
+#[test]
+fn what_is_told_of_a_group_of_another_memory_is_said_of_none_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, watch, path) = watched(&dir);
+    let _web = memory.root().child("web").unwrap();
+    let other = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let theirs = other.root().child("theirs").unwrap();
+    let tell = std::panic::AssertUnwindSafe(|| watch.set_requests(&theirs, 77));
+    assert!(std::panic::catch_unwind(tell).is_err());
+    assert_eq!(snapshot(&path).groups[1].requests, None);
+}
