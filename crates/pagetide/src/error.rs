@@ -53,7 +53,7 @@ pub enum Error {
         asked_bytes: u64,
     },
     /// The group had pages already, which are replaced in another way.
-    #[error("group {group} has had pages of files, which are replaced by {policy}")]
+    #[error("group {group} has had pages of files or anon pages, which are replaced by {policy}")]
     PolicyInUse {
         /// The group.
         group: String,

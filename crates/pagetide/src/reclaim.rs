@@ -161,7 +161,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Error::PolicyInUse`] once the group had a page of a file.
+    /// [`Error::PolicyInUse`] once the group had a page of a file or an anon page.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         self.shared().check_process()?;
         match self.shared().core.set_policy(self.id(), policy.to_core()) {

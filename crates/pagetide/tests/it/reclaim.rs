@@ -125,7 +125,7 @@ fn a_policy_is_set_before_the_first_page() {
     let refused = log.set_policy(Policy::Mglru).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "group log has had pages of files, which are replaced by fifo"
+        "group log has had pages of files or anon pages, which are replaced by fifo"
     );
     assert_eq!(log.policy(), Policy::Fifo);
     below.set_policy(Policy::Mglru).unwrap();
