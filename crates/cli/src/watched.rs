@@ -3,13 +3,19 @@
 use crate::failure::Failure;
 use crate::output;
 use pagetide::{Answer, Snapshot};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// How long an answer may take.
+/// How long an answer may take, to its last byte.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a process is tried that takes no connection.
+const TRY: Duration = Duration::from_millis(10);
 
 /// Bytes of an answer at most: who is at the socket may be anybody.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
@@ -23,9 +29,7 @@ fn ask(socket: &Path, question: &str) -> Result<Answer, Failure> {
 fn line(socket: &Path, question: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let step = || format!("cannot ask the process at {}", socket.display());
     let ask = || {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
+        let mut stream = Timed::connect(socket, patience)?;
         stream.write_all(format!("{question}\n").as_bytes())?;
         let mut line = Vec::new();
         let mut answer = BufReader::new(stream.take(MAX_ANSWER_BYTES));
@@ -39,6 +43,59 @@ fn line(socket: &Path, question: &str, patience: Duration) -> Result<Vec<u8>, Fa
         }
         _ => Failure::of(&step(), &error),
     })
+}
+
+/// A connection that is given up when its time is over, also where bytes come all the time.
+struct Timed {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Timed {
+    /// Waits no longer than that where those who wait to be taken are as many as may wait: a
+    /// process that is stopped takes nobody.
+    fn connect(socket: &Path, patience: Duration) -> io::Result<Timed> {
+        let until = Instant::now() + patience;
+        let address = SocketAddrUnix::new(socket)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let stream = UnixStream::from(stream);
+        loop {
+            match net::connect(&stream, &address) {
+                Err(Errno::AGAIN) if Instant::now() < until => thread::sleep(TRY),
+                connected => break connected?,
+            }
+        }
+        stream.set_nonblocking(false)?;
+        Ok(Timed { stream, until })
+    }
+
+    /// What is left of the time; the OS takes no timeout of zero.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(ErrorKind::TimedOut.into()),
+            false => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buf)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What a line says.
@@ -87,6 +144,7 @@ fn unknown(socket: &Path) -> Failure {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
 
     #[test]
     fn who_does_not_answer_is_told_from_who_is_another() {
@@ -110,6 +168,57 @@ mod tests {
         let another = text(&socket, "vmstat").expect_err("no answer of ours");
         assert!(another.to_string().ends_with("is no socket of pagetide's"));
         other.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn who_takes_no_connection_is_not_waited_for_for_ever() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let socket = dir.path().join("socket");
+        let address = SocketAddrUnix::new(&socket).expect("a short path");
+        let of = |flags| {
+            let made = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+            made.expect("a socket")
+        };
+        let listener = of(SocketFlags::CLOEXEC);
+        net::bind(&listener, &address).expect("a new name");
+        net::listen(&listener, 0).expect("a bound one");
+        // Those who wait to be taken, until no more may.
+        let mut waiting = Vec::new();
+        loop {
+            waiting.push(of(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK));
+            match net::connect(&waiting[waiting.len() - 1], &address) {
+                Ok(()) => assert!(waiting.len() < 100),
+                Err(error) => break assert_eq!(error, Errno::AGAIN),
+            }
+        }
+        let (send, receive) = mpsc::channel();
+        thread::spawn(move || {
+            let asked = line(&socket, "vmstat", Duration::from_millis(50));
+            let _gone = send.send(asked.map(drop));
+        });
+        let asked = receive.recv_timeout(Duration::from_secs(30));
+        let silent = asked.expect("it waits for ever").expect_err("no answer");
+        assert!(silent.to_string().ends_with("answer within 0.05 s"));
+    }
+
+    #[test]
+    fn an_answer_that_does_not_end_is_given_up() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let answers = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a question");
+            // Never silent for as long as it is waited for.
+            let nr_told = (0..300).take_while(|_| {
+                thread::sleep(Duration::from_millis(10));
+                stream.write_all(b" ").is_ok()
+            });
+            nr_told.count()
+        });
+        let asked = line(&socket, "vmstat", Duration::from_millis(500));
+        let slow = asked.expect_err("no end").to_string();
+        assert!(slow.ends_with("it did not answer within 0.5 s"), "{slow}");
+        assert!(answers.join().expect("it does not panic") < 300);
     }
 
     #[test]
