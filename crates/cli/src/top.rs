@@ -2,20 +2,19 @@
 
 mod columns;
 mod draw;
+mod ended;
 
 use crate::args::TopArgs;
 use crate::failure::Failure;
 use crate::{output, watched};
+use ended::Ended;
 use pagetide::{GroupSnapshot, Snapshot};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::{flag, low_level};
+use signal_hook::low_level;
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Columns and lines of a view that goes into a pipe.
@@ -138,16 +137,11 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         return output::text(&text(&View::new(before, now)));
     }
     let view = View::new(before.clone(), before);
-    let ended = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGTERM, SIGHUP, SIGINT, SIGQUIT] {
-        let number = usize::try_from(signal).expect("signals have positive numbers");
-        flag::register_usize(signal, Arc::clone(&ended), number).map_err(failed)?;
-    }
+    let ended = Ended::by_signals().map_err(failed)?;
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let shown = show(&mut terminal, view, (&args.socket, interval), &ended);
     let restored = ratatui::try_restore();
-    let signal = i32::try_from(ended.load(Ordering::Relaxed)).unwrap_or(0);
-    if signal != 0 {
+    if let Some(signal) = ended.signal() {
         // The terminal is as it was: now it ends as if nobody had looked at the signal.
         low_level::emulate_default_handler(signal).map_err(failed)?;
     }
@@ -163,7 +157,7 @@ fn show(
     terminal: &mut ratatui::DefaultTerminal,
     mut view: View,
     (socket, interval): (&Path, Duration),
-    ended: &AtomicUsize,
+    ended: &Ended,
 ) -> io::Result<()> {
     let mut next = Instant::now() + interval;
     loop {
@@ -196,9 +190,9 @@ fn show(
 }
 
 /// Waits for a key, which it tells, or until `end`; `None` after a signal.
-fn wait(end: Instant, ended: &AtomicUsize) -> io::Result<Option<bool>> {
+fn wait(end: Instant, ended: &Ended) -> io::Result<Option<bool>> {
     loop {
-        if ended.load(Ordering::Relaxed) != 0 {
+        if ended.signal().is_some() {
             return Ok(None);
         }
         let left = end.saturating_duration_since(Instant::now());

@@ -9,6 +9,7 @@ mod mrc;
 mod page_cache;
 mod reserve;
 mod sim;
+mod terminal;
 mod watch;
 
 use serde_json::Value;
