@@ -105,7 +105,9 @@ impl View {
             let requests = now.requests?.checked_sub(before.requests?)?;
             Some((requests, now.misses.saturating_sub(before.misses)))
         });
-        let sum = |all: (u64, u64), one: (u64, u64)| (all.0 + one.0, all.1 + one.1);
+        let sum = |all: (u64, u64), one: (u64, u64)| {
+            (all.0.saturating_add(one.0), all.1.saturating_add(one.1))
+        };
         let (requests, misses) = told.reduce(sum)?;
         // What was told may be older than the misses.
         let hits = requests.saturating_sub(misses);
@@ -307,6 +309,37 @@ mod tests {
         assert!(youngest.contains("1.0 MiB files"), "{youngest}");
         assert!(youngest.ends_with("####"), "{youngest}");
         assert!(text.contains("nobody is there"), "{text}");
+    }
+
+    /// Who is at the socket may be anybody.
+    #[test]
+    fn numbers_that_cannot_be_are_drawn() {
+        let mut view = view();
+        view.before.stats.clear();
+        for group in &mut view.before.groups {
+            (group.requests, group.misses) = (Some(0), 0);
+            group.stat.clear();
+        }
+        for name in ["pgscan", "pswpout", "zswpout", "pswpin", "zswpin"] {
+            view.now.stats.insert(name.to_owned(), u64::MAX);
+        }
+        for group in &mut view.now.groups {
+            (group.requests, group.misses) = (Some(u64::MAX), u64::MAX);
+            (group.usage_bytes, group.max_bytes) = (u64::MAX, Some(u64::MAX));
+            group.pressure_some_avg10 = f64::MAX;
+            for name in ["workingset_refault_file", "workingset_refault_anon"] {
+                group.stat.insert(name.to_owned(), u64::MAX);
+            }
+            let mut generation = pagetide::GenerationSnapshot::default();
+            (generation.node, generation.seq) = (u32::MAX, u64::MAX);
+            (generation.age_ms, generation.nr_file) = (u64::MAX, u32::MAX);
+            group.generations = vec![generation; 2];
+        }
+        view.now.pagesets = vec![Default::default(); 2];
+        view.now.pagesets[0].cpu = u32::MAX;
+        assert_eq!(view.hit_ratio(&view.now.groups[0]), Some(0.0));
+        let text = text(&view);
+        assert!(text.contains("node 4294967295"), "{text}");
     }
 
     #[test]

@@ -35,7 +35,8 @@ const COLUMNS: [(&str, u32, Show); 11] = [
     }),
     ("refault/s", 7, |view, group| {
         let refaults = |group: &GroupSnapshot| {
-            stat(group, "workingset_refault_file") + stat(group, "workingset_refault_anon")
+            let anon = stat(group, "workingset_refault_anon");
+            stat(group, "workingset_refault_file").saturating_add(anon)
         };
         Some(rate(view.group_rate(group, refaults)))
     }),

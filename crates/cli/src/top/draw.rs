@@ -171,11 +171,11 @@ fn tree_name(group: &GroupSnapshot) -> String {
 fn draw_generations(frame: &mut Frame<'_>, area: Rect, group: &GroupSnapshot) {
     let pages = |one: &GenerationSnapshot| u64::from(one.nr_file) + u64::from(one.nr_anon);
     let all: u64 = group.generations.iter().map(pages).sum();
-    let nr_nodes = group.generations.iter().map(|one| one.node + 1).max();
+    let last_node = group.generations.iter().map(|one| one.node).max();
     let bytes = |pages: u32| columns::size(u64::from(pages) * PAGE_BYTES as u64);
     let lines = group.generations.iter().map(|one| {
-        let node = match nr_nodes {
-            Some(2..) => format!("node {:<3}", one.node),
+        let node = match last_node {
+            Some(1..) => format!("node {:<3}", one.node),
             _ => String::new(),
         };
         let line = format!(
