@@ -13,6 +13,7 @@ use pagetide_sim::shards::Samples;
 use pagetide_sim::sizes;
 use pagetide_sim::trace::Trace;
 use serde::Serialize;
+use std::io::{self, IsTerminal};
 use target::Needed;
 
 /// Fractions where none are named; sizes under [`LEAST_FRAMES`] are left out of these.
@@ -83,7 +84,12 @@ fn print(args: &MrcArgs, trace: &Trace, computed: &Computed<'_>) -> Result<(), F
         return needed.try_for_each(output::json);
     }
     if args.csv {
-        return output::text(&csv(&computed.points));
+        let text = csv(&computed.points);
+        // What is no terminal gets names as they are.
+        return output::text(&match io::stdout().is_terminal() {
+            true => output::printable(&text),
+            false => text,
+        });
     }
     let sizes = table(&computed.points);
     match needed {

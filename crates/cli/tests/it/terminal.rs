@@ -118,3 +118,21 @@ fn a_second_signal_ends_a_top_whose_terminal_is_held_up() {
     });
     assert_eq!(status.signal(), Some(15), "{status}");
 }
+
+#[test]
+fn names_in_csv_cannot_move_the_cursor() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("a\u{1b}[2Jb.txt");
+    std::fs::write(&trace, "1\n2\n1\n").unwrap();
+    let args = ["mrc", trace.to_str().unwrap(), "--csv", "--frames", "1"];
+    let args = [&args[..], &["--policy", "lru"]].concat();
+    let (mut ours, theirs) = terminal();
+    let mut mrc = Shown::start(&args, &theirs);
+    let shown = read_until(&mut ours, "lru,1,");
+    assert!(mrc.end(|_| ()).success());
+    assert!(shown.contains("a\\u{1b}[2Jb,lru,1,3,3,"), "{shown}");
+    // Programs get names as they are.
+    let written = Command::new(BIN).args(&args).output().unwrap();
+    let written = String::from_utf8(written.stdout).unwrap();
+    assert!(written.contains("a\u{1b}[2Jb,lru"), "{written}");
+}
