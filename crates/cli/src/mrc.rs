@@ -150,9 +150,13 @@ fn frames(args: &MrcArgs, nr_unique: u32, least: u32) -> Result<Vec<u32>, Failur
             least,
         );
     }
-    let least = least.max(LEAST_FRAMES);
+    let least = match args.target {
+        // Of so small a trace all sizes can be looked at.
+        Some(_) if nr_unique <= LEAST_FRAMES => least,
+        _ => least.max(LEAST_FRAMES),
+    };
     let sizes = match points {
-        Some(points) if nr_unique > least => spread(least, nr_unique, points),
+        Some(points) if nr_unique >= least => spread(least, nr_unique, points),
         Some(_) => Vec::new(),
         None => {
             let sizes = FRACTIONS.map(|fraction| sizes::frames_of(fraction, nr_unique));

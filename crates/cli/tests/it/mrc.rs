@@ -80,6 +80,20 @@ fn a_target_that_no_size_meets_is_said_to_be_out_of_reach() {
 }
 
 #[test]
+fn a_target_needs_no_sizes_of_a_small_trace() {
+    for (pages, frames) in [("1\n1\n", 1), ("1\n2\n1\n2\n", 2)] {
+        let trace = written(pages.as_bytes());
+        let args = ["--policy", "lru,fifo", "--target", "50%", "--json"];
+        let lines = json(&[&["mrc", path(&trace)], &args[..]].concat());
+        let needed = &lines[lines.len() - 2..];
+        for one in needed {
+            assert_eq!(one["target_hit_ratio"], 0.5, "{one}");
+            assert_eq!(one["frames"], frames, "{one}");
+        }
+    }
+}
+
+#[test]
 fn samples_tell_the_ratio_and_how_far_off_it_may_be() {
     let sizes = ["--policy", "lru,fifo", "--frames", "1000,8000"];
     let exact = run(&sizes);
