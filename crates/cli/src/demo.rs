@@ -112,14 +112,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     if let Some(path) = &args.report {
         output::file(path, &report::page(&demo)?)?;
     }
-    printed?;
-    match demo.broken.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Run(format!(
-            "claims that did not hold: {}",
-            demo.broken.join("; ")
-        ))),
-    }
+    let broken = (!demo.broken.is_empty()).then(|| {
+        let broken = demo.broken.join("; ");
+        Failure::Run(format!("claims that did not hold: {broken}"))
+    });
+    Failure::first(broken, printed)
 }
 
 impl Claims {

@@ -28,6 +28,15 @@ impl Failure {
         }
     }
 
+    /// What a command came to whose output was `printed`: a failure of what it did is told also
+    /// where whoever reads the output has gone.
+    pub(crate) fn first(
+        failed: Option<Failure>,
+        printed: Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        failed.map_or(printed, Err)
+    }
+
     /// A failure of a step, with all its causes.
     pub(crate) fn of(step: &str, error: &dyn Error) -> Failure {
         Failure::Run(format!("{step}: {}", chain(error)))
@@ -66,5 +75,19 @@ pub(crate) fn of_output(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::PipeClosed,
         _ => Failure::of("cannot write the output", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_gone_hides_no_failure() {
+        let first = |failed| Failure::first(failed, Err(Failure::PipeClosed));
+        let told = first(Some(Failure::Run("seed 7".to_owned())));
+        assert!(told.is_err_and(|told| told.exit_code() == 1));
+        assert!(first(None).is_err_and(|told| told.exit_code() == 0));
+        assert!(Failure::first(None, Ok(())).is_ok());
     }
 }

@@ -130,14 +130,13 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     rows.sort_by_key(|row| row.seed);
-    if args.json {
-        rows.iter().try_for_each(output::json)?;
-    }
-    match failed {
-        Some(failed) => Err(told(args, &failed.0, &failed.1)),
-        None if args.json => Ok(()),
+    let printed = match &failed {
+        _ if args.json => rows.iter().try_for_each(output::json),
+        Some(_) => Ok(()),
         None => output::text(&table(&rows, began.elapsed())),
-    }
+    };
+    let failed = failed.map(|failed| told(args, &failed.0, &failed.1));
+    Failure::first(failed, printed)
 }
 
 /// Takes what the seeds came to until all have ended; the first one that failed. Where one hangs,
