@@ -1,9 +1,10 @@
 //! The command `pagetide`: see what the library does, on made and on recorded loads.
 //!
 //! Data files are unlinked as soon as they are made, so that whatever ends the process (Ctrl-C,
-//! `kill -9`) leaves nothing behind: no signal handler is needed. Those that need names, and what a
+//! `kill -9`) leaves none behind: no signal handler is needed. Those that need names, and what a
 //! benchmark borrows from the machine, are held by a process of its own that gives them back
-//! (`bench/held.rs`).
+//! (`bench/held.rs`). Only the socket of `--watch` stays where a signal ends the process; who opens
+//! it next replaces it.
 
 mod args;
 mod bench;
