@@ -50,13 +50,10 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     // Taken now: the trace and the histograms are the command's own memory.
     let sampler = Sampler::start()?;
     let memory = memory(args, policy)?;
-    let (group, frames) = match args.frames {
-        Some(frames) => {
-            let max = ByteSize(u64::from(frames) * PAGE_BYTES as u64);
-            (memory.root().child("replay")?.max(max)?, frames)
-        }
-        None => (memory.root().child("replay")?, memory.content_pages()),
-    };
+    let mut group = memory.root().child("replay")?;
+    if let Some(frames) = args.frames {
+        group = group.max(ByteSize(u64::from(frames) * PAGE_BYTES as u64))?;
+    }
     let file = open(&memory, &group, args.file.as_deref(), &trace)?;
     let watch = args.watch.as_ref().map(|path| memory.watch(path));
     let watch = watch.transpose()?;
@@ -68,7 +65,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let hits = requests - misses;
     let report = Report {
         policy: policy.to_string(),
-        frames,
+        frames: args.frames.unwrap_or_else(|| room(&memory)),
         requests,
         hits,
         misses,
@@ -88,6 +85,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     } else {
         output::text(&table(&report))
     }
+}
+
+/// Pages that the budget leaves for pages of files: all but the memory's own records, of which the
+/// last are made when the first page is read, and its reserve for writes.
+fn room(memory: &Memory) -> u32 {
+    let own = memory.root().stat().kernel;
+    let pages = memory.budget().as_u64().saturating_sub(own) / PAGE_BYTES as u64;
+    u32::try_from(pages).unwrap_or(u32::MAX)
 }
 
 fn policy(name: &str) -> Result<Policy, Failure> {

@@ -109,6 +109,18 @@ fn replay_and_mrc_agree_on_the_sample_trace() {
     same_misses(&sample(), &["1", "21", "213", "1067", "4270"]);
 }
 
+/// What is said to fit under a budget misses as often as exactly so many pages.
+#[test]
+fn a_budget_has_room_for_as_many_pages_as_are_told() {
+    let sample = sample();
+    let args = ["--memory", "16MiB", "--policy", "fifo", "--json"];
+    let replay = &json(&[&["replay", &sample], &args[..]].concat())[0];
+    let frames = replay["frames"].to_string();
+    let args = ["--frames", &frames, "--policy", "fifo", "--json"];
+    let mrc = &json(&[&["mrc", &sample], &args[..]].concat())[0];
+    assert_eq!(replay["misses"], mrc["misses"], "{frames} pages");
+}
+
 #[test]
 fn replay_and_mrc_agree_on_recorded_traces() {
     let Some(folder) = shared_traces() else {
