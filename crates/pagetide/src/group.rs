@@ -13,9 +13,13 @@ use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Bytes of a group's name at most.
 const MAX_NAME: usize = 64;
+/// How long whoever shows groups may keep a name from who wants it.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A node of the tree: what is charged to it is charged to all its ancestors too.
 ///
@@ -162,7 +166,7 @@ impl Group {
         }
         let shared = self.shared();
         let short: Arc<str> = name.into();
-        if shared.names().is_taken(self.id(), &short) {
+        if self.is_taken(&short) {
             return Err(refused("is taken by a sibling"));
         }
         // Without the lock: this may have to reclaim, and runs foreign code then.
@@ -190,6 +194,18 @@ impl Group {
             return Err(refused("is taken by a sibling"));
         }
         Ok(Group { node })
+    }
+
+    /// Whether a child has this name. One that its program has dropped may live on for a moment
+    /// because somebody shows it: for that this waits, so that to look changes nothing.
+    fn is_taken(&self, name: &Arc<str>) -> bool {
+        let shared = self.shared();
+        let is_taken = || shared.names().is_taken(self.id(), name);
+        let until = Instant::now() + PATIENCE;
+        while is_taken() && shared.looks.is_any() && Instant::now() < until {
+            thread::sleep(Duration::from_micros(100));
+        }
+        is_taken()
     }
 
     /// Nodes that the group and those below it may use, of those that its ancestors may; none lifts

@@ -2,6 +2,7 @@
 
 use crate::group;
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A live group.
@@ -19,6 +20,34 @@ pub(crate) struct Names {
     live: HashMap<u32, Named>,
     /// Parents and names of them.
     taken: HashSet<(u32, Arc<str>)>,
+}
+
+/// How many show groups just now: these have handles of them, and the last one perhaps.
+#[derive(Debug, Default)]
+pub(crate) struct Looks(AtomicUsize);
+
+/// One of them, from before it takes handles until it has dropped them.
+#[cfg(any(feature = "metrics", feature = "watch"))]
+#[derive(Debug)]
+pub(crate) struct Look<'a>(&'a Looks);
+
+impl Looks {
+    #[cfg(any(feature = "metrics", feature = "watch"))]
+    pub(crate) fn begin(&self) -> Look<'_> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Look(self)
+    }
+
+    pub(crate) fn is_any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+#[cfg(any(feature = "metrics", feature = "watch"))]
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Names {

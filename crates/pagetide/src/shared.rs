@@ -9,7 +9,7 @@ use crate::flusher::Flusher;
 use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
-use crate::names::Names;
+use crate::names::{Looks, Names};
 use crate::park::{self, Panics};
 use crate::pin_sites::Sites;
 use crate::pins::Pins;
@@ -50,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) io: Engine,
     pub(crate) readahead: AheadCounts,
     names: Mutex<Names>,
+    pub(crate) looks: Looks,
     files: Mutex<HashMap<FileKey, Weak<Open>>>,
     /// A file is no longer open.
     closed: Sleepers,
@@ -133,6 +134,7 @@ impl Shared {
             io,
             readahead,
             names: Mutex::default(),
+            looks: Looks::default(),
             files: Mutex::default(),
             closed: Sleepers::default(),
             backings: Mutex::default(),

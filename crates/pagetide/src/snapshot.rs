@@ -129,6 +129,7 @@ impl Memory {
     /// The figures now, of at most 1,000 groups. Cost: a look at every group.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        let _look = self.home().looks.begin();
         self.snapshot_of_groups().0
     }
 

@@ -4,6 +4,8 @@ use pagetide::{ByteSize, File, Group, Memory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn text() -> (Memory, (Group, File), String) {
     // So that each page is missed by who asks for it.
@@ -133,4 +135,28 @@ fn the_dashboard_knows_only_metrics_that_are_there() {
         nr_names += 1;
     }
     assert!(nr_names > 15, "{nr_names}");
+}
+
+#[test]
+fn who_looks_keeps_no_name_from_a_new_group() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let others = (0..200).map(|at| memory.root().child(&format!("other{at}")).unwrap());
+    let _others: Vec<_> = others.collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(!memory.metrics().is_empty());
+            }
+        });
+        let begin = Instant::now();
+        let mut refused = None;
+        while refused.is_none() && begin.elapsed() < Duration::from_secs(1) {
+            // Each is there long enough to be looked at.
+            let pause = |_web: Group| std::thread::sleep(Duration::from_micros(100));
+            refused = memory.root().child("web").map(pause).err();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(refused.is_none(), "{refused:?}");
+    });
 }

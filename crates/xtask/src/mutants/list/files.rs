@@ -311,4 +311,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "            let begin",
         tests: Tests::Runtime("views::who_waits_for_a_pin"),
     },
+    Mutant {
+        name: "who looks keeps a name",
+        file: "group.rs",
+        find: "is_taken() && shared.looks.is_any()",
+        replace: "is_taken() && false && shared.looks.is_any()",
+        tests: Tests::Runtime("metrics::who_looks"),
+    },
 ];
