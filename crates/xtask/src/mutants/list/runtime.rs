@@ -174,8 +174,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a socket in use is replaced",
         file: "watch.rs",
-        find: "Ok(is_socket && UnixStream::connect(path).is_err_and(refused))",
-        replace: "let _ = refused; Ok(is_socket)",
+        find: "Ok(connected == Err(Errno::CONNREFUSED))",
+        replace: "Ok(connected != Err(Errno::NOENT))",
         tests: Tests::Runtime("watch::"),
     },
     Mutant {
