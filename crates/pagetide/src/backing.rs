@@ -6,6 +6,7 @@
 use crate::behind::{Behind, Turn};
 use crate::dirty_list::{self, DirtyList, Pages};
 use crate::durability::Durability;
+use crate::flusher::Pace;
 use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
 use crate::shared::Shared;
@@ -130,6 +131,7 @@ pub(crate) struct Backing {
     pub(crate) behind: Behind,
     pub(crate) hooked: OnceLock<Hooked>,
     pub(crate) durability: Durability,
+    pub(crate) pace: Pace,
     /// Reads in the background.
     nr_flights: AtomicU32,
     pub(crate) length: LengthLock,
@@ -168,6 +170,7 @@ impl Backing {
             behind: Behind::default(),
             hooked: OnceLock::new(),
             durability: Durability::default(),
+            pace: Pace::default(),
             nr_flights: AtomicU32::new(0),
             length: LengthLock::default(),
         }

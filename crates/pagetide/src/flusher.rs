@@ -1,5 +1,6 @@
 //! Writing back in the background: pages that are dirty for long, and groups with many of them.
 
+mod pace;
 mod turns;
 
 use crate::arena::Alive;
@@ -15,6 +16,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use turns::{SLICE, Turns};
+
+pub(crate) use pace::Pace;
 
 /// How often it looks for pages that are dirty for long. Source: `vm.dirty_writeback_centisecs`.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -261,8 +264,8 @@ impl Shared {
     }
 
     /// Writes back as many pages as become dirty between two looks, and as many again. Stores of
-    /// other files are not the caller's: those that fail are left out, and what is left after
-    /// [`SLICE`] is the flusher's.
+    /// other files are not the caller's: those that fail or are slow are left out, and what is left
+    /// after [`SLICE`] is the flusher's.
     pub(crate) fn write_some_below(&self, level: u32, own: &Backing) {
         // As reclaim does not: the store of another file may be the one that writes here.
         if is_writing(self) {
@@ -285,7 +288,9 @@ impl Shared {
         let until = Some(Instant::now() + SLICE);
         let others: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
         let is_meant = |other: &&Arc<Backing>| {
-            other.mapping != own.mapping && !other.is_failing.load(Ordering::Relaxed)
+            other.mapping != own.mapping
+                && !other.is_failing.load(Ordering::Relaxed)
+                && !other.pace.is_slow(self)
         };
         let mut others = others.iter().filter(is_meant);
         if !others.all(|other| write_some(other, until)) {
@@ -353,9 +358,8 @@ impl Shared {
         pages: RangeInclusive<u64>,
         which: Which<'_>,
     ) -> Option<Written> {
-        let written = self.held(backing, |woken| {
-            self.write_pass(backing, pages, which, Some(woken))
-        });
+        let write = |woken: &Woken<'_>| self.write_pass(backing, pages, which, Some(woken));
+        let written = backing.pace.note(self, || self.held(backing, write));
         written?.ok()
     }
 

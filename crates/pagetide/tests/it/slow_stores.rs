@@ -1,5 +1,6 @@
 //! Stores that are slow or fail, and who waits for them.
 
+use crate::anon_waits::Gate;
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::{assert_within, timed};
 use pagetide::{ByteSize, File, Group, Memory, Order, Store};
@@ -244,4 +245,25 @@ fn behind_pages_of_a_store_that_fails_are_those_of_another() {
     bad_file.discard_dirty().unwrap();
     assert!(good.nr_writes() >= 200, "{}", good.nr_writes());
     drop(bufs);
+}
+
+#[test]
+fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
+    let memory = memory(16);
+    let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
+    let gate = Gate::default();
+    let their = memory.open_store(Box::new(gate.clone()), "their", Order::new(0), &theirs);
+    let (their, our) = (their.unwrap(), Disk::default().open(&memory, &ours));
+    gate.set_shut(true);
+    thread::scope(|scope| {
+        // A fifth of all, from which on writers write, is dirty here.
+        scope.spawn(|| (0..820).for_each(|page| drop(their.write_at(&[1], page * 2 * PAGE))));
+        gate.await_write();
+        thread::sleep(300 * MS);
+        let write = |page| timed(|| _ = our.write_at(&[1; 4096], page * PAGE).unwrap());
+        let worst = (0..300).map(write).max().unwrap();
+        gate.set_shut(false);
+        // As long as the gate is shut at most.
+        assert!(worst < Duration::from_secs(1), "{worst:?}");
+    });
 }

@@ -237,7 +237,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who writes tries stores of others that fail",
         file: "flusher.rs",
-        find: " && !other.is_failing.load(Ordering::Relaxed)",
+        find: "                && !other.is_failing.load(Ordering::Relaxed)\n",
         replace: "",
         tests: Tests::Runtime("slow_stores::who_writes_waits_for_no_other"),
     },
@@ -317,5 +317,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "is_taken() && shared.looks.is_any()",
         replace: "is_taken() && false && shared.looks.is_any()",
         tests: Tests::Runtime("metrics::who_looks"),
+    },
+    Mutant {
+        name: "a store that hangs is waited for by who writes to another",
+        file: "flusher.rs",
+        find: "                && !other.pace.is_slow(self)\n",
+        replace: "",
+        tests: Tests::Runtime("slow_stores::who_writes_does_not"),
     },
 ];
