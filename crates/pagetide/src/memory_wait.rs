@@ -12,13 +12,13 @@ use crate::claims::{self, Claim};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::stall::Stall;
-use crate::{Error, Group, park};
+use crate::{Error, Group, PAGE_BYTES, park};
 use pagetide_core::group::{Event, Tree};
 use pagetide_core::memory::{AllocError, Memory as Core};
 use pagetide_core::units::{Frame, Order};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -54,17 +54,27 @@ struct Queue {
 }
 
 /// What somebody waits for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     /// The group that asks.
     group: u32,
     /// Pages asked for.
     nr_pages: u64,
-    /// Pages charged to the group that the asker keeps while it waits.
-    held_pages: u64,
+    /// Bytes charged to the group that the asker keeps while it waits. Others may give some back
+    /// meanwhile, and wait for more of the same.
+    holds: Option<Arc<AtomicU64>>,
     deadline: Instant,
     /// Nothing but a waker runs it: housekeeping wakes it by the deadline.
     is_driven: bool,
+}
+
+impl Wanted {
+    /// Pages that the asker keeps just now.
+    fn held_pages(&self) -> u64 {
+        let held = self.holds.as_ref();
+        let bytes = held.map_or(0, |held| held.load(Ordering::Relaxed));
+        bytes.div_ceil(PAGE_BYTES as u64)
+    }
 }
 
 struct Waiter {
@@ -103,7 +113,7 @@ impl Queue {
         let mut ahead: Vec<u32> = Vec::new();
         self.waiters.values_mut().filter(move |waiter| {
             let mut ahead_of_it = ahead.iter();
-            let is_behind = waiter.wanted.held_pages == 0
+            let is_behind = waiter.wanted.held_pages() == 0
                 && ahead_of_it.any(|&level| groups.is_in(waiter.wanted.group, level));
             if waiter.is_ahead(now) && !ahead.contains(&waiter.level) {
                 ahead.push(waiter.level);
@@ -114,7 +124,7 @@ impl Queue {
 
     /// The limit under which somebody is ahead of who has this ticket, or comes now.
     fn behind(&self, groups: &Tree, ticket: Option<u64>, wanted: &Wanted) -> Option<u32> {
-        if wanted.held_pages > 0 {
+        if wanted.held_pages() > 0 {
             return None;
         }
         let now = Instant::now();
@@ -136,18 +146,35 @@ impl Queue {
         let others = self.waiters.iter().filter(|&(&other, waiter)| {
             Some(other) != ticket && limits.groups.is_in(waiter.wanted.group, level)
         });
-        let claim = |wanted: &Wanted| Claim {
-            levels: &[()],
-            held: wanted.held_pages,
-            need: wanted.nr_pages,
-        };
-        let mut claims: Vec<_> = others.map(|(_, waiter)| claim(&waiter.wanted)).collect();
-        claims.push(claim(wanted));
+        let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);
+        let claims = claims_of(all, wanted);
         match claims::is_stuck(&claims, |()| limits.room(level)) {
             true => Err(claims::held_at(&claims, ())),
             false => Ok(()),
         }
     }
+}
+
+/// What holders among the waiters have and want, that of `last` last. What several hold together
+/// counts once, and comes back as soon as the one of them goes on that wants least.
+fn claims_of<'a>(all: impl Iterator<Item = &'a Wanted>, last: &Wanted) -> Vec<Claim<'static, ()>> {
+    let claim = |wanted: &Wanted| Claim {
+        levels: &[()],
+        held: wanted.held_pages(),
+        need: wanted.nr_pages,
+    };
+    let mut claims = BTreeMap::new();
+    for wanted in all {
+        if let Some(holds) = &wanted.holds {
+            let of_it = claims.entry(Arc::as_ptr(holds));
+            let of_it = of_it.or_insert_with(|| claim(wanted));
+            of_it.need = of_it.need.min(wanted.nr_pages);
+        }
+    }
+    let holds = last.holds.as_ref();
+    let of_last = holds.and_then(|holds| claims.remove(&Arc::as_ptr(holds)));
+    let others = claims.into_values();
+    others.chain([of_last.unwrap_or(claim(last))]).collect()
 }
 
 impl MemoryWaits {
@@ -209,11 +236,11 @@ impl MemoryWaits {
         &self,
         limits: &Limits<'_>,
         ticket: Option<u64>,
-        wanted: Wanted,
+        wanted: &Wanted,
         level: u32,
     ) -> Result<u64, u64> {
         let mut queue = self.lock();
-        queue.check_stuck(limits, ticket, &wanted, level)?;
+        queue.check_stuck(limits, ticket, wanted, level)?;
         let ticket = match ticket {
             Some(ticket) => {
                 let waiter = queue.waiters.get_mut(&ticket);
@@ -224,6 +251,7 @@ impl MemoryWaits {
                 queue.last_ticket += 1;
                 self.count.fetch_add(1, Ordering::Relaxed);
                 let (ticket, waker, woken) = (queue.last_ticket, None, None);
+                let wanted = wanted.clone();
                 let waiter = Waiter {
                     wanted,
                     level,
@@ -303,12 +331,17 @@ impl Drop for MemoryWait {
 }
 
 impl MemoryWait {
-    /// For `nr_pages` of a group by an asker that keeps `held_pages` of it while it waits.
-    pub(crate) fn new(group: &Group, nr_pages: u64, held_pages: u64, deadline: Instant) -> Self {
+    /// For `nr_pages` of a group by an asker that keeps as many bytes of it as `holds` says.
+    pub(crate) fn new(
+        group: &Group,
+        nr_pages: u64,
+        holds: Option<Arc<AtomicU64>>,
+        deadline: Instant,
+    ) -> Self {
         let wanted = Wanted {
             group: group.id(),
             nr_pages,
-            held_pages,
+            holds,
             deadline,
             is_driven: false,
         };
@@ -431,7 +464,7 @@ impl MemoryWait {
         let shared = self.group.shared();
         let limits = Limits::of(&self.group.shared().core);
         let waits = &shared.memory_waits;
-        let entered = waits.enter(&limits, self.ticket, self.wanted, level);
+        let entered = waits.enter(&limits, self.ticket, &self.wanted, level);
         let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
             group: shared.name_of(level),
             what: "memory",
@@ -452,7 +485,8 @@ impl MemoryWait {
     /// which somebody waits in turn.
     fn may_wait(&self) -> bool {
         let limits = Limits::of(&self.group.shared().core);
-        let total = self.wanted.nr_pages.saturating_add(self.wanted.held_pages);
+        let held_pages = self.wanted.held_pages();
+        let total = self.wanted.nr_pages.saturating_add(held_pages);
         let mut path = limits.groups.path(self.wanted.group);
         !shrinker::is_shrinking() && path.all(|(level, _)| total <= limits.room(level))
     }

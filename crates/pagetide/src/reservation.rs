@@ -7,6 +7,7 @@ use pagetide_core::memory::{AllocError, Here};
 use pagetide_core::units::Order;
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -35,7 +36,23 @@ use std::time::Instant;
 /// ```
 pub struct Reservation {
     group: Group,
-    nr_bytes: AtomicU64,
+    /// Shared with those who wait for more of it, so that others see what they hold.
+    nr_bytes: Arc<AtomicU64>,
+}
+
+/// Bytes that are charged for a reservation. Its size has them when this is dropped: of who waited
+/// for them, not before it waits no more, or they would count as held by somebody who waits for as
+/// many again.
+struct Charged<'a> {
+    reservation: &'a Reservation,
+    nr_bytes: u64,
+}
+
+impl Drop for Charged<'_> {
+    fn drop(&mut self) {
+        let size = &self.reservation.nr_bytes;
+        size.fetch_add(self.nr_bytes, Ordering::Relaxed);
+    }
 }
 
 impl Group {
@@ -88,7 +105,7 @@ impl Group {
         self.shared().core.begin_reservation();
         Ok(Reservation {
             group: self.clone(),
-            nr_bytes: AtomicU64::new(0),
+            nr_bytes: Arc::default(),
         })
     }
 }
@@ -114,8 +131,8 @@ impl Reservation {
     pub fn try_grow(&self, more: ByteSize) -> Result<(), Error> {
         let shared = self.group.shared();
         let more = self.check_more(more)?;
-        let reserved = self.reserve_more(shared.here().waiting_for_reads(), more);
-        reserved.map_err(|error| shared.alloc_error(error, self.group.id(), Order::ZERO))?;
+        let charged = self.reserve_more(shared.here().waiting_for_reads(), more);
+        drop(charged.map_err(|error| shared.alloc_error(error, self.group.id(), Order::ZERO))?);
         shared.pay_debt();
         Ok(())
     }
@@ -132,7 +149,7 @@ impl Reservation {
     pub fn grow_by(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
         let more = self.check_more(more)?;
         let wait = self.wait_for(more, deadline);
-        wait.block(|| self.reserve_more(self.group.shared().here(), more))?;
+        drop(wait.block(|| self.reserve_more(self.group.shared().here(), more))?);
         self.group.shared().pay_debt();
         Ok(())
     }
@@ -146,14 +163,16 @@ impl Reservation {
         let more = self.check_more(more)?;
         let wait = self.wait_for(more, deadline).driven();
         let attempt = || self.reserve_more(self.group.shared().here(), more);
-        Asking { wait, attempt }.await
+        drop(Asking { wait, attempt }.await?);
+        Ok(())
     }
 
     /// The wait of who wants so many bytes beside those that it has.
     fn wait_for(&self, more: u64, deadline: Instant) -> MemoryWait {
         let size = self.size().as_u64();
         let [held, total] = [size, size + more].map(|size| size.div_ceil(PAGE_BYTES as u64));
-        MemoryWait::new(&self.group, total - held, held, deadline)
+        let holds = Some(Arc::clone(&self.nr_bytes));
+        MemoryWait::new(&self.group, total - held, holds, deadline)
     }
 
     /// Bytes to reserve.
@@ -169,12 +188,12 @@ impl Reservation {
         }
     }
 
-    fn reserve_more(&self, here: Here<'_>, more: u64) -> Result<(), AllocError> {
+    fn reserve_more(&self, here: Here<'_>, more: u64) -> Result<Charged<'_>, AllocError> {
         let shared = self.group.shared();
         shared.core.reserve(here, self.group.id(), more)?;
-        self.add(more);
+        let charged = self.charged(more);
         shared.fill_balloon();
-        Ok(())
+        Ok(charged)
     }
 
     /// Reserves more even where a limit says no: for bytes that are there already. What goes past
@@ -191,7 +210,7 @@ impl Reservation {
         assert!(self.has_room(more), "at most 16 TiB are reserved");
         let group = self.group.id();
         shared.core.reserve_forced(shared.here(), group, more);
-        self.add(more);
+        drop(self.charged(more));
         shared.fill_balloon();
     }
 
@@ -255,10 +274,13 @@ impl Reservation {
         sum.is_some_and(|sum| sum <= most)
     }
 
-    /// Adds bytes to the size. They are charged: before that others, shrinkers too, would give back
+    /// Bytes for the size. They are charged: before that others, shrinkers too, would give back
     /// what is not there, and a shrinker may unwind.
-    fn add(&self, more: u64) {
-        self.nr_bytes.fetch_add(more, Ordering::Relaxed);
+    fn charged(&self, nr_bytes: u64) -> Charged<'_> {
+        Charged {
+            reservation: self,
+            nr_bytes,
+        }
     }
 
     #[cold]

@@ -123,7 +123,7 @@ impl<'a> BringIn<'a> {
                 Err(error) if patience::is_passing(&error) => {
                     let nr_pages = self.file.open.order.nr_pages();
                     let deadline = Instant::now() + PATIENCE;
-                    MemoryWait::new(self.group, nr_pages.into(), 0, deadline).driven()
+                    MemoryWait::new(self.group, nr_pages.into(), None, deadline).driven()
                 }
                 done => return Poll::Ready(done.map_err(|error| self.error(error))),
             },

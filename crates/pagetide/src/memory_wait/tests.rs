@@ -18,6 +18,13 @@ fn group(max: ByteSize) -> Group {
     memory.root().child("web").unwrap().max(max).unwrap()
 }
 
+/// A wait for pages by an asker that keeps some meanwhile.
+fn waits(group: &Group, nr_pages: u64, held_pages: u64) -> MemoryWait {
+    let bytes = held_pages * PAGE_BYTES as u64;
+    let holds = Some(Arc::new(bytes.into()));
+    MemoryWait::new(group, nr_pages, holds, later())
+}
+
 /// A poll by an asker whose every attempt the group's limit refuses.
 fn poll_refused(wait: &mut MemoryWait) -> Poll<Result<(), Error>> {
     let group = wait.wanted.group;
@@ -27,12 +34,12 @@ fn poll_refused(wait: &mut MemoryWait) -> Poll<Result<(), Error>> {
 #[test]
 fn a_wait_that_only_waiters_could_end_is_refused() {
     let web = group(ByteSize::kib(32));
-    let mut first = MemoryWait::new(&web, 2, 4, later());
+    let mut first = waits(&web, 2, 4);
     assert!(poll_refused(&mut first).is_pending());
     // Somebody who holds nothing helps nobody, and may wait for those who do.
-    let mut plain = MemoryWait::new(&web, 1, 0, later());
+    let mut plain = waits(&web, 1, 0);
     assert!(poll_refused(&mut plain).is_pending());
-    let mut second = MemoryWait::new(&web, 2, 4, later());
+    let mut second = waits(&web, 2, 4);
     let Poll::Ready(Err(error)) = poll_refused(&mut second) else {
         panic!("8 of 8 pages are held by those who wait");
     };
@@ -41,7 +48,7 @@ fn a_wait_that_only_waiters_could_end_is_refused() {
         "group web: waiting for 2 pages of memory would deadlock: those who wait hold 8 of 8"
     );
     // With less in hand the first could end, and then this one.
-    let mut small = MemoryWait::new(&web, 1, 3, later());
+    let mut small = waits(&web, 1, 3);
     assert!(poll_refused(&mut small).is_pending());
     // The first may wait for what this one holds: it is not behind.
     assert!(matches!(
@@ -55,7 +62,7 @@ fn a_wait_that_only_waiters_could_end_is_refused() {
 #[test]
 fn more_than_the_limit_with_what_is_held_is_refused_at_once() {
     let web = group(ByteSize::kib(32));
-    let mut wait = MemoryWait::new(&web, 4, 5, later());
+    let mut wait = waits(&web, 4, 5);
     let polled = poll_refused(&mut wait);
     assert!(matches!(polled, Poll::Ready(Err(Error::OverLimit { .. }))));
 }
@@ -63,7 +70,7 @@ fn more_than_the_limit_with_what_is_held_is_refused_at_once() {
 #[test]
 fn only_the_first_under_a_limit_asks() {
     let web = group(ByteSize::kib(32));
-    let mut waits = [(); 3].map(|()| MemoryWait::new(&web, 4, 0, later()));
+    let mut waits = [(); 3].map(|()| waits(&web, 4, 0));
     assert!(waits.iter_mut().all(|wait| poll_refused(wait).is_pending()));
     let [first, second, third] = &mut waits;
     let mut never = || -> Result<(), AllocError> { panic!("somebody is ahead") };
@@ -86,8 +93,8 @@ fn only_the_first_under_a_limit_asks() {
 #[test]
 fn who_is_late_stands_in_nobodys_way() {
     let web = group(ByteSize::kib(32));
-    let mut late = MemoryWait::new(&web, 4, 0, later());
-    let mut next = MemoryWait::new(&web, 4, 0, later());
+    let mut late = waits(&web, 4, 0);
+    let mut next = waits(&web, 4, 0);
     assert!(poll_refused(&mut late).is_pending() && poll_refused(&mut next).is_pending());
     // Its deadline comes, and nobody polls it.
     let mut queue = web.shared().memory_waits.lock();
@@ -103,8 +110,8 @@ fn who_is_late_stands_in_nobodys_way() {
 #[test]
 fn who_is_late_and_not_polled_wants_no_ticks() {
     let web = group(ByteSize::kib(32));
-    let mut late = MemoryWait::new(&web, 4, 0, later()).driven();
-    let mut next = MemoryWait::new(&web, 4, 0, later()).driven();
+    let mut late = waits(&web, 4, 0).driven();
+    let mut next = waits(&web, 4, 0).driven();
     assert!(poll_refused(&mut late).is_pending() && poll_refused(&mut next).is_pending());
     let (waits, groups) = (&web.shared().memory_waits, web.shared().core.groups());
     let mut queue = waits.lock();
@@ -179,7 +186,7 @@ fn a_waker_that_unwinds_keeps_nobody_asleep() {
         let [bad, good] = [Counted::unwinding(), Counted::default()].map(Arc::new);
         // Others may wait for what each of them holds, so that all may ask.
         let waits = [&bad, &good, &bad, &good].map(|counted| {
-            let mut wait = MemoryWait::new(&web, 1, 1, later());
+            let mut wait = waits(&web, 1, 1);
             let refused = || -> Result<(), _> { Err(AllocError::OverLimit { group: web.id() }) };
             let waker = Arc::clone(counted).into();
             assert!(wait.poll(&waker, &mut { refused }).is_pending());

@@ -125,6 +125,53 @@ fn reservations_that_could_only_wait_for_each_other_are_refused() {
 }
 
 #[test]
+fn what_two_hold_together_counts_once() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 64);
+    let others = group.reserve(pages(20)).unwrap();
+    let shared = group.reserve(pages(40)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let grow = || Box::pin(shared.grow_async(pages(8), later()));
+    let mut both = [grow(), grow()];
+    for waits in &mut both {
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+    }
+    // Somebody else would be stuck beside them.
+    let mut grow_others = Box::pin(others.grow_async(pages(8), later()));
+    let refused = grow_others.as_mut().poll(&mut context);
+    assert!(
+        matches!(refused, Poll::Ready(Err(Error::WouldDeadlock { .. }))),
+        "{refused:?}"
+    );
+    // 40 and twice 8 are less than 64.
+    others.free();
+    for waits in &mut both {
+        let grown = waits.as_mut().poll(&mut context);
+        assert!(matches!(grown, Poll::Ready(Ok(()))), "{grown:?}");
+    }
+    assert_eq!(shared.size(), pages(56));
+}
+
+#[test]
+fn what_a_waiter_gave_back_meanwhile_is_not_held_by_it() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 64);
+    let others = group.reserve(pages(24)).unwrap();
+    let first = group.reserve(pages(40)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut waits = Box::pin(first.grow_async(pages(24), later()));
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    first.shrink(pages(30));
+    let second = group.reserve(pages(26)).unwrap();
+    // There are 4 more, and 24 when the others go.
+    let mut grow = Box::pin(second.grow_async(pages(10), later()));
+    assert!(grow.as_mut().poll(&mut context).is_pending());
+    others.free();
+    let grown = grow.as_mut().poll(&mut context);
+    assert!(matches!(grown, Poll::Ready(Ok(()))), "{grown:?}");
+}
+
+#[test]
 fn parts_of_pages_fit_where_their_sum_does() {
     let memory = memory();
     let group = group_of(&memory, "query", 64);

@@ -307,6 +307,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("waits::who_could_never"),
     },
     Mutant {
+        name: "what two wait for more of counts twice",
+        file: "memory_wait.rs",
+        find: "claims.entry(Arc::as_ptr(holds));",
+        replace: "claims.entry(std::ptr::from_ref(wanted).cast());",
+        tests: Tests::Runtime("reserve_waits::what_two_hold"),
+    },
+    Mutant {
         name: "hooks are asked about a page that has left its file",
         file: "writeback/run.rs",
         find: "*outcome != UNTRIED || bytes.is_empty()",

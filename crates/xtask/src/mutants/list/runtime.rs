@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for more of the heap is taken to have none",
         file: "reservation.rs",
-        find: "MemoryWait::new(&self.group, total - held, held, deadline)",
-        replace: "MemoryWait::new(&self.group, total - held, 0, deadline)",
+        find: "let holds = Some(Arc::clone(&self.nr_bytes));",
+        replace: "let holds = None;",
         tests: Tests::Runtime("reserve_waits"),
     },
     Mutant {
