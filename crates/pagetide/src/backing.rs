@@ -6,6 +6,7 @@
 use crate::behind::{Behind, Turn};
 use crate::dirty_list::{self, DirtyList, Pages};
 use crate::durability::Durability;
+use crate::file::Asked;
 use crate::flusher::Pace;
 use crate::hooks::{Hooked, REFUSED};
 use crate::length_lock::LengthLock;
@@ -132,6 +133,8 @@ pub(crate) struct Backing {
     pub(crate) hooked: OnceLock<Hooked>,
     pub(crate) durability: Durability,
     pub(crate) pace: Pace,
+    /// Syncs that tasks wait for.
+    pub(crate) asked: Asked,
     /// Reads in the background.
     nr_flights: AtomicU32,
     pub(crate) length: LengthLock,
@@ -171,6 +174,7 @@ impl Backing {
             hooked: OnceLock::new(),
             durability: Durability::default(),
             pace: Pace::default(),
+            asked: Asked::default(),
             nr_flights: AtomicU32::new(0),
             length: LengthLock::default(),
         }

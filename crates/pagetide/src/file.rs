@@ -22,7 +22,7 @@ pub use anon::Anon;
 pub(crate) use open::{Open, expect_together};
 pub use options::ReadOptions;
 pub use range::PinnedRange;
-pub(crate) use sync::SyncJob;
+pub(crate) use sync::{Asked, SyncJob};
 pub use view::UpgradeError;
 pub use write::CloseError;
 

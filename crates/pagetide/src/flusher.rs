@@ -3,6 +3,7 @@
 mod pace;
 mod turns;
 
+use crate::Error;
 use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
@@ -11,6 +12,7 @@ use crate::writeback::{MAX_FAILURES, Which, Woken, Written, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::mem;
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -117,6 +119,11 @@ fn run(stop: &Stop, is_told: &AtomicBool, shared: &Weak<Shared>) {
             _ => PERIOD,
         };
     }
+}
+
+/// Pages of a file that are written at a time.
+fn held_pages(backing: &Backing) -> u64 {
+    (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES)
 }
 
 /// Keeps a file's mapping, so that no other file gets its number meanwhile.
@@ -318,7 +325,7 @@ impl Shared {
     /// Writes pages of a file from `from` on, until its time is over, too many writes failed or the
     /// file was closed. What becomes dirty behind its last one meanwhile is for the next time.
     fn flush_held(&self, backing: &Backing, from: u64, which: Which<'_>) -> Flushed {
-        let at_a_time = (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES);
+        let at_a_time = held_pages(backing);
         let (mut flushed, mut left, mut nr_failed) = (Flushed::default(), which.nr_pages, 0);
         let Some(last) = backing.last_dirty() else {
             return flushed;
@@ -349,6 +356,40 @@ impl Shared {
             next = written.next;
         }
         flushed
+    }
+
+    /// [`Shared::write_dirty`] by a caller that has no handle of the file: some pages at a time,
+    /// and in between it may be closed. Whoever closes it writes the rest.
+    ///
+    /// # Errors
+    /// As [`Shared::write_dirty`].
+    pub(crate) fn write_dirty_held(
+        &self,
+        backing: &Backing,
+        pages: RangeInclusive<u64>,
+    ) -> Result<(), Error> {
+        let nr_pages = held_pages(backing);
+        let some = Which {
+            nr_pages,
+            ..Which::ALL
+        };
+        // What becomes dirty behind it meanwhile is for the next time.
+        let last = backing.last_dirty().map(|last| last.min(*pages.end()));
+        let (mut result, mut nr_failed) = (Ok(()), 0);
+        let mut next = last.map(|_| *pages.start());
+        while let (Some(from), Some(last)) = (next, last)
+            && nr_failed < MAX_FAILURES
+        {
+            let written = self.held(backing, |woken| {
+                let pass = || self.write_pass(backing, from..=last, some, Some(woken));
+                catch_unwind(AssertUnwindSafe(pass))
+            });
+            let Some(written) = written else { break };
+            let written = written.unwrap_or_else(|panic| resume_unwind(panic))?;
+            (next, nr_failed) = (written.next, nr_failed + written.nr_failed);
+            result = result.and(written.result);
+        }
+        result
     }
 
     /// What was written; `None` where the store unwound or the file was closed.
@@ -463,6 +504,12 @@ mod tests {
         assert_eq!(other.read_at(&mut [1; 10], 0).unwrap(), 10);
     }
 
+    /// Who writes without a handle of the file: the flusher, and a sync that a task waits for.
+    const WAYS: [fn(&Shared, &Backing); 2] = [
+        |shared, _| shared.flush_background(u32::MAX),
+        |shared, backing| _ = shared.write_dirty_held(backing, 0..=u64::MAX),
+    ];
+
     #[test]
     fn all_of_a_file_is_written_in_the_background_however_much_it_is() {
         const NR_PAGES: u64 = 2 * HELD_PAGES + 50;
@@ -470,14 +517,16 @@ mod tests {
         let memory = memory.without_thread().build().unwrap();
         let data = tempfile::NamedTempFile::new().unwrap();
         let file = memory.open_rw(data.path(), &memory.root()).unwrap();
-        (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], 4096 * page).unwrap());
         let backings: Vec<_> = memory.home().backings().values().cloned().collect();
-        assert!(
-            backings[0].nr_dirty() >= NR_PAGES,
-            "a part is written already"
-        );
-        memory.home().flush_background(u32::MAX);
-        assert_eq!(backings[0].nr_dirty(), 0);
+        for write in WAYS {
+            (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], 4096 * page).unwrap());
+            assert!(
+                backings[0].nr_dirty() >= NR_PAGES,
+                "a part is written already"
+            );
+            write(memory.home(), &backings[0]);
+            assert_eq!(backings[0].nr_dirty(), 0);
+        }
     }
 
     #[test]
@@ -492,10 +541,13 @@ mod tests {
         let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
         let file = file.unwrap();
         // No neighbours, of which one that fails is tried by itself.
-        (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], 3 * 4096 * page).unwrap());
+        let dirty = |page| file.write_at(&[7; 4096], 3 * 4096 * page).unwrap();
         let backings: Vec<_> = memory.home().backings().values().cloned().collect();
-        memory.home().flush_background(u32::MAX);
-        assert_eq!(backings[0].nr_dirty(), 1);
+        for write in WAYS {
+            (0..NR_PAGES).for_each(|page| _ = dirty(page));
+            write(memory.home(), &backings[0]);
+            assert_eq!(backings[0].nr_dirty(), 1);
+        }
         file.discard_dirty().unwrap();
     }
 }

@@ -491,7 +491,7 @@ impl Shared {
             nr_written += ended.nr_written;
             nr_failed += ended.nr_failed + ended.nr_gated;
         }
-        // Where a store fails at once, what is behind its pages is cheap to find: another's, perhaps.
+        // Where a store fails at once, what is behind its pages is cheap to find.
         let is_dear = gated.is_some() || begin.elapsed() > DEAR_ROUND;
         if nr_failed > 0 && nr_written == 0 && is_dear {
             writes.note_failed();

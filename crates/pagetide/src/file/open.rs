@@ -60,6 +60,8 @@ impl Drop for Open {
         }
         panics.catch(|| shared.close_mapping(self.mapping));
         backing.forget_dirty(shared);
+        // A sync that was given up may be under way: it cuts no file that is opened anew.
+        backing.behind.turn().end();
         if let Some(region) = backing.source.region() {
             // Now, though the flusher may be looking at it: the slots are for others.
             region.give_up();
@@ -494,5 +496,21 @@ mod tests {
         // The next time the kernel says that all is well.
         file.is_new_in(fs::File::open(folder.path()).unwrap());
         assert!(file.sync().is_err());
+    }
+
+    #[test]
+    fn what_a_store_has_not_done_is_done_by_nobody_once_the_file_is_closed() {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        // As a sync has it that was given up.
+        let backing = Arc::clone(&file.open.backing);
+        backing.behind.set_too_long();
+        // Nor can its end be made when the file is closed.
+        backing.poison(crate::backing::NO_NUMBER);
+        drop(file);
+        fs::write(data.path(), [7; 100]).unwrap();
+        backing.catch_up(memory.home()).unwrap();
+        assert_eq!(fs::read(data.path()).unwrap(), [7; 100]);
     }
 }

@@ -1,24 +1,30 @@
 //! What makes bytes durable: for threads, and for tasks by threads of the memory.
+//!
+//! Of a file one thread at a time does what tasks wait for: a pass for all that have asked. Who
+//! asks meanwhile is served by the next one, so that a slow file takes one thread and not all.
 
 use super::write::bytes_of;
 use super::{File, Open};
 use crate::Error;
+use crate::backing::Backing;
 use crate::io::Job;
-use crate::shared::locked;
+use crate::park;
+use crate::shared::{Shared, locked};
 use crate::writeback::Which;
 use std::future::Future;
+use std::mem;
 use std::ops::RangeBounds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
 /// The first and the last byte of what is to be made durable; `None`: nothing.
 type Bytes = Option<(u64, u64)>;
 
-/// What came of a sync.
+/// What came of a sync, or of its writes so far.
 struct Synced {
     result: Result<(), Error>,
     /// Writes of the file's pages that had failed by then, and why the last did: where all that
@@ -26,20 +32,25 @@ struct Synced {
     failed: Option<(u32, u32)>,
 }
 
-impl Open {
-    /// Writes the dirty pages that these bytes lie in.
-    fn flush(&self, bytes: Bytes) -> Result<(), Error> {
-        let (shared, backing) = (&self.shared, &*self.backing);
-        backing.check_poison()?;
-        backing.catch_up(shared)?;
+impl Backing {
+    /// Writes the dirty pages that these bytes lie in. A caller that has no handle of the file has
+    /// nothing to do where it was closed.
+    fn flush(&self, shared: &Shared, bytes: Bytes, has_handle: bool) -> Result<(), Error> {
+        self.check_poison()?;
+        self.catch_up(shared)?;
         if let Some(bytes) = bytes {
-            shared.write_dirty(backing, backing.pages_of(bytes), Which::ALL)?;
+            let pages = self.pages_of(bytes);
+            match has_handle {
+                true => shared.write_dirty(self, pages, Which::ALL).map(drop)?,
+                false => shared.write_dirty_held(self, pages)?,
+            }
         }
-        backing.check_poison()
+        self.check_poison()
     }
 
-    fn sync(&self, bytes: Bytes) -> Synced {
-        let flushed = self.flush(bytes);
+    /// The first half of a sync: has the store take what is dirty.
+    fn begin_sync(&self, shared: &Shared, bytes: Bytes, has_handle: bool) -> Synced {
+        let flushed = self.flush(shared, bytes, has_handle);
         if !matches!(flushed, Ok(()) | Err(Error::WritebackFailed { .. })) {
             // Of writes that failed this says nothing: a later call does.
             return Synced {
@@ -47,12 +58,27 @@ impl Open {
                 failed: None,
             };
         }
-        let errors = self.shared.core.write_errors(self.mapping);
-        let result = flushed.and_then(|()| match self.backing.source.is_writable() {
-            true => self.backing.make_durable(&self.shared),
+        let errors = shared.core.write_errors(self.mapping);
+        Synced {
+            result: flushed,
+            failed: Some((errors.nr_errors, errors.code)),
+        }
+    }
+
+    /// The other half: has it make that durable.
+    fn end_sync(&self, shared: &Shared) -> Result<(), Error> {
+        match self.source.is_writable() {
+            true => self.make_durable(shared),
             false => Ok(()),
-        });
-        let failed = Some((errors.nr_errors, errors.code));
+        }
+    }
+}
+
+impl Open {
+    fn sync(&self, bytes: Bytes) -> Synced {
+        let (shared, backing) = (&self.shared, &self.backing);
+        let Synced { result, failed } = backing.begin_sync(shared, bytes, true);
+        let result = result.and_then(|()| backing.end_sync(shared));
         Synced { result, failed }
     }
 }
@@ -65,7 +91,8 @@ impl File {
     /// [`Error::PageBusy`] where somebody changes a page for more than a second.
     pub fn flush_range(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
-        self.open.flush(bytes_of(range))
+        let open = &self.open;
+        open.backing.flush(&open.shared, bytes_of(range), true)
     }
 
     /// Makes durable whatever was written to the file before: through any handle of it.
@@ -93,9 +120,11 @@ impl File {
     }
 
     /// [`File::sync`] as a future, for any executor: a thread of the memory writes and waits for
-    /// the store, up to 16 at a time. Under
+    /// the store, one for each file and up to 16 at a time. Under
     /// [`Builder::without_thread`](crate::Builder::without_thread), and where none can be started,
-    /// the first poll does. Dropped, it may go on, unless no thread has begun it.
+    /// the first poll does. Dropped, it may go on, unless no thread has begun it; whoever drops the
+    /// last handle of the file then waits for its writes, and not for the store to make them
+    /// durable.
     ///
     /// # Errors
     /// As [`File::sync`].
@@ -115,6 +144,9 @@ impl File {
     /// As [`File::sync_async`].
     pub async fn sync_range_async(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
+        if !self.open.shared.io.syncs.has_threads() {
+            return self.sync_range(range);
+        }
         let synced = Syncing::begin(self, bytes_of(range)).await?;
         self.told(synced)
     }
@@ -143,28 +175,9 @@ struct Syncing<'a> {
 #[derive(Default)]
 struct End(Mutex<(Option<thread::Result<Synced>>, Option<Waker>)>);
 
-/// The sync, for a thread.
-pub(crate) struct SyncJob {
-    open: Arc<Open>,
-    bytes: Bytes,
-    end: Arc<End>,
-}
-
-impl Job for SyncJob {
-    fn run(self) {
-        let SyncJob { open, bytes, end } = self;
-        if Arc::strong_count(&end) == 1 {
-            // Nobody waits for it any more.
-            return;
-        }
-        let work = AssertUnwindSafe(|| {
-            let synced = open.sync(bytes);
-            // Whoever is told may have had the last handle but for this one: the file is closed.
-            drop(open);
-            synced
-        });
-        let synced = catch_unwind(work);
-        let mut told = locked(&end.0);
+impl End {
+    fn tell(&self, synced: thread::Result<Synced>) {
+        let mut told = locked(&self.0);
         told.0 = Some(synced);
         let waker = told.1.take();
         drop(told);
@@ -174,15 +187,135 @@ impl Job for SyncJob {
     }
 }
 
+/// What a task has asked for.
+struct Request {
+    bytes: Bytes,
+    end: Arc<End>,
+}
+
+/// Syncs of one file that no thread has begun.
+#[derive(Default)]
+pub(crate) struct Asked(Mutex<Requests>);
+
+#[derive(Default)]
+struct Requests {
+    waiting: Vec<Request>,
+    /// A job is queued or under way, which sees to them.
+    has_job: bool,
+}
+
+impl Asked {
+    /// Adds one; whether a job is to be queued.
+    fn add(&self, request: Request) -> bool {
+        let mut requests = locked(&self.0);
+        requests.waiting.push(request);
+        !mem::replace(&mut requests.has_job, true)
+    }
+
+    /// Takes all: those for which a task still waits, and the others.
+    fn take(&self) -> (Vec<Request>, Vec<Request>) {
+        let taken = mem::take(&mut locked(&self.0).waiting);
+        let is_wanted = |request: &Request| Arc::strong_count(&request.end) > 1;
+        taken.into_iter().partition(is_wanted)
+    }
+
+    /// Ends a job; whether another one is to be queued.
+    fn end_job(&self) -> bool {
+        let mut requests = locked(&self.0);
+        requests.has_job = !requests.waiting.is_empty();
+        requests.has_job
+    }
+}
+
+/// A pass over what tasks have asked for, for a thread. It keeps neither the file open nor the
+/// memory: whoever drops the last handle writes what is dirty before he goes on.
+pub(crate) struct SyncJob {
+    shared: Weak<Shared>,
+    backing: Weak<Backing>,
+}
+
+impl Job for SyncJob {
+    fn run(self) {
+        let (Some(shared), Some(backing)) = (self.shared.upgrade(), self.backing.upgrade()) else {
+            return;
+        };
+        // Dropped at the end: wakers are foreign code then, too.
+        let (wanted, _given_up) = backing.asked.take();
+        let ended = sync_all(&shared, &backing, wanted);
+        if backing.asked.end_job() {
+            // At the end of the queue: other files have their turns.
+            shared.io.syncs.queue_from_job(self);
+        }
+        // Whoever is told may have the last handle of the file, and of the memory.
+        drop((backing, shared));
+        park::to_each(ended, |(end, synced)| end.tell(synced));
+    }
+}
+
+/// Writes what each asks for, and then has the store make it durable.
+fn sync_all(
+    shared: &Shared,
+    backing: &Backing,
+    requests: Vec<Request>,
+) -> Vec<(Arc<End>, thread::Result<Synced>)> {
+    let mut all = Vec::with_capacity(requests.len());
+    let mut last = None;
+    for Request { bytes, end } in requests {
+        let begin = || match last {
+            // They were written just now, and all had asked by then.
+            Some((same, failed)) if same == bytes => Synced {
+                result: Ok(()),
+                failed,
+            },
+            // Where all tasks give up, the file may be closed meanwhile.
+            _ => backing.begin_sync(shared, bytes, false),
+        };
+        let synced = catch_unwind(AssertUnwindSafe(begin));
+        if let Ok(Synced {
+            result: Ok(()),
+            failed,
+        }) = synced
+        {
+            last = Some((bytes, failed));
+        }
+        all.push((end, synced));
+    }
+    // The first time that the store does so is for all, whose writes have ended.
+    let mut is_durable = false;
+    for (_, synced) in &mut all {
+        if let Ok(Synced { result, .. }) = synced
+            && result.is_ok()
+            && !is_durable
+        {
+            match catch_unwind(AssertUnwindSafe(|| backing.end_sync(shared))) {
+                Ok(ended) => {
+                    is_durable = ended.is_ok();
+                    *result = ended;
+                }
+                Err(panic) => *synced = Err(panic),
+            }
+        }
+    }
+    all
+}
+
 impl<'a> Syncing<'a> {
     fn begin(file: &'a File, bytes: Bytes) -> Syncing<'a> {
         let end = Arc::new(End::default());
-        let job = SyncJob {
-            open: Arc::clone(&file.open),
+        let request = Request {
             bytes,
             end: Arc::clone(&end),
         };
-        file.open.shared.io.syncs.queue([job]);
+        let Open {
+            shared, backing, ..
+        } = &*file.open;
+        if backing.asked.add(request) {
+            let job = SyncJob {
+                shared: Arc::downgrade(shared.shared()),
+                backing: Arc::downgrade(backing),
+            };
+            shared.io.syncs.queue([job]);
+        }
         Syncing { file, end }
     }
 }

@@ -105,6 +105,11 @@ impl<J: Job> Pool<J> {
         }
     }
 
+    /// Queues a job from within another one: whoever does that looks for more.
+    pub(crate) fn queue_from_job(&self, job: J) {
+        self.enqueue(|queued| queued.push_back(job));
+    }
+
     /// Does jobs for whoever waits for them, before all that is queued. The caller takes part;
     /// what others have begun may go on when it returns.
     pub(crate) fn work_on(&self, jobs: Vec<J>) {
@@ -164,7 +169,8 @@ impl<J: Job> Pool<J> {
         mem::forget(mem::take(threads.unwrap_or_else(PoisonError::into_inner)));
     }
 
-    /// Ends the threads. Nobody has the memory any more, so that nothing is queued.
+    /// Ends the threads. Nobody has the memory any more, so that no read is queued; and syncs that
+    /// are do nothing.
     pub(crate) fn end(&mut self) {
         let mut queue = locked(&self.state.queue);
         queue.is_over = true;

@@ -6,11 +6,12 @@ use crate::store::tests::Takes;
 use crate::{ByteSize, Error, File, Memory, Order};
 use pagetide_core::group::Gauge;
 use std::cell::Cell;
+use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -358,6 +359,47 @@ fn who_is_woken_by_a_write_in_the_background_may_close_the_file() {
     });
     let ended = has_ended.recv_timeout(PATIENCE);
     ended.expect("it waits for what it has itself");
+}
+
+#[test]
+fn who_is_woken_by_a_sync_that_was_given_up_may_close_the_file() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let ((start, has_started), (end, has_ended)) = (mpsc::channel(), mpsc::channel());
+    let has_ended = Mutex::new(has_ended);
+    let known = Arc::new(());
+    let kept = Arc::clone(&known);
+    let store = Box::new(Takes(move |bytes: &[u8], _| {
+        let _kept = &kept;
+        start.send(()).unwrap();
+        let ended = has_ended.lock().unwrap().recv_timeout(PATIENCE);
+        ended.map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }));
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    file.write_at(&[7; PAGE], 0).unwrap();
+    let home = memory.home();
+    let frame = file.pin(0).unwrap().frame_in(home).unwrap();
+    let mut sync = Box::pin(file.sync_async());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(sync.as_mut().poll(&mut context).is_pending());
+    has_started.recv_timeout(PATIENCE).unwrap();
+    drop(sync);
+    let waker = Waker::from(Arc::new(Drops(Mutex::new(Some(file)))));
+    let ticket = home.waiters.register(frame, &waker, || true);
+    assert!(ticket.is_some());
+    drop(waker);
+    end.send(()).unwrap();
+    let begin = Instant::now();
+    while Arc::strong_count(&known) > 1 {
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "it waits for what it has itself"
+        );
+        thread::yield_now();
+    }
+    assert_eq!((memory.stats().pages_lost, memory.audit()), (0, Ok(())));
 }
 
 #[test]

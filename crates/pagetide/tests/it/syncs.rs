@@ -1,5 +1,6 @@
 //! Syncs of many at once.
 
+use crate::anon_waits::Gate;
 use crate::many::memories;
 use crate::slow::PAGE;
 use futures_executor::block_on;
@@ -7,11 +8,12 @@ use pagetide::{ByteSize, Error, File, Memory, Order, Store};
 use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a store was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +212,135 @@ fn a_file_is_closed_when_whoever_waited_for_its_sync_is_told() {
     while Arc::strong_count(&calls) > 1 {
         thread::yield_now();
     }
+}
+
+/// Polls a sync that has to wait.
+fn assert_waits(sync: &mut Pin<Box<impl Future<Output = Result<(), Error>>>>) {
+    let polled = sync.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending(), "{polled:?}");
+}
+
+#[test]
+fn a_slow_file_takes_one_thread_however_many_tasks_sync_it() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let [(slow, held), (fast, _)] = [(); 2].map(|()| disk(&memory));
+    held.hold(true);
+    slow.write_at(&[1; 10], 0).unwrap();
+    fast.write_at(&[1; 10], 0).unwrap();
+    let mut tasks: Vec<_> = (0..40).map(|_| Box::pin(slow.sync_async())).collect();
+    tasks.iter_mut().for_each(assert_waits);
+    held.wait_for(1, Call::Sync);
+    let mut other = Box::pin(fast.sync_async());
+    let mut poll = || other.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let begin = Instant::now();
+    let mut polled = poll();
+    while polled.is_pending() && begin.elapsed() < Duration::from_secs(20) {
+        thread::yield_now();
+        polled = poll();
+    }
+    held.hold(false);
+    assert!(matches!(polled, Poll::Ready(Ok(()))), "{polled:?}");
+    tasks.into_iter().for_each(|task| block_on(task).unwrap());
+}
+
+#[test]
+fn tasks_that_ask_while_a_file_is_synced_are_served_together() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (file, calls) = disk(&memory);
+    let ask = |nr_tasks: u64| {
+        calls.hold(true);
+        let nr_syncs = calls.count(Call::Sync);
+        let mut first = Box::pin(file.sync_async());
+        assert_waits(&mut first);
+        calls.wait_for(nr_syncs + 1, Call::Sync);
+        let mut tasks: Vec<_> = (0..nr_tasks)
+            .map(|page| {
+                file.write_at(&[1; 10], page * PAGE).unwrap();
+                // Each of its own pages, and some of all.
+                Box::pin(file.sync_range_async(page % 4 * PAGE..))
+            })
+            .collect();
+        tasks.iter_mut().for_each(assert_waits);
+        (first, tasks)
+    };
+    let (first, tasks) = ask(20);
+    calls.hold(false);
+    block_on(first).unwrap();
+    tasks.into_iter().for_each(|task| block_on(task).unwrap());
+    assert_eq!(calls.count(Call::Sync), 2);
+    let last = calls.calls.lock().unwrap().0.last().copied();
+    assert_eq!(last, Some(Call::Sync), "it began after the last write");
+    // Each is told of what fails.
+    let (first, tasks) = ask(5);
+    calls.fail(true);
+    calls.hold(false);
+    block_on(first).unwrap();
+    for task in tasks {
+        let failed = block_on(task);
+        assert!(
+            matches!(failed, Err(Error::WritebackFailed { .. })),
+            "{failed:?}"
+        );
+    }
+    calls.fail(false);
+}
+
+#[test]
+fn a_file_that_is_dropped_is_written_though_a_sync_of_it_waits_for_a_thread() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let slow: Vec<_> = (0..16).map(|_| disk(&memory)).collect();
+    let mut tasks: Vec<_> = slow
+        .iter()
+        .map(|(file, calls)| {
+            calls.hold(true);
+            Box::pin(file.sync_async())
+        })
+        .collect();
+    tasks.iter_mut().for_each(assert_waits);
+    slow.iter()
+        .for_each(|(_, calls)| calls.wait_for(1, Call::Sync));
+    // All threads are held up.
+    let (file, calls) = disk(&memory);
+    file.write_at(&[1; 10], 0).unwrap();
+    let mut given_up = Box::pin(file.sync_async());
+    assert_waits(&mut given_up);
+    drop(given_up);
+    drop(file);
+    let nr_writes = calls.count(Call::Write);
+    let is_closed = Arc::strong_count(&calls) == 1;
+    slow.iter().for_each(|(_, calls)| calls.hold(false));
+    assert!((nr_writes, is_closed) == (1, true), "{nr_writes} writes");
+}
+
+#[test]
+fn a_file_that_is_dropped_is_written_though_a_sync_of_it_is_under_way() {
+    const NR_PAGES: u64 = 200;
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let gate = Gate::default();
+    let file = memory.open_store(
+        Box::new(gate.clone()),
+        "gate",
+        Order::new(0),
+        &memory.root(),
+    );
+    let file = file.unwrap();
+    // Of which 64 are written at a time.
+    (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], page * PAGE).unwrap());
+    gate.set_shut(true);
+    let mut given_up = Box::pin(file.sync_async());
+    assert_waits(&mut given_up);
+    gate.await_write();
+    drop(given_up);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            gate.set_shut(false);
+        });
+        drop(file);
+        let len = gate.len().unwrap();
+        assert_eq!(len, NR_PAGES * PAGE, "pages are dirty, and nobody has them");
+    });
+    assert_eq!(memory.stats().pages_lost, 0);
 }
 
 #[test]

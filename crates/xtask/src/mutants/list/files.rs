@@ -69,9 +69,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a sync is begun though no task waits for it any more",
         file: "file/sync.rs",
-        find: "if Arc::strong_count(&end) == 1 {",
-        replace: "if false {",
+        find: "Arc::strong_count(&request.end) > 1;",
+        replace: "Arc::strong_count(&request.end) > 0;",
         tests: Tests::Runtime("syncs::a_sync_that_no_task"),
+    },
+    Mutant {
+        name: "each task that syncs a file takes a thread",
+        file: "file/sync.rs",
+        find: "!mem::replace(&mut requests.has_job, true)",
+        replace: "true",
+        tests: Tests::Runtime("syncs::a_slow_file_takes"),
+    },
+    Mutant {
+        name: "a sync that is under way has the file when it wakes",
+        file: "flusher.rs",
+        find: "        drop(held);\n        piece(|| drop(woken));",
+        replace: "        piece(|| drop(woken));\n        drop(held);",
+        tests: Tests::RuntimeUnit("who_is_woken_by_a_sync_that_was"),
+    },
+    Mutant {
+        name: "a sync that was given up cuts a file that is opened anew",
+        file: "file/open.rs",
+        find: "        backing.behind.turn().end();\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("what_a_store_has_not_done"),
     },
     Mutant {
         name: "each who waits for a sync asks the store for one of his own",
