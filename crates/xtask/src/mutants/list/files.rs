@@ -307,8 +307,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "slots of pages that have changed are not waited for",
         file: "spill.rs",
-        find: "pool.at_rest(take)",
-        replace: "pool.at_rest(|| None)",
+        find: "self.pool.as_ref().and_then(|pool| pool.at_rest(take))",
+        replace: "None",
         tests: Tests::Runtime("anon_waits::a_page_finds_a_slot"),
     },
     Mutant {
