@@ -201,8 +201,11 @@ impl Group {
     fn is_taken(&self, name: &Arc<str>) -> bool {
         let shared = self.shared();
         let is_taken = || shared.names().is_taken(self.id(), name);
+        if !is_taken() {
+            return false;
+        }
         let until = Instant::now() + PATIENCE;
-        while is_taken() && shared.looks.is_any() && Instant::now() < until {
+        while shared.looks.is_any() && is_taken() && Instant::now() < until {
             thread::sleep(Duration::from_micros(100));
         }
         is_taken()

@@ -8,7 +8,6 @@ use rustix::termios::{self, Winsize};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -81,42 +80,39 @@ fn read_until(ours: &mut File, text: &str) -> String {
     String::from_utf8_lossy(&shown).into_owned()
 }
 
-/// A memory that is looked at, by a `top` that has drawn.
-fn top(socket: &Path, ours: &mut File, theirs: &File) -> Shown {
+/// Looks at a memory by a `top`; `act` has that, once it has drawn, and both ends of its terminal.
+fn beside_top(act: impl FnOnce(Shown, File, File)) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let _watch = memory.watch(&socket).unwrap();
+    let (mut ours, theirs) = terminal();
     let socket = socket.to_str().unwrap();
-    let top = Shown::start(&["top", socket, "--interval", "0.05"], theirs);
-    read_until(ours, "q: quit");
-    top
+    let top = Shown::start(&["top", socket, "--interval", "0.05"], &theirs);
+    read_until(&mut ours, "q: quit");
+    act(top, ours, theirs);
 }
 
 #[test]
 fn top_ends_with_its_terminal() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("socket");
-    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
-    let _watch = memory.watch(&socket).unwrap();
-    let (mut ours, theirs) = terminal();
-    let mut top = top(&socket, &mut ours, &theirs);
-    drop((ours, theirs));
-    let status = top.end(|_| ());
-    assert_eq!(status.signal(), Some(1), "{status}");
+    beside_top(|mut top, ours, theirs| {
+        drop((ours, theirs));
+        let status = top.end(|_| ());
+        assert_eq!(status.signal(), Some(1), "{status}");
+    });
 }
 
 #[test]
 fn a_second_signal_ends_a_top_whose_terminal_is_held_up() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("socket");
-    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
-    let _watch = memory.watch(&socket).unwrap();
-    let (mut ours, theirs) = terminal();
-    let mut top = top(&socket, &mut ours, &theirs);
-    // As Ctrl-S does: what it draws from now on waits.
-    termios::tcflow(&theirs, termios::Action::OOff).unwrap();
-    let status = top.end(|child| {
-        let pid = rustix::process::Pid::from_child(child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    beside_top(|mut top, _ours, theirs| {
+        // As Ctrl-S does: what it draws from now on waits.
+        termios::tcflow(&theirs, termios::Action::OOff).unwrap();
+        let status = top.end(|child| {
+            let pid = rustix::process::Pid::from_child(child);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        });
+        assert_eq!(status.signal(), Some(15), "{status}");
     });
-    assert_eq!(status.signal(), Some(15), "{status}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::disk::{EIO, Fault};
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::timed;
-use pagetide::{ByteSize, Memory, Order, Store};
+use pagetide::{ByteSize, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +28,12 @@ struct State {
 }
 
 impl Gate {
+    pub(crate) fn open(&self, memory: &Memory, group: &Group) -> File {
+        let store = Box::new(self.clone());
+        let file = memory.open_store(store, "gate", Order::new(0), group);
+        file.unwrap()
+    }
+
     pub(crate) fn set_shut(&self, is_shut: bool) {
         self.0.is_shut.store(is_shut, Ordering::SeqCst);
     }

@@ -252,8 +252,8 @@ fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
     let memory = memory(16);
     let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
     let gate = Gate::default();
-    let their = memory.open_store(Box::new(gate.clone()), "their", Order::new(0), &theirs);
-    let (their, our) = (their.unwrap(), Disk::default().open(&memory, &ours));
+    let their = gate.open(&memory, &theirs);
+    let our = Disk::default().open(&memory, &ours);
     gate.set_shut(true);
     thread::scope(|scope| {
         // A fifth of all, from which on writers write, is dirty here.

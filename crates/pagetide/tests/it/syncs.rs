@@ -322,13 +322,7 @@ fn a_file_that_is_dropped_is_written_though_a_sync_of_it_is_under_way() {
     const NR_PAGES: u64 = 200;
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let gate = Gate::default();
-    let file = memory.open_store(
-        Box::new(gate.clone()),
-        "gate",
-        Order::new(0),
-        &memory.root(),
-    );
-    let file = file.unwrap();
+    let file = gate.open(&memory, &memory.root());
     // Of which 64 are written at a time.
     (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], page * PAGE).unwrap());
     gate.set_shut(true);

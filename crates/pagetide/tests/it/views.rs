@@ -338,13 +338,7 @@ fn threads_that_count_in_the_same_pages_lose_no_count() {
 fn who_waits_for_a_pin_and_then_for_a_write_waits_for_both_and_lets_readers_in() {
     let gate = Gate::default();
     let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
-    let file = memory.open_store(
-        Box::new(gate.clone()),
-        "gate",
-        Order::new(0),
-        &memory.root(),
-    );
-    let file = file.unwrap();
+    let file = gate.open(&memory, &memory.root());
     file.write_at(&[1; 4096], 0).unwrap();
     gate.set_shut(true);
     let pin = file.pin(0).unwrap();
