@@ -37,6 +37,8 @@ pub use checked::{Brief, Guard, SpinLock};
 #[cfg(not(any(loom, shuttle)))]
 pub use spin::{Brief, Guard, SpinLock};
 
+#[cfg(any(loom, shuttle))]
+mod checked;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod counted;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -229,9 +231,25 @@ mod spin {
         /// Where an earlier holder unwound (the data may be torn), and in debug builds where a
         /// lock of this or a higher rank is held already.
         pub fn lock(&self) -> Guard<'_, T, RANK> {
+            loop {
+                if let Some(guard) = self.lock_unless(|| false) {
+                    return guard;
+                }
+            }
+        }
+
+        /// As [`SpinLock::lock`], until `gives_up`, which is asked between tries.
+        ///
+        /// # Panics
+        /// As [`SpinLock::lock`].
+        pub fn lock_unless(
+            &self,
+            mut gives_up: impl FnMut() -> bool,
+        ) -> Option<Guard<'_, T, RANK>> {
             let mut spins = 0;
             loop {
-                if let Some(guard) = self.try_lock() {
+                let guard = self.try_lock();
+                if guard.is_some() || gives_up() {
                     return guard;
                 }
                 spins += 1;
@@ -413,82 +431,6 @@ mod spin {
 
         #[cfg(not(debug_assertions))]
         pub(super) fn pop(_rank: u8) {}
-    }
-}
-
-#[cfg(any(loom, shuttle))]
-mod checked {
-    //! The checker's mutex in the place of the spin loop, which would exceed its branch limit.
-    use core::ops::{Deref, DerefMut};
-    #[cfg(loom)]
-    use loom::sync::{Mutex, MutexGuard};
-    #[cfg(shuttle)]
-    use shuttle::sync::{Mutex, MutexGuard};
-
-    /// A lock of rank `RANK` under a checker.
-    #[derive(Debug)]
-    pub struct SpinLock<T, const RANK: u8>(Mutex<T>);
-
-    /// Exclusive access to a lock's data until dropped.
-    pub type Guard<'a, T, const RANK: u8> = MutexGuard<'a, T>;
-
-    impl<T: Default, const RANK: u8> Default for SpinLock<T, RANK> {
-        fn default() -> Self {
-            SpinLock::new(T::default())
-        }
-    }
-
-    impl<T, const RANK: u8> SpinLock<T, RANK> {
-        /// An open lock.
-        pub fn new(data: T) -> Self {
-            SpinLock(Mutex::new(data))
-        }
-
-        /// Takes the lock.
-        ///
-        /// # Panics
-        /// Where an earlier holder unwound.
-        pub fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().expect("a lock is poisoned")
-        }
-
-        /// Takes the lock if it is free now.
-        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok()
-        }
-
-        /// Whether somebody holds the lock. A look of a moment.
-        pub fn is_held(&self) -> bool {
-            self.try_lock().is_none()
-        }
-
-        /// Takes the lock if it is free now.
-        pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
-            self.try_lock().map(Brief)
-        }
-    }
-
-    /// Exclusive access under a checker.
-    #[derive(Debug)]
-    #[must_use]
-    pub struct Brief<'a, T, const RANK: u8>(MutexGuard<'a, T>);
-
-    impl<T, const RANK: u8> Brief<'_, T, RANK> {
-        /// Opens the lock.
-        pub fn open(self) {}
-    }
-
-    impl<T, const RANK: u8> Deref for Brief<'_, T, RANK> {
-        type Target = T;
-        fn deref(&self) -> &T {
-            &self.0
-        }
-    }
-
-    impl<T, const RANK: u8> DerefMut for Brief<'_, T, RANK> {
-        fn deref_mut(&mut self) -> &mut T {
-            &mut self.0
-        }
     }
 }
 

@@ -10,6 +10,8 @@ mod bufs;
 mod claims;
 #[path = "loom/counts.rs"]
 mod counts;
+#[path = "loom/inbox.rs"]
+mod inbox;
 #[path = "loom/isolation.rs"]
 mod isolation;
 #[path = "loom/latch.rs"]

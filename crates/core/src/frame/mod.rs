@@ -370,6 +370,18 @@ impl FrameTable {
         self.field(frame, LINKS).load(Ordering::Relaxed)
     }
 
+    /// Chains a frame that is on no main list before another one, with a note of 32 bits. The
+    /// caller holds its page.
+    pub(crate) fn set_given(&self, frame: Frame, note: u32, next: Option<Frame>) {
+        self.set_note(frame, pack(note, Frame::pack(next)));
+    }
+
+    /// The note and the next one of [`FrameTable::set_given`].
+    pub(crate) fn given(&self, frame: Frame) -> (u32, Option<Frame>) {
+        let links = self.note(frame);
+        (high(links), Frame::unpack(low(links)))
+    }
+
     #[inline]
     fn chain(&self, chain: Chain, frame: Frame) -> &crate::sync::AtomicU64 {
         match chain {

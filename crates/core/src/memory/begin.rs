@@ -31,8 +31,7 @@ impl Memory {
     /// is the caller's to run. It gets an operation alone where another thread was faster. It must
     /// not unwind before the last one.
     ///
-    /// Cost: for all of them one try-lock, two locks and one more where pages come back, for each a
-    /// lock of its bucket.
+    /// Cost: for all of them one try-lock and two locks, for each a lock of its bucket.
     pub fn begin_reads(
         &self,
         here: Here<'_>,
@@ -179,18 +178,14 @@ impl Memory {
     #[cold]
     fn mark_workingsets(&self, lruvec: &LruvecRecord, mapping: &Mapping, entered: &Entered) {
         let page_type = mapping.page_type();
-        let mut marked = [None; MAX_TOGETHER];
-        lruvec.look(|lists| {
-            let came = entered.frames.iter().zip(&entered.refaults);
-            for (mark, (&frame, refault)) in marked.iter_mut().zip(came) {
-                let is_marked = |&refault| lists.is_workingset(page_type, refault);
-                *mark = frame.filter(|_| refault.as_ref().is_some_and(is_marked));
-            }
-        });
         let mark = |word: Word| Some(word.with(flag::WORKINGSET));
-        for frame in marked.into_iter().flatten() {
-            let is_marked = self.frames.update(frame, mark).is_ok();
-            assert!(is_marked, "an update without a condition");
+        for (&frame, &refault) in entered.frames.iter().zip(&entered.refaults) {
+            if let (Some(frame), Some(refault)) = (frame, refault)
+                && lruvec.is_workingset(page_type, refault)
+            {
+                let is_marked = self.frames.update(frame, mark).is_ok();
+                assert!(is_marked, "an update without a condition");
+            }
         }
     }
 }

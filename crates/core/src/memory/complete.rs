@@ -1,9 +1,9 @@
 //! The end of reads and copies: pages become live and are queued, or fail and are forgotten.
 
 use super::{Effect, Effects, Io, Memory};
-use crate::frame::{State, Word};
+use crate::frame::{State, Word, flag};
 use crate::group::{Count, Group};
-use crate::reclaim::{Refault, Token};
+use crate::reclaim::{Given, Lists, LruvecRecord, Moment, Refault, Token, let_go};
 use crate::units::{Cpu, Frame, PageType};
 
 /// Pages that are queued under one hold of a lock at most: others wait for it.
@@ -35,27 +35,123 @@ impl Came {
         *restored += u64::from(refault.is_restored);
     }
 
-    /// Tells the group.
-    fn tell(&self, group: &Group, page_type: PageType) {
-        if self.nr_frames > 0 {
-            group.end_read(page_type, self.nr_frames);
-        }
-        let counts = match page_type {
-            PageType::File => [
-                Count::WorkingsetRefaultFile,
-                Count::WorkingsetActivateFile,
-                Count::WorkingsetRestoreFile,
-            ],
-            PageType::Anon => [
-                Count::WorkingsetRefaultAnon,
-                Count::WorkingsetActivateAnon,
-                Count::WorkingsetRestoreAnon,
-            ],
-        };
-        for (count, more) in counts.into_iter().zip(self.refaults) {
-            if more > 0 {
-                group.add_count(count, more);
+    /// Tells the group of what came of each type.
+    fn tell(came: &[Came; 2], group: &Group) {
+        for page_type in PageType::ALL {
+            let of_type = &came[page_type.index()];
+            if of_type.nr_frames > 0 {
+                group.end_read(page_type, of_type.nr_frames);
             }
+            let counts = match page_type {
+                PageType::File => [
+                    Count::WorkingsetRefaultFile,
+                    Count::WorkingsetActivateFile,
+                    Count::WorkingsetRestoreFile,
+                ],
+                PageType::Anon => [
+                    Count::WorkingsetRefaultAnon,
+                    Count::WorkingsetActivateAnon,
+                    Count::WorkingsetRestoreAnon,
+                ],
+            };
+            for (count, more) in counts.into_iter().zip(of_type.refaults) {
+                if more > 0 {
+                    group.add_count(count, more);
+                }
+            }
+        }
+    }
+}
+
+/// A hold of a lruvec's lock under which pages are listed that came in.
+struct Incoming<'a> {
+    memory: &'a Memory,
+    lists: Lists<'a>,
+    came: [Came; 2],
+    /// The first of those whose pages left their file before they were listed, which are chained.
+    gone: Option<Frame>,
+}
+
+impl<'a> Incoming<'a> {
+    fn of(memory: &'a Memory, lists: Lists<'a>) -> Incoming<'a> {
+        Incoming {
+            memory,
+            lists,
+            came: [Came::default(); 2],
+            gone: None,
+        }
+    }
+
+    /// Lists a page.
+    fn list(&mut self, frame: Frame, moment: Moment) {
+        let frames = &self.memory.frames;
+        let page_type = frames.page_type(frame);
+        let (token, refault) = if frames.word(frame).has(flag::ISOLATED) {
+            let token = refault_of(frames.given(frame).0.into());
+            let (refault, is_gone) = self.lists.accept(frames, frame, token, moment);
+            if is_gone {
+                frames.set_given(frame, 0, self.gone.replace(frame));
+            }
+            (token, refault)
+        } else {
+            let token = refault_of(frames.note(frame));
+            (token, self.lists.insert(frames, frame, token, moment))
+        };
+        let of_type = &mut self.came[page_type.index()];
+        of_type.nr_frames += frames.block(frame).0.nr_pages();
+        if token.is_some() {
+            of_type.count_refault(refault);
+        }
+        if let Some(next) = self.lists.foresee(frames, page_type) {
+            frames.touch_file_links(next);
+            self.memory.touch_entries_of(next);
+        }
+    }
+
+    /// Lists what others left here.
+    #[cold]
+    fn take_given(&mut self) {
+        let memory = self.memory;
+        // Those first that are there: who comes meanwhile need not wait either.
+        for is_last in [false, true] {
+            let given = self.lists.take_given(&memory.frames, is_last);
+            let nr_frames = |&frame: &Frame| memory.frames.block(frame).0.nr_pages();
+            let mut moment = memory.page_in_moment(given.frames().iter().map(nr_frames).sum());
+            for &frame in given.frames() {
+                let nr_frames = nr_frames(&frame);
+                self.list(frame, moment);
+                moment.page_ins += u64::from(nr_frames);
+            }
+        }
+    }
+
+    /// Lists what others left here, tells the group, and opens the lock.
+    fn end(mut self, cpu: Cpu) {
+        let memory = self.memory;
+        let is_alone = self.lists.close_empty();
+        if !is_alone {
+            self.take_given();
+        }
+        let id = self.lists.group();
+        let group = memory.groups.get(id);
+        let group = group.expect("a group lives while a page is charged to it");
+        if !is_alone {
+            // Before the lock is open: the group may go with the pages of others.
+            Came::tell(&self.came, group);
+        }
+        let is_walked = group.is_walked();
+        drop(self.lists);
+        if is_alone {
+            Came::tell(&self.came, group);
+        }
+        if !is_walked {
+            memory.groups.join_walk(id);
+        }
+        let mut gone = self.gone;
+        while let Some(frame) = gone {
+            gone = memory.frames.given(frame).1;
+            let_go(&memory.frames, frame);
+            memory.reap(cpu, frame);
         }
     }
 }
@@ -98,7 +194,7 @@ impl Memory {
         let mut left = batch;
         while let Some((io, result)) = left.first().and_then(Option::as_ref) {
             let nr_ended = match result {
-                Ok(()) => self.queue(left),
+                Ok(()) => self.queue(cpu, left),
                 Err(code) => {
                     self.fail(io, *code);
                     1
@@ -119,14 +215,12 @@ impl Memory {
     }
 
     /// Makes the first pages live, as many as came into the first one's lruvec, under one hold of
-    /// its lock. Returns how many.
-    fn queue(&self, ended: &[Option<Ended>]) -> usize {
+    /// its lock, or leaves them with whoever has that. Returns how many.
+    fn queue(&self, cpu: Cpu, ended: &[Option<Ended>]) -> usize {
         let (first, others) = ended.split_first().expect("one to begin with");
         let (first, _) = first.as_ref().expect("one to begin with");
         let lruvec = self.lruvec_at(first.frame);
         let lruvec = lruvec.expect("made before the page was published");
-        let group = self.groups.get(lruvec.group());
-        let group = group.expect("a group lives while a page is charged to it");
         let is_here = |io: &Io| {
             self.frames.group(io.frame) == lruvec.group()
                 && self.zones.node_of(&self.frames, io.frame) == lruvec.node()
@@ -137,40 +231,49 @@ impl Memory {
         };
         let nr_ended = 1 + others.iter().take_while(goes_with_it).count();
         let here = ended[..nr_ended].iter().flatten().map(|(io, _)| io);
+        let Some(lists) = self.lock_or_give(lruvec, here.clone()) else {
+            return nr_ended;
+        };
+        lists.open();
+        let mut incoming = Incoming::of(self, lists);
         // A page that moves did not come in.
         let came_in = |io: &Io| io.source.map_or(io.order.nr_pages(), |_| 0);
         let mut moment = self.page_in_moment(here.clone().map(came_in).sum());
-        let mut came = [Came::default(); 2];
-        let mut lists = lruvec.lock();
         for io in here {
             if self.is_moved_in_place(io.frame) {
-                lists.end_move(&self.frames, io.frame);
+                incoming.lists.end_move(&self.frames, io.frame);
                 continue;
             }
-            let of_type = &mut came[self.frames.page_type(io.frame).index()];
-            let refault = refault_of(self.frames.note(io.frame));
-            let was_evicted = refault.is_some();
-            let refault = lists.insert(&self.frames, io.frame, refault, moment);
+            incoming.list(io.frame, moment);
             moment.page_ins += u64::from(came_in(io));
-            of_type.nr_frames += io.order.nr_pages();
-            if was_evicted {
-                of_type.count_refault(refault);
-            }
-            let page_type = self.frames.page_type(io.frame);
-            if let Some(next) = lists.foresee(&self.frames, page_type) {
-                self.frames.touch_file_links(next);
-                self.touch_entries_of(next);
-            }
         }
-        let is_walked = group.is_walked();
-        drop(lists);
-        if !is_walked {
-            self.groups.join_walk(lruvec.group());
-        }
-        for page_type in PageType::ALL {
-            came[page_type.index()].tell(group, page_type);
-        }
+        incoming.end(cpu);
         nr_ended
+    }
+
+    /// Takes a lruvec's lock, for pages that were read, or leaves them with whoever has it.
+    fn lock_or_give<'a>(
+        &self,
+        lruvec: &'a LruvecRecord,
+        ended: impl Iterator<Item = &'a Io> + Clone,
+    ) -> Option<Lists<'a>> {
+        let lists = lruvec.try_lock();
+        if lists.is_some() {
+            return lists;
+        }
+        if ended.clone().any(|io| io.source.is_some()) {
+            return Some(lruvec.lock());
+        }
+        let mut given = Given::default();
+        ended.for_each(|io| given.push(io.frame));
+        lruvec.lock_or_give(&self.frames, given.frames())
+    }
+
+    /// Ends a hold of a lruvec's lock that was open to others, once what they left is listed.
+    pub(super) fn close_lists(&self, cpu: Cpu, lists: Lists<'_>) {
+        if !lists.close_empty() {
+            Incoming::of(self, lists).end(cpu);
+        }
     }
 
     /// Whether a frame that is being filled has the place of the page that moves there, and is

@@ -37,6 +37,7 @@ impl Memory {
         let mut left_their_file: u64 = 0;
         let mut of_type = [0; 2];
         let mut lists = lruvec.lock();
+        lists.open();
         for (at, victim) in batch.iter().enumerate() {
             let outcome = match refused >> at & 1 {
                 0 => {
@@ -50,7 +51,7 @@ impl Memory {
                 left_their_file |= 1 << at;
             }
         }
-        drop(lists);
+        self.close_lists(cpu, lists);
         let freed = self.count_evicted(by, lruvec.group(), of_type);
         let (mut to_free, mut nr_to_free) = ([Frame::FIRST; MAX_BATCH as usize], 0);
         for (at, victim) in batch.iter().enumerate() {

@@ -6,7 +6,7 @@ use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
 use crate::page_cache::{self, Access, Found};
-use crate::reclaim::{Lruvec, LruvecRecord, Token};
+use crate::reclaim::Token;
 use crate::units::{Cpu, Frame, PageKey};
 
 /// What a step of [`PageIn`] ends with.
@@ -263,9 +263,7 @@ impl Memory {
     fn mark_workingset(&self, frame: Frame, refault: Token) {
         let page_type = self.frames.page_type(frame);
         let lruvec = self.lruvec_at(frame);
-        let look = |lists: &Lruvec| lists.is_workingset(page_type, refault);
-        let is_workingset = |lruvec: &LruvecRecord| lruvec.look(look);
-        if lruvec.is_some_and(is_workingset) {
+        if lruvec.is_some_and(|lruvec| lruvec.is_workingset(page_type, refault)) {
             let mark = |word: Word| Some(word.with(flag::WORKINGSET));
             let marked = self.frames.update(frame, mark);
             assert!(marked.is_ok(), "an update without a condition");

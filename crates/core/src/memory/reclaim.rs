@@ -210,7 +210,7 @@ impl Memory {
         };
         let mut batch = Batch::noting(unwritten.take());
         batch.take_at_most(taken.most);
-        self.isolate(giver, &control, &mut batch);
+        self.isolate(cpu, giver, &control, &mut batch);
         taken.keep(batch.nr_frames());
         self.count_looked(reach.by, giver.group, batch.looked());
         let freed = self.evict((cpu, reach.by), giver.lruvec, &batch, None);
@@ -272,7 +272,7 @@ impl Memory {
 
     /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to
     /// note as many dirty ones as a batch holds.
-    fn isolate(&self, giver: &Giver<'_>, control: &ScanControl, batch: &mut Batch) {
+    fn isolate(&self, cpu: Cpu, giver: &Giver<'_>, control: &ScanControl, batch: &mut Batch) {
         let (mut control, lruvec) = (*control, giver.lruvec);
         let mut scanned: u32 = 0;
         loop {
@@ -282,12 +282,13 @@ impl Memory {
                 // That one has gone, and another one's pages are in its record.
                 return;
             }
+            lists.open();
             let before = lists.max_seq();
             let seen = lists.isolate(&self.frames, &control, batch);
             scanned = scanned.saturating_add(seen);
             let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
             let has_aged = lists.max_seq() > before;
-            drop(lists);
+            self.close_lists(cpu, lists);
             if has_aged {
                 self.visit_touched(lruvec);
             }

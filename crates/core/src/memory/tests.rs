@@ -10,6 +10,7 @@ mod bytes;
 mod claims;
 mod evacuate;
 mod gated_2q;
+mod given;
 mod idle;
 mod latch;
 mod left_pins;

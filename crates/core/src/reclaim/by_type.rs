@@ -1,5 +1,6 @@
 //! A policy that keeps files and anon pages apart: its lists twice, and a choice between them.
 
+use super::stay::Horizon;
 use super::{Batch, Coldness, Listing, Moment, Refaults, Rules, ScanControl, Token};
 use crate::frame::{FrameTable, Word};
 use crate::units::{Discrepancy, Frame, PageType};
@@ -92,6 +93,10 @@ impl<R: OneType> Rules for ByType<R> {
     fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token {
         self.shared(frames.page_type(frame))
             .token(frames, frame, word)
+    }
+
+    fn horizon(&self, page_type: PageType) -> Option<Horizon> {
+        self.shared(page_type).horizon(page_type)
     }
 
     fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {

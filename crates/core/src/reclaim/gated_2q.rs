@@ -15,6 +15,7 @@ use super::foresight::Foresight;
 use super::page_ins::{NR_STAMPS, PageIns, REACH};
 use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
+use super::stay::{self, Horizon};
 use super::{
     Batch, Class, Coldness, Listing, Member, Moment, Part, Refault, Rules, ScanControl, Token,
     Victim,
@@ -43,12 +44,6 @@ const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
 /// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
 /// that should give may have nothing else.
 const MAX_BUSY: u32 = 64;
-/// Bits of a token that hold the generations that a page was queued for.
-const STAY_BITS: u32 = 6;
-/// Bits of a token that hold the generation of its eviction; the lowest one says from which class
-/// it came.
-const SEQ_BITS: u32 = Token::BITS - STAY_BITS - 1;
-const _: () = assert!(NR_STAMPS as u32 <= 1 << STAY_BITS);
 
 /// Pages by the time of their last queueing: those with a stamp, and older ones.
 #[derive(Debug)]
@@ -120,6 +115,8 @@ pub(super) struct Gated2q {
     sample: Sample,
     refaults: RefaultLog,
     gate: Gate,
+    /// Generations of which the gate lets in what was queued then, at the last look.
+    nr_near: u64,
     /// When the coldest protected page was queued, by the clock of all lruvecs, at the last look.
     since: u64,
     /// Frames from which on the lruvec grows as it never did: what probation has beyond its target
@@ -271,22 +268,25 @@ impl Gated2q {
                 assert!(changed.is_ok(), "an update without a condition");
             }
         }
-        let nr_resident = self.nr_resident();
+        let (nr_resident, before) = (self.nr_resident(), self.page_ins.seq());
         self.page_ins
             .count((nr_frames, nr_resident), may_open, moment);
+        if self.page_ins.seq() != before {
+            self.look_back();
+        }
         self.sample.count(nr_frames);
     }
 
     /// Generations since a page was evicted.
     fn gone_for(&self, token: Token) -> u64 {
-        let evicted = u64::from(token.bits() >> (STAY_BITS + 1));
-        self.page_ins.seq().wrapping_sub(evicted) & ((1 << SEQ_BITS) - 1)
+        stay::gone_for(token, self.page_ins.seq())
     }
 
-    /// Generations since an evicted page was queued last.
-    fn age_of(&self, token: Token) -> u64 {
-        let stay = u64::from(token.bits() >> 1) & ((1 << STAY_BITS) - 1);
-        self.gone_for(token) + stay
+    /// Counts the generations of which the gate lets in what was queued then.
+    fn look_back(&mut self) {
+        let nr_resident = self.nr_resident();
+        let is_near = |&age: &u64| self.gate.lets_in(self.page_ins.since(age), nr_resident);
+        self.nr_near = (0..=REACH).take_while(is_near).count() as u64;
     }
 
     /// How cold its pages are.
@@ -306,12 +306,12 @@ impl Gated2q {
         if let Some(missing) = missing {
             self.refaults.refault(nr_frames, missing, nr_resident);
         }
-        let age = self.age_of(token);
+        let age = stay::age(token, self.page_ins.seq());
         if age > REACH {
             return Class::Probation;
         }
         let distance = self.page_ins.since(age);
-        if token.bits() & 1 == 0 {
+        if !stay::was_protected(token) {
             let sizes = (nr_resident, self.probation.nr_frames);
             self.sample.refault(nr_frames, distance, sizes);
         }
@@ -355,6 +355,7 @@ impl OneType for Gated2q {
             sample: Sample::NONE,
             refaults: RefaultLog::default(),
             gate: Gate::Open,
+            nr_near: 0,
             since: 0,
             peak: 0,
             has_reclaimed: false,
@@ -475,6 +476,7 @@ impl Rules for Gated2q {
                 Gate::at(self.page_ins.since(age), self.nr_resident())
             }
         };
+        self.look_back();
         nr_scanned
     }
 
@@ -505,16 +507,17 @@ impl Rules for Gated2q {
     }
 
     fn token(&self, _frames: &FrameTable, _frame: Frame, word: Word) -> Token {
-        let seq = self.page_ins.seq() & ((1 << SEQ_BITS) - 1);
-        let bits = (seq << STAY_BITS | self.age(word)) << 1;
-        let bits = u32::try_from(bits).expect("masked, and an age is below NR_STAMPS");
-        Token::new(bits | u32::from(word.has(flag::PROTECTED)))
+        let is_protected = word.has(flag::PROTECTED);
+        stay::token(self.page_ins.seq(), self.age(word), is_protected)
     }
 
-    fn is_workingset(&self, _page_type: PageType, refault: Token) -> bool {
-        let age = self.age_of(refault);
-        let distance = self.page_ins.since(age);
-        age <= REACH && self.gate.lets_in(distance, self.nr_resident())
+    fn horizon(&self, _page_type: PageType) -> Option<Horizon> {
+        Some(Horizon::new(self.page_ins.seq(), self.nr_near))
+    }
+
+    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        self.horizon(page_type)
+            .is_some_and(|horizon| horizon.has(refault))
     }
 
     fn evicted(&mut self, _page_type: PageType, token: Token, nr_frames: u32) {

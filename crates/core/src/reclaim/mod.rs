@@ -8,6 +8,7 @@ mod fifo;
 mod foresight;
 mod gated_2q;
 mod generations;
+mod inbox;
 mod lru_gen;
 mod mglru;
 mod mglru_forms;
@@ -17,16 +18,19 @@ mod record;
 mod refault_gate;
 mod refaults;
 mod shadow;
+mod stay;
 mod two_list;
 mod unwritten;
 
 pub use batch::{Batch, Looked, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
+pub use inbox::{Given, MAX_GIVEN, let_go};
 pub use lru_gen::{BadSeq, Generation, MAX_NR_GENS, TypeTiers};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};
 pub use refaults::{NR_BUCKETS, REACH_SIZES, Refaults, SAME};
 pub use shadow::{PER_FRAME, Shadows, Token};
+pub use stay::Horizon;
 pub use unwritten::Unwritten;
 
 use crate::frame::{FrameTable, List, State, Word, flag};
@@ -114,6 +118,11 @@ trait Rules {
     fn coldest(&self) -> Option<Frame>;
     /// What the shadow entry of a page with this word will say if it goes now.
     fn token(&self, frames: &FrameTable, frame: Frame, word: Word) -> Token;
+    /// What tells [`Rules::is_workingset`] by itself, until the lock is taken next, where something
+    /// does.
+    fn horizon(&self, _page_type: PageType) -> Option<Horizon> {
+        None
+    }
     /// Whether a page that comes back should not have gone: what is waited for then is a stall.
     fn is_workingset(&self, page_type: PageType, refault: Token) -> bool;
     /// Counts a page of `nr_frames` that was evicted.
@@ -288,6 +297,10 @@ impl Lruvec {
         self.shared().coldness(page_type).unwrap_or(one_class)
     }
 
+    fn horizon(&self, page_type: PageType) -> Option<Horizon> {
+        self.shared().horizon(page_type)
+    }
+
     /// Whether a page that comes back should not have gone.
     #[must_use]
     pub fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
@@ -316,10 +329,7 @@ impl Lruvec {
         refault: Option<Token>,
         moment: Moment,
     ) -> Refault {
-        let listing = self.rules().insert(frames, frame, refault, moment);
-        let order = frames.block(frame).0;
-        self.nr_frames[frames.page_type(frame).index()] += order.nr_pages();
-        self.nr_of_order[usize::from(order.get())] += 1;
+        let listing = self.enter(frames, frame, refault, moment);
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
             Some(word.next_version())
@@ -329,6 +339,33 @@ impl Lruvec {
             "an update without a condition"
         );
         listing.refault
+    }
+
+    fn enter(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) -> Listing {
+        let listing = self.rules().insert(frames, frame, refault, moment);
+        let order = frames.block(frame).0;
+        self.nr_frames[frames.page_type(frame).index()] += order.nr_pages();
+        self.nr_of_order[usize::from(order.get())] += 1;
+        listing
+    }
+
+    /// [`Lruvec::insert`] of a page that was given, and is `Live` already. Returns what its refault
+    /// was, and whether it was truncated meanwhile: then it is on no list, and [`let_go`] follows.
+    pub fn accept(
+        &mut self,
+        frames: &FrameTable,
+        frame: Frame,
+        refault: Option<Token>,
+        moment: Moment,
+    ) -> (Refault, bool) {
+        let listing = self.enter(frames, frame, refault, moment);
+        (listing.refault, self.relist(frames, frame, listing))
     }
 
     /// Takes pages that are worth evicting off their lists. Returns pages scanned.
@@ -399,21 +436,27 @@ impl Lruvec {
         }
         // The list first, so that no moment shows a generation without a place on its list.
         let listing = self.rules().put_back(frames, victim.frame);
+        let is_gone = self.relist(frames, victim.frame, listing);
+        if is_gone {
+            // Last: from here on whoever drops the last pin frees it.
+            let_go(frames, victim.frame);
+        }
+        is_gone
+    }
+
+    /// Has the word of a page that was in hand, and is on a list, say on which; where the page left
+    /// its file meanwhile, takes it off. Returns whether it did.
+    fn relist(&mut self, frames: &FrameTable, frame: Frame, listing: Listing) -> bool {
         let relist = |word: Word| {
             let is_live = word.state() == State::Live;
             is_live.then(|| listing.mark(word.without(flag::ISOLATED)))
         };
-        let Err(word) = frames.update(victim.frame, relist) else {
+        let Err(word) = frames.update(frame, relist) else {
             return false;
         };
         // It left its file, for good.
-        self.rules()
-            .remove(frames, victim.frame, listing.mark(word));
-        self.forget(frames, victim.frame);
-        // Last: from here on whoever drops the last pin frees it.
-        let let_go = |word: Word| Some(word.without(flag::ISOLATED));
-        let let_go = frames.update(victim.frame, let_go);
-        assert!(let_go.is_ok(), "an update without a condition");
+        self.rules().remove(frames, frame, listing.mark(word));
+        self.forget(frames, frame);
         true
     }
 

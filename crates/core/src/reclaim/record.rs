@@ -1,8 +1,11 @@
 //! A lruvec in core's table: its lists, and beside them what the choice among lruvecs looks at.
 
-use super::{Coldness, Lruvec, Member, Policy};
+use super::inbox::{self, Given, Inbox};
+use super::stay::Horizon;
+use super::{Coldness, Lruvec, Member, Policy, Token};
+use crate::frame::FrameTable;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, Padded, SpinLock, rank};
-use crate::units::{Node, PageType};
+use crate::units::{Frame, Node, PageType};
 use core::ops::{Deref, DerefMut};
 
 /// What is published of one type's pages. Each number is of a moment, and they may be of several.
@@ -12,6 +15,8 @@ struct Published {
     nr_protected: AtomicU32,
     target: AtomicU32,
     since: AtomicU64,
+    /// [`Horizon::pack`].
+    horizon: AtomicU64,
 }
 
 /// The evictable pages of one group on one node.
@@ -19,6 +24,7 @@ struct Published {
 pub struct LruvecRecord {
     lists: SpinLock<Lruvec, { rank::LRUVEC }>,
     published: [Published; 2],
+    inbox: Inbox,
     /// Read without the lock by each page-in: on a line that no other CPU writes to meanwhile.
     settings: Padded<Settings>,
 }
@@ -84,6 +90,17 @@ impl LruvecRecord {
         }
     }
 
+    /// Whether a page that comes back should not have gone, as last published. Takes the lock where
+    /// its policy goes by more.
+    #[must_use]
+    pub fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        let published = &self.published[page_type.index()].horizon;
+        match Horizon::unpack(published.load(Ordering::Relaxed)) {
+            Some(horizon) => horizon.has(refault),
+            None => self.look(|lists| lists.is_workingset(page_type, refault)),
+        }
+    }
+
     /// Frames of its listed pages, as last published. Takes no lock.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
@@ -110,10 +127,30 @@ impl LruvecRecord {
 
     /// Takes the lock of its lists.
     pub fn lock(&self) -> Lists<'_> {
-        Lists {
-            lists: self.lists.lock(),
-            record: self,
-        }
+        Lists::of(self, self.lists.lock())
+    }
+
+    /// Takes the lock of its lists, if it is free now.
+    pub fn try_lock(&self) -> Option<Lists<'_>> {
+        Some(Lists::of(self, self.lists.try_lock()?))
+    }
+
+    /// Takes the lock of its lists, or leaves pages of a file or of anon memory that were read with
+    /// whoever has it: `None`. The pages are `Live` then; they may be when the lock is taken, and
+    /// are listed by [`Lruvec::insert`] or [`Lruvec::accept`]. The caller has a pin on each.
+    pub fn lock_or_give(&self, frames: &FrameTable, pages: &[Frame]) -> Option<Lists<'_>> {
+        let mut are_live = false;
+        let lists = self.lists.lock_unless(|| {
+            if !self.inbox.has_room(pages.len()) {
+                return false;
+            }
+            if !are_live {
+                inbox::make_live(frames, pages);
+                are_live = true;
+            }
+            self.inbox.give(frames, pages)
+        });
+        Some(Lists::of(self, lists?))
     }
 }
 
@@ -122,6 +159,39 @@ impl LruvecRecord {
 pub struct Lists<'a> {
     lists: Guard<'a, Lruvec, { rank::LRUVEC }>,
     record: &'a LruvecRecord,
+}
+
+impl<'a> Lists<'a> {
+    fn of(record: &'a LruvecRecord, lists: Guard<'a, Lruvec, { rank::LRUVEC }>) -> Lists<'a> {
+        Lists { lists, record }
+    }
+}
+
+impl Lists<'_> {
+    /// The group whose pages they are.
+    #[must_use]
+    pub fn group(&self) -> u32 {
+        self.record.group()
+    }
+
+    /// Lets others leave pages here that they bring in: [`Lists::close_empty`] or the last
+    /// [`Lists::take_given`] follows.
+    pub fn open(&self) {
+        self.record.inbox.open();
+    }
+
+    /// Whether nobody left anything here. Then nobody does any more.
+    #[must_use]
+    pub fn close_empty(&self) -> bool {
+        self.record.inbox.close_empty()
+    }
+
+    /// Takes the pages that others left here, for [`Lruvec::accept`], and then, if `is_last`, lets
+    /// nobody leave more.
+    #[must_use]
+    pub fn take_given(&self, frames: &FrameTable, is_last: bool) -> Given {
+        self.record.inbox.take(frames, !is_last)
+    }
 }
 
 impl Deref for Lists<'_> {
@@ -156,6 +226,8 @@ impl Drop for Lists<'_> {
                 .store(nr_protected, Ordering::Relaxed);
             published.target.store(target, Ordering::Relaxed);
             published.since.store(since, Ordering::Relaxed);
+            let horizon = Horizon::pack(self.lists.horizon(page_type));
+            published.horizon.store(horizon, Ordering::Relaxed);
         }
     }
 }

@@ -464,8 +464,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "of reads begun together none is a refault that should not be",
         file: "memory/begin.rs",
-        find: "|&refault| lists.is_workingset(page_type, refault);",
-        replace: "|&refault| lists.is_workingset(page_type, refault) && false;",
+        find: "&& lruvec.is_workingset(page_type, refault)\n            {",
+        replace: "&& false\n            {",
         tests: Tests::Unit("begin"),
     },
     Mutant {

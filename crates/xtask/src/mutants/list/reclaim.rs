@@ -14,8 +14,45 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "reclaim lets a frame go before it is off its list",
         file: "reclaim/mod.rs",
         find: "        // It left its file, for good.\n",
-        replace: "_ = frames.update(victim.frame, |w| Some(w.without(flag::ISOLATED)));\n",
+        replace: "_ = frames.update(frame, |w| Some(w.without(flag::ISOLATED)));\n",
         tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a page that comes as a lruvec's holder looks for none stays with him",
+        file: "reclaim/inbox.rs",
+        find: ".compare_exchange(OPEN, 0, Ordering::Acquire",
+        replace: ".compare_exchange(OPEN, OPEN, Ordering::Acquire",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "pages are left with who opens the lock next",
+        file: "reclaim/inbox.rs",
+        find: "let after = if stays_open { OPEN } else { 0 };",
+        replace: "let after = OPEN | u64::from(stays_open) * 0;",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "a page that is left with others is in nobody's hands",
+        file: "reclaim/inbox.rs",
+        find: "word.with_state(State::Live).with(flag::ISOLATED);",
+        replace: "word.with_state(State::Live);",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "what a page is that comes back is asked under its lruvec's lock",
+        file: "reclaim/record.rs",
+        find: "Horizon::pack(self.lists.horizon(page_type))",
+        replace: "Horizon::pack(None)",
+        tests: Tests::Unit("given"),
+    },
+    Mutant {
+        name: "a page that was left with others is said to be there before it can be found",
+        file: "memory/complete.rs",
+        find: "lruvec.lock_or_give(&self.frames, given.frames())",
+        replace: "let lists = lruvec.lock_or_give(&self.frames, given.frames());\n        \
+                  self.groups.get(lruvec.group()).map(|g| g.end_read(PageType::File, 1));\n        \
+                  lists",
+        tests: Tests::Unit("given"),
     },
     Mutant {
         name: "aging promotes whatever page came to a frame since the look",
