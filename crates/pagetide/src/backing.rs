@@ -424,36 +424,33 @@ impl Backing {
         self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Makes room for what is noted of a page that its caller is about to make dirty. May reclaim:
-    /// the caller holds no latch.
+    /// Makes a place for a page that is about to change among the dirty ones: of a file without
+    /// reclaim, unless it `may_reclaim`. The refusal is inside then.
     ///
     /// # Errors
-    /// [`Error::OverLimit`]; [`Error::SpillFull`], for anon pages only.
-    pub(crate) fn expect_dirty(&self, shared: &Shared, page: u64) -> Result<Room<'_>, Error> {
-        if let Some(region) = self.source.region() {
-            return region.expect(page).map(Room::Expected);
-        }
-        let room = self.dirty.make_room(shared, shared.here());
-        let root = shared.core.groups().root();
-        let refused = |error| shared.alloc_error(error, root, Order::ZERO);
-        room.map(Room::Listed).map_err(refused)
-    }
-
-    /// [`Backing::expect_dirty`] without reclaim.
-    ///
-    /// # Errors
-    /// [`AllocError`] where there is no room, or a page of a region was never changed.
-    pub(crate) fn try_expect_dirty(
+    /// [`Error::OverLimit`], [`Error::SpillFull`], for anon pages only.
+    pub(crate) fn expect_dirty(
         &self,
         shared: &Shared,
         page: u64,
-    ) -> Result<Room<'_>, AllocError> {
+        may_reclaim: bool,
+    ) -> Result<Result<Room<'_>, AllocError>, Error> {
         if let Some(region) = self.source.region() {
-            let expected = region.expect_known(page).map(Room::Expected);
-            return expected.ok_or(AllocError::NoMetadata);
+            return region.expect(page).map(Room::Expected).map(Ok);
         }
-        let here = shared.here().without_reclaim();
-        self.dirty.make_room(shared, here).map(Room::Listed)
+        let here = match may_reclaim {
+            true => shared.here(),
+            false => shared.here().without_reclaim(),
+        };
+        Ok(self.dirty.make_room(shared, here).map(Room::Listed))
+    }
+
+    /// [`Backing::expect_dirty`] without reclaim, of anon pages that were changed before only.
+    pub(crate) fn try_expect_dirty(&self, shared: &Shared, page: u64) -> Option<Room<'_>> {
+        match self.source.region() {
+            Some(region) => region.expect_known(page).map(Room::Expected),
+            None => self.expect_dirty(shared, page, false).ok()?.ok(),
+        }
     }
 
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.

@@ -91,6 +91,8 @@ struct Fill<'a> {
     panics: RefCell<Panics>,
     /// Until when to wait for memory, and for who changes the page, where that is not as ever.
     until: Option<Instant>,
+    /// Not by who has a lock of the file, for which others wait.
+    may_reclaim: bool,
 }
 
 impl<'a> Fill<'a> {
@@ -103,6 +105,7 @@ impl<'a> Fill<'a> {
             is_done: Cell::new(false),
             panics: RefCell::default(),
             until: None,
+            may_reclaim: true,
         }
     }
 
@@ -111,6 +114,14 @@ impl<'a> Fill<'a> {
             part: Some(part),
             room: Cell::new(Some(room)),
             ..Fill::from_store()
+        }
+    }
+
+    /// The same, with or without reclaim.
+    fn reclaiming(self, may_reclaim: bool) -> Fill<'a> {
+        Fill {
+            may_reclaim,
+            ..self
         }
     }
 
@@ -457,7 +468,11 @@ impl File {
         loop {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
-            let step = op.step(&shared.core, shared.here(), &mut effects);
+            let here = match fill.may_reclaim {
+                true => shared.here(),
+                false => shared.here().without_reclaim(),
+            };
+            let step = op.step(&shared.core, here, &mut effects);
             // Where foreign code unwinds, it is looked at anew.
             let mut has_read = true;
             fill.run(|| has_read = self.carry_out(&mut effects, fill));

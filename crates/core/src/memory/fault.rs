@@ -7,7 +7,7 @@ use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
 use crate::page_cache::{self, Access, Found};
 use crate::reclaim::Token;
-use crate::units::{Cpu, Frame, PageKey};
+use crate::units::{Cpu, Frame, Order, PageKey};
 
 /// What a step of [`PageIn`] ends with.
 #[derive(Debug)]
@@ -268,6 +268,26 @@ impl Memory {
             let marked = self.frames.update(frame, mark);
             assert!(marked.is_ok(), "an update without a condition");
         }
+    }
+
+    /// Makes room for a page that a [`PageIn`] of the group would bring in and was refused, because
+    /// it must not reclaim: goes as far as that, and gives the frame back. Whoever asks next on
+    /// this CPU most likely gets it.
+    ///
+    /// # Errors
+    /// [`AllocError`].
+    pub fn make_room_for(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        order: Order,
+    ) -> Result<(), AllocError> {
+        let block = self.take_block(here, group, order, Mobility::Movable)?;
+        let block = Held::new(self, here.cpu, What::Block(block.frame));
+        if let What::Block(frame) = block.what {
+            self.have_lruvec(here, group, frame)?;
+        }
+        Ok(())
     }
 
     /// Has what [`Memory::pin`] of these pages looks at first fetched from memory, side by side.

@@ -4,12 +4,16 @@ use super::File;
 use super::patience::Patience;
 use crate::shrinker::is_shrinking;
 use crate::{Error, Group};
-use pagetide_core::memory::{Effects, PageError};
+use pagetide_core::memory::{AllocError, Effects, PageError};
 use pagetide_core::units::Frame;
 use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Times that room is made for one page before it may be made with a lock of the file: others may
+/// take it each time, or the page may be meant for another node.
+const MAX_MADE: u32 = 16;
 
 /// Why its caller could not latch a page.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +25,11 @@ pub(super) enum Obstacle {
 }
 
 impl Obstacle {
+    pub(super) const fn refused(page: u64, error: AllocError) -> Obstacle {
+        let error = PageError::Alloc(error);
+        Obstacle::Refused { page, error }
+    }
+
     pub(super) fn page(self) -> u64 {
         match self {
             Obstacle::Held { page, .. } | Obstacle::Refused { page, .. } => page,
@@ -37,6 +46,8 @@ pub(super) struct LatchWait<'a> {
     /// For pins: what writes take in between does not count.
     deadline: Option<Instant>,
     patience: Patience,
+    /// Times that room was made.
+    nr_made: u32,
     asked: Option<Frame>,
 }
 
@@ -48,12 +59,19 @@ impl<'a> LatchWait<'a> {
             group,
             deadline: None,
             patience: Patience::until(None),
+            nr_made: 0,
             asked: None,
         }
     }
 
+    /// Whether the caller may reclaim with a lock of the file: shrinkers run then, and stores
+    /// write, while others wait for it.
+    pub(super) const fn may_reclaim(&self) -> bool {
+        self.nr_made >= MAX_MADE
+    }
+
     /// Waits until nobody else holds the page, or as long as a writer may; where there was no
-    /// memory for it, until others have run, and as long as a reader may.
+    /// memory for it, makes room, or waits until others have run, as long as a reader may.
     ///
     /// The caller has no lock of the file: whoever holds the page may need it to go on, and who
     /// waits for memory under a limit keeps nobody from the file who is under another.
@@ -64,14 +82,35 @@ impl<'a> LatchWait<'a> {
     pub(super) fn on(&mut self, obstacle: Obstacle) -> Result<(), Error> {
         match obstacle {
             Obstacle::Held { page, at } => self.on_holder(page, at),
-            Obstacle::Refused { page, error } => {
-                let core = &self.file.home().core;
-                match self.patience.goes_on(core, &error) {
-                    true => Ok(()),
-                    false => Err(self.file.error(self.group, error, page)),
-                }
+            Obstacle::Refused { page, error } => self.on_refusal(page, error),
+        }
+    }
+
+    fn on_refusal(&mut self, page: u64, mut error: PageError) -> Result<(), Error> {
+        if matches!(error, PageError::Alloc(_)) && !self.may_reclaim() {
+            self.withdraw();
+            match self.make_room(page)? {
+                Ok(()) => return Ok(()),
+                Err(refused) => error = PageError::Alloc(refused),
             }
         }
+        match self.patience.goes_on(&self.file.home().core, &error) {
+            true => Ok(()),
+            false => Err(self.file.error(self.group, error, page)),
+        }
+    }
+
+    /// Reclaims what was refused without: a place among the dirty pages, and a frame.
+    fn make_room(&mut self, page: u64) -> Result<Result<(), AllocError>, Error> {
+        self.nr_made += 1;
+        let (shared, open) = (self.file.home(), &self.file.open);
+        let listed = open.backing.expect_dirty(shared, page, true)?;
+        let made = listed.and_then(|_| {
+            let (here, group) = (shared.here(), self.group.id());
+            shared.core.make_room_for(here, group, open.order)
+        });
+        shared.settle();
+        Ok(made)
     }
 
     fn on_holder(&mut self, page: u64, (frame, version): (Frame, u32)) -> Result<(), Error> {

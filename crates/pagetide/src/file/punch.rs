@@ -71,7 +71,8 @@ impl File {
             true => (end - 1) / page_bytes,
             false => end / page_bytes,
         };
-        let zeroed = self.zero_parts(start..end, first_whole..end_whole)?;
+        let may_reclaim = wait.may_reclaim();
+        let zeroed = self.zero_parts(start..end, first_whole..end_whole, may_reclaim)?;
         if zeroed.is_err() || first_whole >= end_whole {
             return Ok(zeroed);
         }
@@ -87,6 +88,7 @@ impl File {
         &self,
         bytes: Range<u64>,
         whole: Range<u64>,
+        may_reclaim: bool,
     ) -> Result<Result<(), Obstacle>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
@@ -94,7 +96,7 @@ impl File {
         let pages = [Some(first), Some(last).filter(|_| last != first)];
         for (view, page) in views.iter_mut().zip(pages) {
             if let Some(page) = page.filter(|page| !whole.contains(page)) {
-                match self.view_alone(page)? {
+                match self.view_alone(page, may_reclaim)? {
                     Ok(latched) => *view = Some(latched),
                     Err(obstacle) => return Ok(Err(obstacle)),
                 }

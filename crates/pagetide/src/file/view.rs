@@ -9,7 +9,7 @@ use crate::pins::Counted;
 use crate::{Error, Group};
 use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
-use pagetide_core::units::{Frame, PageKey};
+use pagetide_core::units::{Frame, Order, PageKey};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ impl File {
             if len == 0 && content == Content::Stored {
                 return Err(self.past_end(page));
             }
-            match self.latched(group, page, content)? {
+            match self.latched(group, (page, content), wait.may_reclaim())? {
                 Ok(latched) => {
                     let mut view = self.view(page, latched, len, counted);
                     if content == Content::New {
@@ -172,7 +172,7 @@ impl File {
         if len == 0 || backing.is_obstructed() {
             return Ok(None);
         }
-        let Ok(room) = backing.try_expect_dirty(shared, page) else {
+        let Some(room) = backing.try_expect_dirty(shared, page) else {
             return Ok(None);
         };
         let frame = match shared.pin(key, Access::Pin) {
@@ -217,13 +217,16 @@ impl File {
         let (Some(frame), Some(key)) = (frame, key) else {
             return Err(refused(page, busy()));
         };
-        let Some(_length) = backing.length.try_share() else {
-            return Err(refused(page, busy()));
-        };
         let shared = &self.open.shared;
-        let room = match backing.expect_dirty(shared, key.page()) {
+        let root = shared.core.groups().root();
+        let over = |error| shared.alloc_error(error, root, Order::ZERO);
+        let room = backing.expect_dirty(shared, key.page(), true);
+        let room = match room.and_then(|room| room.map_err(over)) {
             Ok(room) => room,
             Err(source) => return Err(refused(page, source)),
+        };
+        let Some(_length) = backing.length.try_share() else {
+            return Err(refused(page, busy()));
         };
         if backing.is_obstructed() || !page.keep_by_pin() || !core.upgrade(frame) {
             return Err(refused(page, busy()));
@@ -234,8 +237,12 @@ impl File {
 
     /// A view of a page for a caller that has the file for itself, and counts in no pin budget;
     /// where somebody holds the page, or there is no memory for it, there is none yet.
-    pub(super) fn view_alone(&self, page: u64) -> Result<Result<PageMut, Obstacle>, Error> {
-        let latched = self.latched(&self.group, page, Content::Stored)?;
+    pub(super) fn view_alone(
+        &self,
+        page: u64,
+        may_reclaim: bool,
+    ) -> Result<Result<PageMut, Obstacle>, Error> {
+        let latched = self.latched(&self.group, (page, Content::Stored), may_reclaim)?;
         Ok(latched.map(|latched| self.view(page, latched, self.len_of(page), None)))
     }
 
@@ -266,12 +273,15 @@ impl File {
     fn latched(
         &self,
         group: &Group,
-        page: u64,
-        content: Content,
+        (page, content): (u64, Content),
+        may_reclaim: bool,
     ) -> Result<Result<Latched<'_>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(page)?;
-        let room = backing.expect_dirty(shared, page)?;
+        let room = match backing.expect_dirty(shared, page, may_reclaim)? {
+            Ok(room) => room,
+            Err(error) => return Ok(Err(Obstacle::refused(page, error))),
+        };
         let mut is_new = content == Content::New;
         loop {
             match shared.latch(key) {
@@ -280,7 +290,7 @@ impl File {
                     let at = (frame, version);
                     return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latch::Miss if is_new => match self.latched_new(group, key) {
+                Latch::Miss if is_new => match self.latched_new(group, key, may_reclaim) {
                     Ok(Some(frame)) => return Ok(Ok((frame, room))),
                     // Whoever asks for it from here on finds what it was.
                     Ok(None) => is_new = false,
@@ -288,7 +298,7 @@ impl File {
                 },
                 Latch::Miss => {
                     let op = PageIn::new(key, group.id(), Access::Pin);
-                    match self.bring_in_once(op, &Fill::from_store()) {
+                    match self.bring_in_once(op, &Fill::from_store().reclaiming(may_reclaim)) {
                         Ok(pin) => {
                             if let Some(frame) = pin.into_latch() {
                                 return Ok(Ok((frame, room)));
@@ -303,9 +313,14 @@ impl File {
 
     /// The latch of a page that comes in as zeros, unless others have it by then. Until its caller
     /// has the page it is clean: nobody writes zeros that are no content yet.
-    fn latched_new(&self, group: &Group, key: PageKey) -> Result<Option<Frame>, PageError> {
+    fn latched_new(
+        &self,
+        group: &Group,
+        key: PageKey,
+        may_reclaim: bool,
+    ) -> Result<Option<Frame>, PageError> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let fill = Fill::zeros();
+        let fill = Fill::zeros().reclaiming(may_reclaim);
         let op = PageIn::new(key, group.id(), Access::Pin);
         let pin = self.bring_in_once(op, &fill);
         let has_unwound = fill.panics.borrow().is_any();

@@ -115,7 +115,7 @@ impl File {
                 skip,
                 bytes: &buf[done..][..room.min(buf.len() - done)],
             };
-            match self.write_part(part)? {
+            match self.write_part(part, wait.may_reclaim())? {
                 Ok(None) => begun = Some(length),
                 Ok(Some(charged)) => {
                     // Whoever wants the file for himself does not wait for these writes.
@@ -298,11 +298,18 @@ impl File {
 
     /// Writes a part, unless somebody holds its page or there is no memory for it; returns the
     /// group that has a dirty page more, where one has.
-    fn write_part(&self, part: Part<'_>) -> Result<Result<Option<u32>, Obstacle>, Error> {
+    fn write_part(
+        &self,
+        part: Part<'_>,
+        may_reclaim: bool,
+    ) -> Result<Result<Option<u32>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let key = self.key_to_write(part.page)?;
         self.check_log_of(part.page)?;
-        let room = backing.expect_dirty(shared, part.page)?;
+        let room = match backing.expect_dirty(shared, part.page, may_reclaim)? {
+            Ok(room) => room,
+            Err(error) => return Ok(Err(Obstacle::refused(part.page, error))),
+        };
         loop {
             match shared.latch(key) {
                 Latched::Held(frame) => {
@@ -322,7 +329,7 @@ impl File {
                     let (page, at) = (part.page, (frame, version));
                     return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latched::Miss => match self.bring_in_changed(key, part)? {
+                Latched::Miss => match self.bring_in_changed(key, part, may_reclaim)? {
                     Ok(false) => {}
                     Ok(true) => return Ok(Ok(Some(self.group.id()))),
                     Err(error) => {
@@ -340,10 +347,14 @@ impl File {
         &self,
         key: PageKey,
         part: Part<'_>,
+        may_reclaim: bool,
     ) -> Result<Result<bool, PageError>, Error> {
         let (shared, backing) = (&self.open.shared, &self.open.backing);
-        let room = backing.expect_dirty(shared, part.page)?;
-        let fill = Fill::changed(part, room);
+        let room = match backing.expect_dirty(shared, part.page, may_reclaim)? {
+            Ok(room) => room,
+            Err(error) => return Ok(Err(PageError::Alloc(error))),
+        };
+        let fill = Fill::changed(part, room).reclaiming(may_reclaim);
         let op = PageIn::new(key, self.group.id(), Access::Copy);
         let pin = self.bring_in_once(op, &fill);
         Ok(pin.map(|_| fill.is_done()))

@@ -26,7 +26,22 @@ fn open(memory: &Memory, store: impl Store + 'static) -> File {
 /// Asks for changes where reclaim asks it to give something up.
 struct Changes<F> {
     change: F,
-    nr_busy: Arc<AtomicU64>,
+    told: Arc<Told>,
+}
+
+/// How often that was done, and how often the file was in use.
+#[derive(Default)]
+struct Told {
+    nr_done: AtomicU64,
+    nr_busy: AtomicU64,
+}
+
+impl Told {
+    /// It was asked, and whoever asked had no lock of the file.
+    fn assert_done(&self) {
+        assert!(self.nr_done.load(Ordering::Relaxed) > 0, "it was not asked");
+        assert_eq!(self.nr_busy.load(Ordering::Relaxed), 0);
+    }
 }
 
 impl<F: Fn() -> Result<(), Error> + Send + Sync> Shrinker for Changes<F> {
@@ -37,25 +52,29 @@ impl<F: Fn() -> Result<(), Error> + Send + Sync> Shrinker for Changes<F> {
     fn scan(&self, _nr_objects: u64) -> Option<u64> {
         let changed = (self.change)();
         let is_busy = matches!(changed, Err(Error::PageBusy { .. }));
-        self.nr_busy.fetch_add(is_busy.into(), Ordering::Relaxed);
+        self.told
+            .nr_busy
+            .fetch_add(is_busy.into(), Ordering::Relaxed);
+        self.told
+            .nr_done
+            .fetch_add(changed.is_ok().into(), Ordering::Relaxed);
         None
     }
 }
 
-/// A group that is full soon, and a shrinker of it that makes this change; how often it was told
-/// that the file is in use.
+/// A group that is full soon, and a shrinker of it that makes this change; what it was told.
 fn full_group(
     memory: &Memory,
     change: impl Fn() -> Result<(), Error> + Send + Sync + 'static,
-) -> (Group, pagetide::Registration, Arc<AtomicU64>) {
+) -> (Group, pagetide::Registration, Arc<Told>) {
     let group = memory.root().child("work").unwrap();
     let group = group.max(ByteSize::kib(256)).unwrap();
-    let nr_busy = Arc::new(AtomicU64::new(0));
+    let told = Arc::<Told>::default();
     let registered = group.add_shrinker(Changes {
         change,
-        nr_busy: Arc::clone(&nr_busy),
+        told: Arc::clone(&told),
     });
-    (group, registered, nr_busy)
+    (group, registered, told)
 }
 
 #[test]
@@ -69,12 +88,63 @@ fn a_shrinker_changes_the_region_for_whose_page_it_is_asked() {
             .as_ref()
             .map_or(Ok(()), |anon| anon.discard(..8))
     };
-    let (group, _registered, nr_busy) = full_group(&memory, discard);
+    let (group, _registered, told) = full_group(&memory, discard);
     *region.lock().unwrap() = Some(group.anon(1024).unwrap());
     let anon = region.lock().unwrap().as_ref().unwrap().for_group(&group);
     let pin = move || (8..512).for_each(|page| drop(anon.pin_new(page).unwrap()));
     in_time(pin).expect("it hangs");
-    assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+    told.assert_done();
+}
+
+/// Gives up a page of working memory, slowly.
+struct Slow(Mutex<Vec<pagetide::Buf>>);
+
+const SLOW: Duration = Duration::from_millis(500);
+
+impl Shrinker for Slow {
+    fn count(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        thread::sleep(SLOW);
+        self.0.lock().unwrap().pop().map(|_| 1)
+    }
+}
+
+/// One tenant changes a page that is missing, and its memory is hard to get. Another one changes
+/// the length of the same file meanwhile.
+#[test]
+fn nobody_waits_for_a_file_while_another_tenant_reclaims() {
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [Change; 4] = [
+        |file| file.write_at(&[1], 5 * P).map(drop),
+        |file| file.pin_mut(5).map(drop),
+        |file| file.pin_new(5).map(drop),
+        |file| file.punch(5 * P + 10..5 * P + 20),
+    ];
+    for change in changes {
+        let memory = memory();
+        let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
+        let group = memory.root().child("full").unwrap();
+        let group = group.max(ByteSize(8 * P)).unwrap();
+        let full = std::iter::from_fn(|| group.alloc(Order::new(0)).ok()).collect();
+        let _registered = group.add_shrinker(Slow(Mutex::new(full)));
+        let own = file.for_group(&group);
+        thread::scope(|scope| {
+            let begun = Instant::now();
+            let changing = scope.spawn(|| change(&own));
+            thread::sleep(SLOW / 6);
+            file.set_len(15 * P).unwrap();
+            file.write_at(&[2], 0).unwrap();
+            let waited = begun.elapsed();
+            changing.join().unwrap().unwrap();
+            assert!(begun.elapsed() >= SLOW, "it was not asked");
+            assert!(waited < SLOW, "{waited:?}");
+        });
+        let mut byte = [0];
+        file.read_at(&mut byte, 5 * P).unwrap();
+    }
 }
 
 #[test]
@@ -82,7 +152,7 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     let memory = memory();
     let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
     let (write, cut) = (file.clone(), file.clone());
-    let (group, registered, nr_busy) = full_group(&memory, move || cut.set_len(500 * P));
+    let (group, registered, told) = full_group(&memory, move || cut.set_len(500 * P));
     let writer = file.for_group(&group);
     let write_each = move || {
         for page in 0..400 {
@@ -90,11 +160,11 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
         }
     };
     in_time(write_each).expect("it hangs");
-    assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody cut it");
+    told.assert_done();
     drop((registered, group));
     // The other way round: who has it for himself.
     let change = move || write.write_at(&[2], 300 * P).map(drop);
-    let (group, _registered, nr_busy) = full_group(&memory, change);
+    let (group, _registered, told) = full_group(&memory, change);
     let (reader, puncher) = (file.for_group(&group), file.for_group(&group));
     memory.reclaim(ByteSize::mib(16)).ok();
     (0..64).for_each(|page| drop(reader.pin(page).unwrap()));
@@ -104,7 +174,7 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
         }
     };
     in_time(punch_each).expect("it hangs");
-    assert!(nr_busy.load(Ordering::Relaxed) > 0, "nobody wrote it");
+    told.assert_done();
 }
 
 #[test]
@@ -121,11 +191,11 @@ fn a_shrinker_does_not_wait_for_a_pin_of_the_thread_that_it_runs_on() {
         *seen = begun.elapsed().max(*seen);
         changed
     };
-    let (group, _registered, nr_busy) = full_group(&memory, change);
+    let (group, _registered, told) = full_group(&memory, change);
     let reader = file.for_group(&group);
     let pinned = file.pin(0).unwrap();
     (1..200).for_each(|page| drop(reader.pin(page).unwrap()));
-    assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+    assert!(told.nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
     assert!(*longest.lock().unwrap() < Duration::from_millis(500));
     // Nor does it keep others out.
     assert_eq!(reader.pin(0).unwrap()[0], 7);
@@ -155,11 +225,11 @@ fn a_shrinker_does_not_wait_for_a_page_that_its_thread_changes() {
             *seen = begun.elapsed().max(*seen);
             changed
         };
-        let (group, registered, nr_busy) = full_group(&memory, changed);
+        let (group, registered, told) = full_group(&memory, changed);
         let view = file.pin_mut(1).unwrap();
         let reader = file.for_group(&group);
         (2..200).for_each(|page| drop(reader.pin(page).unwrap()));
-        assert!(nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+        assert!(told.nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
         assert!(*longest.lock().unwrap() < Duration::from_millis(500));
         drop((view, registered));
         file.pin_many(&[0, 1]).map(drop).unwrap();
@@ -395,8 +465,8 @@ fn a_shrinker_that_syncs_does_not_wait_for_the_sync_that_it_runs_in() {
     let group = group.max(ByteSize(4 * P)).unwrap();
     let _full: Vec<_> = std::iter::from_fn(|| group.alloc(Order::new(0)).ok()).collect();
     let file = open(&memory, Takes(Disk::default(), group.clone()));
-    let (nr_busy, synced) = (Arc::default(), file.clone());
+    let (told, synced) = (Arc::default(), file.clone());
     let change = move || synced.sync();
-    let _registered = group.add_shrinker(Arc::new(Changes { change, nr_busy }));
+    let _registered = group.add_shrinker(Arc::new(Changes { change, told }));
     in_time(move || file.sync().unwrap()).expect("it waits for itself");
 }

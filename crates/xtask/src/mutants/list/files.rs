@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "who changes a missing page reclaims with a lock of its file",
+        file: "file/latch_wait.rs",
+        find: "self.nr_made >= MAX_MADE",
+        replace: "self.nr_made <= MAX_MADE",
+        tests: Tests::Runtime("in_hand::nobody_waits_for_a_file"),
+    },
+    Mutant {
         name: "compressed pages wait while older ones are written",
         file: "spill/zswap.rs",
         find: "            drop(log);\n            if len == 0 {",
