@@ -38,7 +38,7 @@ use pagetide_core::memory::{Config, Effect, Effects, Io, Memory, PageIn, Step};
 use pagetide_core::page_cache::{self, Access, Found, Index, Mappings};
 use pagetide_core::reclaim::{Batch, Lruvec, Moment, Outcome, Policy, ScanControl};
 use pagetide_core::sync::Sections;
-use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey};
+use pagetide_core::units::{Cpu, Frame, Node, Order, PageKey, PageType};
 
 const FRAME: Frame = Frame::FIRST;
 

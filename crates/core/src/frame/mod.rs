@@ -1,11 +1,14 @@
 #![doc = include_str!("README.md")]
 
 mod form;
+mod inbox;
 mod list;
 mod record;
 mod word;
 
 pub use form::Form;
+pub(crate) use inbox::Inbox;
+pub use inbox::{Given, MAX_GIVEN};
 pub use list::{FileList, List};
 pub use record::{BOUNCE, MAX_SAVING, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
@@ -370,15 +373,20 @@ impl FrameTable {
         self.field(frame, LINKS).load(Ordering::Relaxed)
     }
 
-    /// Chains a frame that is on no main list before another one, with a note of 32 bits. The
-    /// caller holds its page.
-    pub(crate) fn set_given(&self, frame: Frame, note: u32, next: Option<Frame>) {
-        self.set_note(frame, pack(note, Frame::pack(next)));
+    /// Has a frame of no main list keep a note of 32 bits while it is chained. The caller holds its
+    /// page.
+    pub(crate) fn set_given(&self, frame: Frame, note: u32) {
+        self.set_note(frame, pack(note, 0));
     }
 
-    /// The note and the next one of [`FrameTable::set_given`].
-    pub(crate) fn given(&self, frame: Frame) -> (u32, Option<Frame>) {
-        let links = self.note(frame);
+    /// Chains a frame of no such list before another one.
+    pub(crate) fn chain_given(&self, chain: Chain, frame: Frame, next: Option<Frame>) {
+        self.set_next(chain, frame, next);
+    }
+
+    /// The note of [`FrameTable::set_given`], and the next one of [`FrameTable::chain_given`].
+    pub(crate) fn given(&self, chain: Chain, frame: Frame) -> (u32, Option<Frame>) {
+        let links = self.chain(chain, frame).load(Ordering::Relaxed);
         (high(links), Frame::unpack(low(links)))
     }
 

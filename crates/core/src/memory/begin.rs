@@ -4,7 +4,7 @@
 use super::fault::note_of;
 use super::{Here, Io, Memory, PageIn};
 use crate::alloc::Mobility;
-use crate::frame::{State, Word, flag};
+use crate::frame::{Given, State, Word, flag};
 use crate::page_cache::{Access, Mapping};
 use crate::reclaim::{LruvecRecord, Token};
 use crate::units::{Frame, PageKey};
@@ -74,8 +74,12 @@ impl Memory {
             self.mark_workingsets(lruvec, mapping, &entered);
         }
         let listed = || entered.frames.iter().flatten().copied();
-        mapping.list_all(&self.frames, listed());
-        let nr_begun = listed().count();
+        let mut came = Given::default();
+        listed().for_each(|frame| came.push(frame));
+        let nr_begun = came.frames().len();
+        if nr_begun > 0 {
+            mapping.list(&self.frames, came.frames());
+        }
         let nr_faults = if access == Access::Prefetch {
             0
         } else {

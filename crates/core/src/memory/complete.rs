@@ -1,9 +1,9 @@
 //! The end of reads and copies: pages become live and are queued, or fail and are forgotten.
 
 use super::{Effect, Effects, Io, Memory};
-use crate::frame::{State, Word, flag};
+use crate::frame::{Chain, Given, State, Word, flag};
 use crate::group::{Count, Group};
-use crate::reclaim::{Given, Lists, LruvecRecord, Moment, Refault, Token, let_go};
+use crate::reclaim::{Lists, LruvecRecord, Moment, Refault, Token, let_go};
 use crate::units::{Cpu, Frame, PageType};
 
 /// Pages that are queued under one hold of a lock at most: others wait for it.
@@ -87,10 +87,10 @@ impl<'a> Incoming<'a> {
         let frames = &self.memory.frames;
         let page_type = frames.page_type(frame);
         let (token, refault) = if frames.word(frame).has(flag::ISOLATED) {
-            let token = refault_of(frames.given(frame).0.into());
+            let token = refault_of(frames.given(Chain::Main, frame).0.into());
             let (refault, is_gone) = self.lists.accept(frames, frame, token, moment);
             if is_gone {
-                frames.set_given(frame, 0, self.gone.replace(frame));
+                frames.chain_given(Chain::Main, frame, self.gone.replace(frame));
             }
             (token, refault)
         } else {
@@ -149,7 +149,7 @@ impl<'a> Incoming<'a> {
         }
         let mut gone = self.gone;
         while let Some(frame) = gone {
-            gone = memory.frames.given(frame).1;
+            gone = memory.frames.given(Chain::Main, frame).1;
             let_go(&memory.frames, frame);
             memory.reap(cpu, frame);
         }

@@ -201,7 +201,7 @@ impl PageIn {
         if let Some(token) = refault {
             memory.mark_workingset(frame, token);
         }
-        mapping.list(&memory.frames, frame);
+        mapping.list(&memory.frames, &[frame]);
         // What nobody waits for is no fault of theirs.
         let nr_faults = u32::from(self.access != Access::Prefetch);
         let (page_type, nr_pages) = (mapping.page_type(), order.nr_pages());

@@ -12,8 +12,8 @@ pub use index::{Index, Locked};
 pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
-use crate::frame::{FileList, FrameTable, Record, State, Word, flag};
-use crate::sync::{AtomicU32, AtomicU64, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::frame::{FileList, FrameTable, Inbox, Record, State, Word, flag};
+use crate::sync::{AtomicU32, AtomicU64, Guard, NoMetadata, Ordering, SpinLock, Table, rank};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 use claims::Claimed;
 
@@ -64,6 +64,7 @@ pub struct Mapping {
     /// [`WriteErrors`]: the number in the upper half.
     errors: AtomicU64,
     resident: SpinLock<FileList, { rank::MAPPING }>,
+    inbox: Inbox<true>,
 }
 
 /// The mapping goes with the last write.
@@ -79,6 +80,7 @@ impl Default for Mapping {
             writes: AtomicU32::new(0),
             errors: AtomicU64::new(0),
             resident,
+            inbox: Inbox::default(),
         }
     }
 }
@@ -135,40 +137,67 @@ impl Mapping {
         found: &mut [Option<PageKey>],
         nr_frames: u32,
     ) -> u32 {
-        let mut resident = self.resident.lock();
-        let mut nr_found = 0;
-        for place in found.iter_mut().take(nr_frames as usize) {
-            let Some(frame) = resident.pop_tail(frames) else {
-                break;
-            };
-            resident.push_head(frames, frame);
-            // Under the lock: a listed frame has the page for which it is listed.
-            *place = frames.key(frame);
-            nr_found += 1;
+        self.change(frames, |resident| {
+            let mut nr_found = 0;
+            for place in found.iter_mut().take(nr_frames as usize) {
+                let Some(frame) = resident.pop_tail(frames) else {
+                    break;
+                };
+                resident.push_head(frames, frame);
+                // Under the lock: a listed frame has the page for which it is listed.
+                *place = frames.key(frame);
+                nr_found += 1;
+            }
+            nr_found
+        })
+    }
+
+    /// Changes the list, and has it what others leave here meanwhile.
+    fn change<T>(&self, frames: &FrameTable, change: impl FnOnce(&mut FileList) -> T) -> T {
+        self.change_held(frames, self.resident.lock(), change)
+    }
+
+    fn change_held<T>(
+        &self,
+        frames: &FrameTable,
+        mut resident: Guard<'_, FileList, { rank::MAPPING }>,
+        change: impl FnOnce(&mut FileList) -> T,
+    ) -> T {
+        self.inbox.open();
+        let changed = change(&mut resident);
+        if !self.inbox.close_empty() {
+            // Those first that are there: who comes meanwhile need not wait either.
+            for stays_open in [true, false] {
+                let given = self.inbox.take(frames, stays_open);
+                let came = given.frames().iter();
+                came.for_each(|&frame| resident.push_head(frames, frame));
+            }
         }
-        nr_found
+        changed
     }
 
-    /// Lists a frame that came in.
-    pub fn list(&self, frames: &FrameTable, frame: Frame) {
-        self.resident.lock().push_head(frames, frame);
-    }
-
-    /// Lists frames that came in, under one hold of the lock.
-    pub fn list_all(&self, frames: &FrameTable, came: impl Iterator<Item = Frame>) {
-        let mut resident = self.resident.lock();
-        came.for_each(|frame| resident.push_head(frames, frame));
+    /// Lists frames that came in, under one hold of the lock, or leaves them with whoever has it.
+    /// At least one.
+    pub fn list(&self, frames: &FrameTable, came: &[Frame]) {
+        let resident = self.resident.lock_unless(|| self.inbox.give(frames, came));
+        if let Some(resident) = resident {
+            self.change_held(frames, resident, |resident| {
+                came.iter()
+                    .for_each(|&frame| resident.push_head(frames, frame));
+            });
+        }
     }
 
     /// Lists the frame that a page moves to in the place of the one that it moves from.
     pub fn replace(&self, frames: &FrameTable, (old, new): (Frame, Frame)) {
-        self.resident.lock().replace(frames, (old, new));
+        self.change(frames, |resident| resident.replace(frames, (old, new)));
     }
 
     /// Takes listed frames off, under one hold of the lock.
     pub fn unlist(&self, frames: &FrameTable, listed: impl Iterator<Item = Frame>) {
-        let mut resident = self.resident.lock();
-        listed.for_each(|frame| resident.remove(frames, frame));
+        self.change(frames, |resident| {
+            listed.for_each(|frame| resident.remove(frames, frame));
+        });
     }
 
     /// Holds the mapping for a write, until [`Mappings::end_write`]; false where it was closed.

@@ -8,7 +8,7 @@ mod fifo;
 mod foresight;
 mod gated_2q;
 mod generations;
-mod inbox;
+mod given;
 mod lru_gen;
 mod mglru;
 mod mglru_forms;
@@ -24,7 +24,7 @@ mod unwritten;
 
 pub use batch::{Batch, Looked, Moment, Outcome, ScanControl, Victim};
 pub use choice::{Class, Coldness, MAX_SWAPPINESS, Member, Part, choose};
-pub use inbox::{Given, MAX_GIVEN, let_go};
+pub use given::let_go;
 pub use lru_gen::{BadSeq, Generation, MAX_NR_GENS, TypeTiers};
 pub use policy::{Policy, UnknownPolicy};
 pub use record::{Lists, LruvecRecord};

@@ -1,9 +1,9 @@
 //! A lruvec in core's table: its lists, and beside them what the choice among lruvecs looks at.
 
-use super::inbox::{self, Given, Inbox};
+use super::given;
 use super::stay::Horizon;
 use super::{Coldness, Lruvec, Member, Policy, Token};
-use crate::frame::FrameTable;
+use crate::frame::{FrameTable, Given, Inbox};
 use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, Padded, SpinLock, rank};
 use crate::units::{Frame, Node, PageType};
 use core::ops::{Deref, DerefMut};
@@ -145,7 +145,7 @@ impl LruvecRecord {
                 return false;
             }
             if !are_live {
-                inbox::make_live(frames, pages);
+                given::make_live(frames, pages);
                 are_live = true;
             }
             self.inbox.give(frames, pages)

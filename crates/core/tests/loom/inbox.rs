@@ -1,4 +1,5 @@
-//! Pages that are left with whoever has their lruvec's lock, as `memory/complete.rs` does it.
+//! Pages that are left with whoever has their lruvec's lock, as `memory/complete.rs` does it, or
+//! that of their file's list.
 
 use super::*;
 use pagetide_core::reclaim::{LruvecRecord, let_go};
@@ -121,4 +122,35 @@ fn a_page_that_goes_before_it_is_listed_is_freed_once_by_its_last_holder() {
             world.audit(1);
         });
     }
+}
+
+#[test]
+fn of_those_who_list_pages_of_a_file_at_once_somebody_lists_them_all() {
+    loom::model(|| {
+        let mappings = Mappings::default();
+        let id = mappings.open(|_| true, Order::ZERO, PageType::File);
+        let id = id.expect("memory");
+        let frames = FrameTable::try_new(4).expect("memory");
+        let [gone, first, second, third] = [0, 1, 2, 3].map(Frame::new);
+        mappings.get(id).expect("open").list(&frames, &[gone]);
+        let shared = Arc::new((mappings, frames));
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (mappings, frames) = &*shared;
+                let mapping = mappings.get(id).expect("open");
+                mapping.list(frames, &[first, second]);
+                // Wherever it is by then.
+                mapping.unlist(frames, [first].into_iter());
+            })
+        };
+        let (mappings, frames) = &*shared;
+        let mapping = mappings.get(id).expect("open");
+        mapping.unlist(frames, [gone].into_iter());
+        mapping.list(frames, &[third]);
+        other.join().expect("no panic");
+        assert_eq!(mapping.nr_pages(), 2);
+        mapping.unlist(frames, [second, third].into_iter());
+        assert_eq!(mapping.any(), None);
+    });
 }

@@ -471,7 +471,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reads begun together are on no list of their file",
         file: "memory/begin.rs",
-        find: "mapping.list_all(&self.frames, listed());",
+        find: "mapping.list(&self.frames, came.frames());",
         replace: "",
         tests: Tests::Unit("begin"),
     },
