@@ -3,6 +3,7 @@
 use super::pageblock::{self, Mobility, NR_MOBILITIES, PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use crate::frame::{FrameTable, List, Place, State};
 use crate::units::{Discrepancy, Frame, MAX_ORDER, NR_ORDERS, Order, index};
+use core::ops::Range;
 
 /// The free blocks of frames `start..end`. Guarded by its zone's lock.
 #[derive(Debug)]
@@ -10,6 +11,11 @@ pub struct Buddy {
     pub(super) lists: [[List; NR_MOBILITIES]; NR_ORDERS],
     start: u32,
     end: u32,
+    /// Frames of blocks of the largest order that nobody had yet, in turn behind those of their
+    /// list, which has one where there are any: a block that is listed writes to its record, and a
+    /// large arena that is not used would have a page of records for each.
+    unlisted: Range<u32>,
+    /// With those that are not listed.
     nr_free: u32,
     /// Too small a zone keeps all its blocks on the movable lists.
     has_mobility: bool,
@@ -20,6 +26,12 @@ pub struct Buddy {
     /// How many want that no block is remembered as a group's, whether it comes or goes.
     nr_forgetting: u32,
 }
+
+/// The order of the largest blocks.
+const LARGEST: Order = match Order::new(MAX_ORDER) {
+    Some(order) => order,
+    None => Order::ZERO,
+};
 
 /// Where the last block of a batch came from: the next one is looked for there.
 ///
@@ -41,6 +53,7 @@ impl Buddy {
             lists: [const { [const { List::new() }; NR_MOBILITIES] }; NR_ORDERS],
             start,
             end,
+            unlisted: 0..0,
             nr_free: 0,
             // As the kernel: types are told apart where each can have a pageblock.
             has_mobility: index((end - start) / PAGEBLOCK_PAGES) >= NR_MOBILITIES,
@@ -56,11 +69,49 @@ impl Buddy {
                 .min(at.trailing_zeros())
                 .min(u32::from(MAX_ORDER));
             let order = order_of(fits);
+            if order == LARGEST {
+                let last = end & !(LARGEST.nr_pages() - 1);
+                buddy.unlisted = at..last;
+                buddy.nr_free += last - at;
+                at = last;
+                continue;
+            }
             // At the tail, so that low frames are taken first and high ones stay untouched.
             buddy.list(Frame::new(at), order, Mobility::Movable, frames, End::Tail);
             at += order.nr_pages();
         }
+        buddy.list_next(frames);
         buddy
+    }
+
+    /// Lists a block that nobody had yet where else none of its list would be there.
+    fn list_next(&mut self, frames: &FrameTable) {
+        let list = &self.lists[LARGEST.index()][Mobility::Movable.index()];
+        if list.is_empty() && !self.unlisted.is_empty() {
+            let first = self.unlisted.start;
+            self.unlisted.start += LARGEST.nr_pages();
+            self.list_new(frames, first);
+        }
+    }
+
+    /// Lists the last of the blocks that nobody had yet.
+    pub(super) fn list_last(&mut self, frames: &FrameTable) {
+        if !self.unlisted.is_empty() {
+            self.unlisted.end -= LARGEST.nr_pages();
+            self.list_new(frames, self.unlisted.end);
+        }
+    }
+
+    fn list_new(&mut self, frames: &FrameTable, first: u32) {
+        let movable = Mobility::Movable;
+        self.list(Frame::new(first), LARGEST, movable, frames, End::Tail);
+        // It was free before.
+        self.nr_free -= LARGEST.nr_pages();
+    }
+
+    /// Blocks that nobody had yet and that are not listed.
+    fn nr_unlisted(&self) -> u32 {
+        crate::units::count(self.unlisted.len()) / LARGEST.nr_pages()
     }
 
     /// Frames in free blocks.
@@ -78,7 +129,10 @@ impl Buddy {
     /// Free blocks of each order and mobility, as `/proc/pagetypeinfo` lists them.
     #[must_use]
     pub fn pagetypeinfo(&self) -> [[u32; NR_MOBILITIES]; NR_ORDERS] {
-        core::array::from_fn(|order| core::array::from_fn(|kind| self.lists[order][kind].len()))
+        let mut lens: [[u32; NR_MOBILITIES]; NR_ORDERS] =
+            core::array::from_fn(|order| self.lists[order].each_ref().map(List::len));
+        lens[LARGEST.index()][Mobility::Movable.index()] += self.nr_unlisted();
+        lens
     }
 
     /// Whether a block of at least `order` is free that `mobility` may have.
@@ -127,6 +181,7 @@ impl Buddy {
         self.lists[order.index()][kind.index()].remove(frames, frame);
         frames.set_block(frame, order, Place::Out);
         self.nr_free -= order.nr_pages();
+        self.list_next(frames);
     }
 
     /// Takes a block of `order`: the smallest of its own type that is large enough, split; else a
@@ -428,6 +483,11 @@ impl Buddy {
                 }
             }
         }
+        for first in self.unlisted.clone().step_by(index(LARGEST.nr_pages())) {
+            let is_new = frames.block(Frame::new(first)) == (Order::ZERO, Place::Out);
+            Discrepancy::require("a block that nobody had yet", first, is_new)?;
+            nr_free += LARGEST.nr_pages();
+        }
         let booked = u64::from(self.nr_free);
         Discrepancy::compare("free frames of a zone", 0, booked, nr_free.into())
     }
@@ -481,4 +541,35 @@ pub(super) fn order_of(order: u32) -> Order {
         .ok()
         .and_then(Order::new)
         .expect("orders here are at most MAX_ORDER")
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_nobody_had_are_free_and_written_to_when_they_come_next() {
+        let block = LARGEST.nr_pages();
+        let frames = FrameTable::try_new(6 * block).unwrap();
+        // Pieces on both sides of four such blocks.
+        let mut buddy = Buddy::new(&frames, block - 512, 5 * block + 7);
+        let movable = Mobility::Movable;
+        assert_eq!(buddy.nr_free(), 4 * block + 512 + 7);
+        for taken in 1..=4 {
+            let listed = (1..=4).filter(|number| {
+                frames.block(Frame::new(number * block)) == (LARGEST, Place::Zone)
+            });
+            assert_eq!(listed.count(), 1);
+            buddy.audit(&frames).unwrap();
+            let nr_left = buddy.pagetypeinfo()[LARGEST.index()][movable.index()];
+            assert_eq!((nr_left, buddy.has_block(LARGEST)), (5 - taken, true));
+            let frame = buddy.alloc(&frames, LARGEST, movable, &mut Found::default());
+            assert_eq!(frame, Some(Frame::new(taken * block)));
+        }
+        assert!(!buddy.has_block(LARGEST));
+        buddy.free(&frames, Frame::new(2 * block), LARGEST, 0);
+        buddy.audit(&frames).unwrap();
+        assert_eq!(buddy.nr_free(), block + 512 + 7);
+    }
 }

@@ -141,6 +141,9 @@ impl Buddy {
             for have in usize::from(PAGEBLOCK_ORDER)..NR_ORDERS {
                 let order = order_of(count(have));
                 for kind in Mobility::ALL {
+                    if (order.get(), kind, has_memory) == (MAX_ORDER, Mobility::Movable, false) {
+                        self.list_last(frames);
+                    }
                     let list = &self.lists[have][kind.index()];
                     let mut blocks = list.iter_back(frames).take(max_scan);
                     let found = blocks.find_map(|block| {
@@ -320,6 +323,24 @@ mod tests {
         let config = Config::new(Topology::uniform(1));
         let zones = Zones::try_new(config, &frames).unwrap();
         (frames, zones)
+    }
+
+    #[test]
+    fn of_untouched_pageblocks_those_go_that_come_last() {
+        let (frames, zones) = bed(8 << MAX_ORDER);
+        let mut taken =
+            [(); 16].map(|()| zones.take_region(&frames).unwrap().0.number() / PAGEBLOCK_PAGES);
+        // Two are one block.
+        assert!(
+            taken
+                .chunks(2)
+                .rev()
+                .zip(0..)
+                .all(|(two, nr)| two[0] / 2 == nr)
+        );
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..16));
+        assert_eq!((zones.take_region(&frames), zones.nr_free()), (None, 0));
     }
 
     #[test]

@@ -530,6 +530,7 @@ impl Memory {
             }
             let word = self.frames.word(frame);
             let group = self.frames.group(frame);
+            // A free block that nobody had yet stays: whoever wants one finds it in its zone first.
             let may_go = word.state() == State::Live && may_go(word, may_write);
             if !may_go || !spares.take(self, group, size.nr_pages(), from) {
                 return (stays, looks);

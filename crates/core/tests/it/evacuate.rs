@@ -121,7 +121,9 @@ impl World {
             let frame = Frame::new(at);
             let (size, place) = frames.block(frame);
             let word = frames.word(frame);
-            let may_go = place != Place::Out || word.is_evictable();
+            // The record of a free block that nobody had yet says nothing.
+            let is_free = place != Place::Out || word.state() == State::Free;
+            let may_go = is_free || word.is_evictable();
             (at..at + size.nr_pages()).for_each(|frame| {
                 stays[Frame::new(frame).index()] = !may_go;
             });

@@ -122,6 +122,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("a_brief_hold_excludes"),
     },
     Mutant {
+        name: "a list runs dry beside blocks that nobody had yet",
+        file: "alloc/buddy.rs",
+        find: "        self.nr_free -= order.nr_pages();\n        self.list_next(frames);\n",
+        replace: "        self.nr_free -= order.nr_pages();\n",
+        tests: Tests::Unit("blocks_that_nobody_had"),
+    },
+    Mutant {
+        name: "blocks that nobody had yet are not counted as free",
+        file: "alloc/buddy.rs",
+        find: "buddy.nr_free += last - at;",
+        replace: "",
+        tests: Tests::Unit("blocks_that_nobody_had"),
+    },
+    Mutant {
+        name: "a reservation takes the pageblocks that come next",
+        file: "alloc/region.rs",
+        find: "self.list_last(frames);",
+        replace: "",
+        tests: Tests::Unit("those_go_that_come_last"),
+    },
+    Mutant {
         name: "a table charges before it has its memory",
         file: "sync/table.rs",
         find: "let mut slots = room_for(nr_slots)?;\n        \
