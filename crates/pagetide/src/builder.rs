@@ -99,9 +99,9 @@ impl Size {
 }
 
 impl Builder {
-    /// The budget: file cache, working memory and pagetide's own records together. Rounded down to
-    /// whole pages. By default a share of what the process may have, see
-    /// [`Builder::budget_fraction`].
+    /// The budget: file cache, working memory and pagetide's own records, of which about 64 KiB a
+    /// GiB and 16 KiB a CPU are resident at first. Rounded down to whole pages. By default a share
+    /// of what the process may have, see [`Builder::budget_fraction`].
     pub fn budget(mut self, budget: ByteSize) -> Builder {
         self.size = Size::Budget(budget.as_u64());
         self

@@ -77,7 +77,7 @@ impl Shelf {
 #[derive(Debug)]
 struct Shelves {
     chunks: Fixed<Chunk>,
-    /// The first free chunk.
+    /// The first free one of the chunks that were made.
     free: u32,
     shelves: [Shelf; NR_SHELVES],
     nr_chunks: u32,
@@ -104,12 +104,13 @@ impl Shelves {
             of_group + nr_pages <= share.of_group && self.nr_pages + nr_pages <= share.of_all;
         let found = self.find(form);
         let found = found.or_else(|| self.shelves.iter().position(|shelf| shelf.nr_chunks == 0));
-        let (Some(at), true) = (found, has_room && self.free != NONE) else {
+        let (Some(at), true) = (found, has_room) else {
             return false;
         };
-        let number = self.free;
+        let Some(number) = self.take_free() else {
+            return false;
+        };
         let chunk = &mut self.chunks[index(number)];
-        self.free = chunk.below;
         let shelf = &mut self.shelves[at];
         if shelf.nr_chunks == 0 {
             *shelf = Shelf {
@@ -130,6 +131,20 @@ impl Shelves {
         self.nr_chunks += 1;
         self.nr_pages += nr_pages;
         true
+    }
+
+    /// A free chunk, made where none is free of those that were.
+    fn take_free(&mut self) -> Option<u32> {
+        let number = self.free;
+        if let Some(chunk) = self.chunks.get(index(number)) {
+            self.free = chunk.below;
+            return Some(number);
+        }
+        let next = self.chunks.nr_made();
+        (!self.chunks.is_full()).then(|| {
+            self.chunks.push(NEW);
+            next
+        })
     }
 
     /// Takes a chunk off its shelf: it is in its place until the next one comes.
@@ -155,6 +170,13 @@ impl Shelves {
         &self.chunks[index(number)]
     }
 }
+
+const NEW: Chunk = Chunk {
+    above: NONE,
+    below: NONE,
+    nr_blocks: 0,
+    blocks: [Frame::FIRST; MAX_CHUNK],
+};
 
 const EMPTY: Shelf = Shelf {
     form: Form::new(0, crate::units::Order::ZERO),
@@ -200,20 +222,10 @@ impl Depot {
     /// [`NoMetadata`] where the allocator refuses.
     pub(super) fn try_new(nr_frames: u32, nr_cpus: u32) -> Result<Depot, NoMetadata> {
         let nr_chunks = Depot::nr_chunks_for(nr_frames, nr_cpus);
-        let free = |number: u32| Chunk {
-            above: NONE,
-            below: if number + 1 < nr_chunks {
-                number + 1
-            } else {
-                NONE
-            },
-            nr_blocks: 0,
-            blocks: [Frame::FIRST; MAX_CHUNK],
-        };
         Ok(Depot {
             shelves: SpinLock::new(Shelves {
-                chunks: Fixed::try_new(nr_chunks, free)?,
-                free: 0,
+                chunks: Fixed::try_new(nr_chunks)?,
+                free: NONE,
                 shelves: [EMPTY; NR_SHELVES],
                 nr_chunks: 0,
                 nr_pages: 0,

@@ -2,6 +2,7 @@
 //! of locks that buckets share.
 
 use super::std::boxed::Box;
+use super::std::vec::Vec;
 use super::{Guard, NoMetadata, SpinLock, room_for};
 use core::ops::{Deref, DerefMut, Index};
 
@@ -17,9 +18,13 @@ impl<T> Deref for Padded<T> {
     }
 }
 
-/// A fixed array of records, close together.
+/// Room for a fixed number of records, close together. Each is made when it is first needed: until
+/// then the OS has no memory to hold for it.
 #[derive(Debug)]
-pub struct Fixed<T>(Box<[T]>);
+pub struct Fixed<T> {
+    records: Vec<T>,
+    most: u32,
+}
 
 impl<T> Fixed<T> {
     /// Bytes that [`Fixed::try_new`] takes.
@@ -28,27 +33,49 @@ impl<T> Fixed<T> {
         size_of::<T>() * crate::units::index(nr_records)
     }
 
-    /// `nr_records` records, made in turn from their numbers.
+    /// Room for `nr_records` records.
     ///
     /// # Errors
     /// [`NoMetadata`] where the allocator refuses.
-    pub fn try_new(nr_records: u32, record: impl FnMut(u32) -> T) -> Result<Self, NoMetadata> {
-        let mut records = room_for(crate::units::index(nr_records))?;
-        records.extend((0..nr_records).map(record));
-        Ok(Fixed(records.into_boxed_slice()))
+    pub fn try_new(nr_records: u32) -> Result<Self, NoMetadata> {
+        Ok(Fixed {
+            records: room_for(crate::units::index(nr_records))?,
+            most: nr_records,
+        })
+    }
+
+    /// Records that were made.
+    #[must_use]
+    pub fn nr_made(&self) -> u32 {
+        crate::units::count(self.records.len())
+    }
+
+    /// Whether there is room for no more.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.nr_made() == self.most
+    }
+
+    /// Makes one more.
+    ///
+    /// # Panics
+    /// Where there is no room.
+    pub fn push(&mut self, record: T) {
+        assert!(!self.is_full(), "room for {} records", self.most);
+        self.records.push(record);
     }
 }
 
 impl<T> Deref for Fixed<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.0
+        &self.records
     }
 }
 
 impl<T> DerefMut for Fixed<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.0
+        &mut self.records
     }
 }
 

@@ -97,6 +97,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("goes_back_without_anothers_name"),
     },
     Mutant {
+        name: "a chunk of the depot is used once",
+        file: "memory/depot.rs",
+        find: "if let Some(chunk) = self.chunks.get(index(number)) {",
+        replace: "if let Some(chunk) = self.chunks.get(index(NONE)) {",
+        tests: Tests::Unit("depot"),
+    },
+    Mutant {
         name: "the depot has no share",
         file: "memory/depot.rs",
         find: "of_group + nr_pages <= share.of_group",
