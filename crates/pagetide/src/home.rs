@@ -202,9 +202,11 @@ impl ByFrame {
     #[inline(never)]
     fn drop_block_sharing(self, frame: Frame) {
         let shared = self.share();
+        // A frame that goes to its zone forgets whose it was.
+        let group = shared.core.frames().group(frame);
         let is_last = shared.core.drop_buf_at_once(cpu::current(), frame);
         shared.settle();
-        shared.came_back(frame);
+        shared.group_came_back(group);
         if is_last {
             shared.end_stay();
         }

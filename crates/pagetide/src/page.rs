@@ -101,9 +101,11 @@ impl Drop for Latch<'_> {
     fn drop(&mut self) {
         let mut effects = Effects::new();
         let core = &self.shared.core;
+        // As in `PageMut`.
+        let group = core.frames().group(self.frame);
         core.unlatch(cpu::current(), self.frame, self.is_dirty, &mut effects);
         self.shared.wake_all(&mut effects);
-        self.shared.came_back(self.frame);
+        self.shared.group_came_back(group);
     }
 }
 
@@ -466,12 +468,14 @@ impl Drop for PageMut {
         let (shared, frame) = (self.open.home(), self.block.frame());
         shared.sites.leave(&self.site);
         let core = &shared.core;
+        // A frame that goes to its zone, of a page that was cut off, forgets whose it was.
+        let group = core.frames().group(frame);
         core.unlatch(cpu::current(), frame, self.is_dirty, &mut effects);
         self.settle();
         // Those who are woken are foreign, and may unwind.
         let mut panics = Panics::default();
         panics.catch(|| shared.wake_all(&mut effects));
-        panics.catch(|| shared.came_back(frame));
+        panics.catch(|| shared.group_came_back(group));
         if let Some(account) = &self.account {
             let nr_pages = u64::from(self.block.order().nr_pages());
             panics.catch(|| shared.pins.give_back(account, nr_pages));

@@ -87,8 +87,14 @@ impl Shared {
     #[inline(never)]
     fn unpinned(&self, frame: Frame, before: Word) {
         let mut effects = Effects::new();
+        // That of a page that was cut off is this caller's until it goes to its zone, where it
+        // forgets whose it was.
+        let group = self.core.frames().group(frame);
         self.core
             .unpinned(cpu::current(), frame, before, &mut effects);
         self.wake_all(&mut effects);
+        if before.pins() == 1 {
+            self.group_came_back(group);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::data::numbered_file;
 use crate::swift::{assert_within, timed};
-use pagetide::{Buf, ByteSize, Error, File, Group, Memory, Order, Page};
+use pagetide::{Buf, ByteSize, Error, File, Group, Memory, OpenOptions, Order, Page, Topology};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -112,6 +112,30 @@ fn a_future_is_woken_by_working_memory_that_comes_back() {
     assert_eq!(web.usage(), ByteSize(0));
     // Nobody was refused for good.
     assert_eq!(web.events().oom, 0);
+}
+
+/// So many CPUs under a small budget have no caches: what is freed goes to its zone at once.
+#[test]
+fn a_future_is_woken_by_what_goes_to_its_zone() {
+    let data = numbered_file(16);
+    let many: Topology = "1x64".parse().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(8)).topology(many);
+    let memory = builder.without_thread().build().unwrap();
+    let web = group(&memory, "web", ByteSize::kib(16));
+    let held = web.alloc(Order::new(2)).unwrap();
+    let mut task = Task::waiting(&web, Order::new(1));
+    drop(held);
+    assert!(task.is_woken(), "by a block");
+    drop(task.done());
+    let options = OpenOptions::new().order(Order::new(2)).write(true);
+    let file = options.open(&memory, data.path(), &web).unwrap();
+    let page = file.pin(0).unwrap();
+    file.set_len(0).unwrap();
+    let mut task = Task::waiting(&web, PAGE);
+    drop(page);
+    assert!(task.is_woken(), "by a page that was cut off");
+    drop(task.done());
+    assert_eq!(web.usage(), ByteSize(0));
 }
 
 #[test]

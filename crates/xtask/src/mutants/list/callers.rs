@@ -131,6 +131,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Isolated,
     },
     Mutant {
+        name: "nobody is woken by a block that goes to its zone",
+        file: "home.rs",
+        find: "shared.group_came_back(group);",
+        replace: "shared.came_back(frame);",
+        tests: Tests::Runtime("waits::a_future_is_woken_by_what_goes"),
+    },
+    Mutant {
+        name: "nobody is woken by a page that was cut off and goes to its zone",
+        file: "page/held.rs",
+        find: "if before.pins() == 1 {",
+        replace: "if before.pins() > 1 {",
+        tests: Tests::Runtime("waits::a_future_is_woken_by_what_goes"),
+    },
+    Mutant {
         name: "who was woken and is not polled stands in the way for ever",
         file: "memory_wait.rs",
         find: "self.woken.is_none_or(|woken| now < woken + TURN);",
