@@ -346,6 +346,10 @@ impl Group {
     /// Where a limit is met and nothing can go, but pages are being read that are enough, as after
     /// a scan, it waits for them, 200 ms at most.
     ///
+    /// What was given back waits on its CPU for whoever takes it next there, where the budget is
+    /// large enough: about 5 MiB for each CPU of the machine for single pages, 60 MiB for blocks of
+    /// 64 KiB. Under a smaller one each goes by the counters and the zone.
+    ///
     /// # Errors
     /// [`Error::OverLimit`], [`Error::NoBlock`] where something that has to stay is in each block.
     pub fn alloc(&self, order: Order) -> Result<Buf, Error> {

@@ -1,5 +1,6 @@
 //! Reads, pins and moves of pages beside a file that is made shorter and longer.
 
+use crate::by_cpu;
 use crate::disk::Disk;
 use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
 use std::future::Future;
@@ -129,8 +130,9 @@ impl Drop for Opening<'_> {
 
 #[test]
 fn pages_that_move_while_the_file_is_cut_go_too() {
-    let memory = Memory::builder().budget(ByteSize::mib(16));
-    let memory = memory.without_thread().build().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let builder = builder.topology(by_cpu::two()).without_thread();
+    let memory = builder.build().unwrap();
     let root = memory.root();
     let content = (ByteSize::mib(16).as_u64() - root.stat().kernel) / PAGE;
     // Two such files leave a few frames to move to, and no block.

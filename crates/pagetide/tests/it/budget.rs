@@ -1,5 +1,6 @@
 //! The budget: who is charged, what is refused.
 
+use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::disk::Disk;
 use pagetide::{ByteSize, Error, Memory, Order, Page};
@@ -184,7 +185,8 @@ fn who_is_above_high_is_slowed_down_and_protected_pages_stay() {
 
 #[test]
 fn what_is_charged_ahead_is_told_and_drained_before_anybody_is_refused() {
-    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let budget = by_cpu::budget(ByteSize::mib(32));
+    let memory = Memory::builder().budget(budget).build().unwrap();
     let group = memory.root().child("work").unwrap();
     let order = Order::new(0);
     let mut bufs: Vec<_> = (0..100).map(|_| group.alloc(order).unwrap()).collect();

@@ -1,5 +1,6 @@
 //! What a hit and a block of working memory cost, counted: read-modify-writes, and no lock.
 
+use crate::by_cpu;
 use pagetide::{ByteSize, Memory, Order, Topology};
 use pagetide_core::sync::nr_rmws;
 
@@ -107,7 +108,8 @@ fn a_page_that_one_cpu_uses_often_is_claimed_where_there_are_many() {
 fn a_block_taken_and_dropped_is_at_most_two_read_modify_writes() {
     for order in [0, 1, 4].map(Order::new) {
         // Each order alone: two that share a magazine of the CPU's take turns by the second.
-        let builder = Memory::builder().budget(ByteSize::mib(256));
+        // Enough for blocks of each order to wait on each CPU.
+        let builder = Memory::builder().budget(by_cpu::budget(ByteSize::mib(128)));
         let memory = builder.without_thread().build().unwrap();
         let group = memory.root().child("query").unwrap();
         let pair = || drop(group.alloc_unzeroed(order).unwrap());

@@ -1,5 +1,6 @@
 //! Long-term pins and large blocks of working memory beside them, with real bytes.
 
+use crate::by_cpu;
 use crate::data::numbered_file;
 use pagetide::{Buf, ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,8 @@ fn assert_page(page: &Page, number: u64) {
 /// of 2 MiB could be had then, and of how many.
 fn huge_blocks(pin: impl Fn(&File, u64) -> Result<Page, Error>) -> (usize, u64) {
     let budget = ByteSize::mib(64);
-    let memory = Memory::builder().budget(budget).build().unwrap();
+    let builder = Memory::builder().budget(budget).topology(by_cpu::two());
+    let memory = builder.build().unwrap();
     let content = budget.as_u64() - memory.root().stat().kernel;
     let nr_resident = content / PAGE_BYTES as u64 * 95 / 100;
     let data = numbered_file(nr_resident);
@@ -161,7 +163,8 @@ fn readers_see_a_page_wherever_it_is() {
 /// 32 MiB, full, and 2 MiB blocks beside it: the pages that are there still have their bytes.
 #[test]
 fn pages_that_moved_out_of_a_block_have_their_bytes() {
-    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(32));
+    let memory = builder.topology(by_cpu::two()).build().unwrap();
     let root = memory.root();
     let nr_pages = 2 * 32 * 256;
     let data = numbered_file(nr_pages);

@@ -13,6 +13,7 @@ mod beside_cuts;
 mod blocks;
 mod bounced;
 mod budget;
+mod by_cpu;
 mod bystanders;
 mod callers;
 mod child;

@@ -1,5 +1,6 @@
 //! Buffers in restartable sequences: threads that change CPU while magazines are emptied.
 
+use crate::by_cpu;
 use pagetide::{Buf, ByteSize, Group, Memory, Order, Topology};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ const TIME: Duration = Duration::from_millis(1500);
 
 /// A memory in which buffers are taken in restartable sequences, where the machine has them.
 pub(crate) fn memory() -> Option<Memory> {
-    let builder = Memory::builder().budget(ByteSize::mib(256));
+    let builder = Memory::builder().budget(by_cpu::budget(ByteSize::mib(128)));
     let memory = builder.without_thread().build().unwrap();
     if let Some(reason) = memory.without_rseq() {
         println!("skipped: restartable sequences: {reason}");
@@ -126,7 +127,7 @@ fn isolated_cpus_and_who_asks_for_it_have_locks() {
     drop(memory);
     let builder = || {
         Memory::builder()
-            .budget(ByteSize::mib(256))
+            .budget(by_cpu::budget(ByteSize::mib(128)))
             .without_thread()
     };
     let all: Vec<u32> = (0..1024).collect();

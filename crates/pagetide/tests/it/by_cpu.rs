@@ -1,0 +1,15 @@
+//! Memories that are as large as what a test looks at needs on a machine of so many CPUs.
+
+use pagetide::{ByteSize, Topology};
+
+/// So much for each CPU, and for two at least: each has its part of the charges that wait ahead.
+pub(crate) fn budget(of_each: ByteSize) -> ByteSize {
+    let nr_cpus = Topology::of_machine().nr_cpus().max(2);
+    ByteSize(of_each.as_u64() * u64::from(nr_cpus))
+}
+
+/// Two CPUs, whatever the machine has: for more of them an arena has more frames beyond its budget,
+/// a small one several blocks of 2 MiB.
+pub(crate) fn two() -> Topology {
+    Topology::grid(1, 2).unwrap()
+}
