@@ -61,6 +61,9 @@ fn hold(file: &File, thread: u64, is_over: &AtomicBool) -> (u64, u64) {
 /// Takes all pages away, in the ways that there are, until told; how often.
 fn take(memory: &Memory, file: &File, is_over: &AtomicBool) -> u64 {
     let mut turn = 0;
+    // With more CPUs there are more lines of claims to look at, and a page has to be used for
+    // longer before it is claimed.
+    let pause = Duration::from_micros(50) * memory.topology().nr_cpus().max(2);
     while !is_over.load(Ordering::Relaxed) {
         let page = turn % NR_PAGES;
         match turn / NR_PAGES % 4 {
@@ -80,7 +83,7 @@ fn take(memory: &Memory, file: &File, is_over: &AtomicBool) -> u64 {
             }
         }
         turn += 1;
-        thread::sleep(Duration::from_micros(100));
+        thread::sleep(pause);
     }
     turn
 }
