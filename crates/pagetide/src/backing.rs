@@ -440,7 +440,7 @@ impl Backing {
         }
         let here = match may_reclaim {
             true => shared.here(),
-            false => shared.here().without_reclaim(),
+            false => shared.here().deferring_high(),
         };
         Ok(self.dirty.make_room(shared, here).map(Room::Listed))
     }

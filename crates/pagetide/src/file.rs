@@ -470,7 +470,7 @@ impl File {
             let mut effects = Effects::new();
             let here = match fill.may_reclaim {
                 true => shared.here(),
-                false => shared.here().without_reclaim(),
+                false => shared.here().deferring_high(),
             };
             let step = op.step(&shared.core, here, &mut effects);
             // Where foreign code unwinds, it is looked at anew.

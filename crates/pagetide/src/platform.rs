@@ -70,6 +70,10 @@ impl Platform for Shared {
         throttle::owe((stall::key(self), group), delay_ns, self.throttle_max);
     }
 
+    fn defer_high(&self, group: u32, nr_charged: u32) {
+        throttle::defer((stall::key(self), group), nr_charged);
+    }
+
     fn wake_reclaim(&self, node: Node) {
         if self.reclaim.want(node) {
             self.nudge_node(node);
@@ -91,19 +95,42 @@ impl Shared {
         here
     }
 
-    /// Sleeps for what the thread charged above a `high`, if it holds no page.
+    /// Reclaims for what the thread charged above a `high` with a lock, and sleeps for what is over
+    /// it still, if it holds no page.
     #[inline]
     pub(crate) fn pay_debt(&self) {
+        if throttle::is_deferred() {
+            self.reclaim_deferred();
+        }
         if throttle::owes() {
             self.sleep_for_debt();
         }
     }
 
+    /// Whether others wait for what the thread returns from: then a later call pays.
+    fn is_called(&self) -> bool {
+        writeback::is_writing(self) || stall::is_reading(self) || shrinker::is_shrinking()
+    }
+
+    #[cold]
+    fn reclaim_deferred(&self) {
+        if self.is_called() {
+            return;
+        }
+        let Some((group, nr_charged)) = throttle::take_deferred(stall::key(self)) else {
+            return;
+        };
+        // An earlier call may have charged it, and the group be gone: else this keeps it.
+        let node = self.names().node_of(group);
+        if node.is_some() || group == self.core.groups().root() {
+            self.core.reclaim_high(self.here(), group, nr_charged);
+            self.settle();
+        }
+    }
+
     #[cold]
     fn sleep_for_debt(&self) {
-        // Others wait for what a shrinker or a hook returns: a later call pays.
-        let is_called = writeback::is_writing(self) || stall::is_reading(self);
-        if is_called || shrinker::is_shrinking() {
+        if self.is_called() {
             return;
         }
         let Some(((memory, group), delay)) = throttle::take_debt() else {

@@ -15,6 +15,8 @@ struct Thread {
     owed_ns: Cell<u64>,
     /// What the debt is about.
     about: Cell<About>,
+    /// Pages that were charged above a `high` and not reclaimed for yet, and whose.
+    deferred: Cell<(About, u32)>,
     /// Pinned pages made here less those dropped here. One that is dropped by another thread keeps
     /// this one from ever being slowed down again, until it drops one that it did not make.
     nr_held: Cell<u32>,
@@ -22,7 +24,12 @@ struct Thread {
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { owed_ns: Cell::new(0), about: Cell::new((0, 0)), nr_held: Cell::new(0) }
+        Thread {
+            owed_ns: Cell::new(0),
+            about: Cell::new((0, 0)),
+            deferred: Cell::new(((0, 0), 0)),
+            nr_held: Cell::new(0),
+        }
     };
 }
 
@@ -50,6 +57,36 @@ pub(crate) fn take_debt() -> Option<(About, Duration)> {
 #[inline]
 pub(crate) fn owes() -> bool {
     THREAD.with(|thread| thread.owed_ns.get() >= MIN_SLEEP_NS && thread.nr_held.get() == 0)
+}
+
+/// Notes pages that were charged above a `high`, for which the thread is to reclaim. Of two groups
+/// it remembers the last.
+pub(crate) fn defer(about: About, nr_charged: u32) {
+    THREAD.with(|thread| {
+        let (before, nr_before) = thread.deferred.get();
+        let nr_before = if before == about { nr_before } else { 0 };
+        let nr_pages = nr_before.saturating_add(nr_charged);
+        thread.deferred.set((about, nr_pages));
+    });
+}
+
+/// A group of a memory, and the pages for which the thread is to reclaim there: then it is not any
+/// more.
+pub(crate) fn take_deferred(memory: usize) -> Option<(u32, u32)> {
+    THREAD.with(|thread| {
+        let ((whose, group), nr_pages) = thread.deferred.get();
+        let is_owed = nr_pages > 0 && whose == memory;
+        is_owed.then(|| {
+            thread.deferred.set(((0, 0), 0));
+            (group, nr_pages)
+        })
+    })
+}
+
+/// Whether [`take_deferred`] would say something, for some memory.
+#[inline]
+pub(crate) fn is_deferred() -> bool {
+    THREAD.with(|thread| thread.deferred.get().1 > 0)
 }
 
 /// The thread holds one more pinned page.
@@ -82,6 +119,20 @@ mod tests {
         owe((1, 4), u64::MAX, MAX);
         assert_eq!(take_debt(), Some(((1, 4), MAX)));
         assert_eq!(take_debt(), None);
+    }
+
+    #[test]
+    fn what_was_deferred_is_of_one_memory_and_adds_up() {
+        assert!(!is_deferred());
+        for nr_charged in [3, 4] {
+            defer((1, 3), nr_charged);
+        }
+        assert_eq!((is_deferred(), take_deferred(2)), (true, None));
+        assert_eq!(take_deferred(1), Some((3, 7)));
+        assert_eq!((is_deferred(), take_deferred(1)), (false, None));
+        defer((1, 3), 5);
+        defer((1, 4), 6);
+        assert_eq!(take_deferred(1), Some((4, 6)));
     }
 
     #[test]

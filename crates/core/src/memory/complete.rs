@@ -136,7 +136,9 @@ impl<'a> Incoming<'a> {
         let group = memory.groups.get(id);
         let group = group.expect("a group lives while a page is charged to it");
         if !is_alone {
-            // Before the lock is open: the group may go with the pages of others.
+            // Before the lock is open: the group may go with the pages of others. Not before they
+            // count as listed: who lacks memory looks at both.
+            self.lists.publish();
             Came::tell(&self.came, group);
         }
         let is_walked = group.is_walked();

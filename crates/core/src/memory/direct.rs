@@ -87,11 +87,15 @@ impl Memory {
 
     /// After a charge that took levels above their `high`: reclaims on each, as long as that frees
     /// pages, and where it does not free as many as were charged tells the platform for how long to
-    /// slow the charger down for what is over it still.
+    /// slow the charger down for what is over it still. Or has it called later, where the caller
+    /// [defers](Here::deferring_high) it.
     ///
     /// Source: the kernel's `mem_cgroup_handle_over_high`, which goes on while it makes progress.
     /// Changed: for one charge no more than [`MAX_BELOW`] pages beyond it.
-    pub(super) fn reclaim_high(&self, here: Here<'_>, group: u32, nr_charged: u32) {
+    pub fn reclaim_high(&self, here: Here<'_>, group: u32, nr_charged: u32) {
+        if here.defers_high {
+            return here.platform.defer_high(group, nr_charged);
+        }
         let mut is_stuck = false;
         for (level, _) in self.groups.over_high(group) {
             self.groups.count_event(level, Event::High);

@@ -48,6 +48,11 @@ pub trait Platform: Debug {
     /// down by `delay_ns` when it next holds no page.
     fn throttle(&self, group: u32, delay_ns: u64);
 
+    /// The calling thread charged `group` so many pages while a level was above its `high`, and is
+    /// to call [`Memory::reclaim_high`](super::Memory::reclaim_high) when nobody waits for what it
+    /// has: [`Here::deferring_high`]. By default it is not.
+    fn defer_high(&self, _group: u32, _nr_charged: u32) {}
+
     /// A request found no page of a node above its low watermark, or the budget is nearly used up
     /// by a request from there: who reclaims in the background should call
     /// [`Memory::balance`](super::Memory::balance) soon. Said by every such request, so cheap where
@@ -81,6 +86,8 @@ pub struct Here<'a> {
     pub may_use_reserve: bool,
     /// Whether it waits for pages that are being read: [`Platform::wait_for_read`].
     pub waits_for_reads: bool,
+    /// Whether it reclaims for `high` later: [`Platform::defer_high`].
+    pub defers_high: bool,
     /// Pages that were charged for it ahead.
     pub ahead: Option<&'a Ahead<'a>>,
 }
@@ -94,6 +101,7 @@ impl<'a> Here<'a> {
             may_reclaim: true,
             may_use_reserve: false,
             waits_for_reads: false,
+            defers_high: false,
             ahead: None,
         }
     }
@@ -112,6 +120,17 @@ impl<'a> Here<'a> {
     pub fn waiting_for_reads(self) -> Here<'a> {
         Here {
             waits_for_reads: true,
+            ..self
+        }
+    }
+
+    /// The same without reclaim, if it may reclaim, for a caller with a lock that others wait for:
+    /// it gets what is there, and tells of a `high` that it goes above.
+    #[must_use]
+    pub fn deferring_high(self) -> Here<'a> {
+        Here {
+            may_reclaim: false,
+            defers_high: self.may_reclaim,
             ..self
         }
     }

@@ -207,8 +207,9 @@ impl DerefMut for Lists<'_> {
     }
 }
 
-impl Drop for Lists<'_> {
-    fn drop(&mut self) {
+impl Lists<'_> {
+    /// Publishes what became of the lists: before the end, for who says so himself.
+    pub fn publish(&self) {
         for page_type in PageType::ALL {
             let coldness = self.lists.coldness(page_type);
             let published = &self.record.published[page_type.index()];
@@ -229,5 +230,11 @@ impl Drop for Lists<'_> {
             let horizon = Horizon::pack(self.lists.horizon(page_type));
             published.horizon.store(horizon, Ordering::Relaxed);
         }
+    }
+}
+
+impl Drop for Lists<'_> {
+    fn drop(&mut self) {
+        self.publish();
     }
 }

@@ -22,17 +22,16 @@ pub(super) enum Obstacle {
     Held { page: u64, at: (Frame, u32) },
     /// It did not come in.
     Refused { page: u64, error: PageError },
+    /// There is no place for it among the dirty ones.
+    Unlisted { page: u64, error: AllocError },
 }
 
 impl Obstacle {
-    pub(super) const fn refused(page: u64, error: AllocError) -> Obstacle {
-        let error = PageError::Alloc(error);
-        Obstacle::Refused { page, error }
-    }
-
     pub(super) fn page(self) -> u64 {
         match self {
-            Obstacle::Held { page, .. } | Obstacle::Refused { page, .. } => page,
+            Obstacle::Held { page, .. }
+            | Obstacle::Refused { page, .. }
+            | Obstacle::Unlisted { page, .. } => page,
         }
     }
 }
@@ -82,15 +81,26 @@ impl<'a> LatchWait<'a> {
     pub(super) fn on(&mut self, obstacle: Obstacle) -> Result<(), Error> {
         match obstacle {
             Obstacle::Held { page, at } => self.on_holder(page, at),
-            Obstacle::Refused { page, error } => self.on_refusal(page, error),
+            Obstacle::Refused { page, error } => self.on_refusal(page, error, true),
+            Obstacle::Unlisted { page, error } => {
+                self.on_refusal(page, PageError::Alloc(error), false)
+            }
         }
     }
 
-    fn on_refusal(&mut self, page: u64, mut error: PageError) -> Result<(), Error> {
+    fn on_refusal(
+        &mut self,
+        page: u64,
+        mut error: PageError,
+        needs_frame: bool,
+    ) -> Result<(), Error> {
         if matches!(error, PageError::Alloc(_)) && !self.may_reclaim() {
             self.withdraw();
-            match self.make_room(page)? {
-                Ok(()) => return Ok(()),
+            match self.make_room(page, needs_frame)? {
+                Ok(()) => {
+                    self.nr_made += 1;
+                    return Ok(());
+                }
                 Err(refused) => error = PageError::Alloc(refused),
             }
         }
@@ -100,14 +110,16 @@ impl<'a> LatchWait<'a> {
         }
     }
 
-    /// Reclaims what was refused without: a place among the dirty pages, and a frame.
-    fn make_room(&mut self, page: u64) -> Result<Result<(), AllocError>, Error> {
-        self.nr_made += 1;
+    /// Reclaims what was refused without: a place among the dirty pages, and perhaps a frame.
+    fn make_room(&self, page: u64, needs_frame: bool) -> Result<Result<(), AllocError>, Error> {
         let (shared, open) = (self.file.home(), &self.file.open);
         let listed = open.backing.expect_dirty(shared, page, true)?;
-        let made = listed.and_then(|_| {
-            let (here, group) = (shared.here(), self.group.id());
-            shared.core.make_room_for(here, group, open.order)
+        let made = listed.and_then(|_| match needs_frame {
+            true => {
+                let (here, group) = (shared.here(), self.group.id());
+                shared.core.make_room_for(here, group, open.order)
+            }
+            false => Ok(()),
         });
         shared.settle();
         Ok(made)

@@ -45,6 +45,7 @@ impl File {
         while let Err(obstacle) = self.punch_alone(bytes, &mut wait)? {
             wait.on(obstacle)?;
         }
+        self.open.shared.pay_debt();
         Ok(())
     }
 

@@ -280,7 +280,7 @@ impl File {
         let key = self.key_to_write(page)?;
         let room = match backing.expect_dirty(shared, page, may_reclaim)? {
             Ok(room) => room,
-            Err(error) => return Ok(Err(Obstacle::refused(page, error))),
+            Err(error) => return Ok(Err(Obstacle::Unlisted { page, error })),
         };
         let mut is_new = content == Content::New;
         loop {

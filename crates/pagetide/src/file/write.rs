@@ -130,6 +130,8 @@ impl File {
             wait = LatchWait::new(self, &self.group);
             done += part.bytes.len();
         }
+        drop(begun);
+        self.open.shared.pay_debt();
         Ok(done)
     }
 
@@ -308,7 +310,12 @@ impl File {
         self.check_log_of(part.page)?;
         let room = match backing.expect_dirty(shared, part.page, may_reclaim)? {
             Ok(room) => room,
-            Err(error) => return Ok(Err(Obstacle::refused(part.page, error))),
+            Err(error) => {
+                return Ok(Err(Obstacle::Unlisted {
+                    page: part.page,
+                    error,
+                }));
+            }
         };
         loop {
             match shared.latch(key) {

@@ -2,7 +2,7 @@
 
 use crate::slow::{PAGE, group_of, slow};
 use crate::swift::{assert_within, timed};
-use pagetide::{ByteSize, Group, Memory, Order};
+use pagetide::{ByteSize, Error, File, Group, Memory, Order};
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
@@ -68,6 +68,32 @@ fn a_group_with_a_high_is_not_all_dirty() {
         }
         let dirty = ByteSize(writes.stat().file_dirty);
         assert!(dirty < ByteSize::mib(1), "{name}: {dirty}");
+    }
+}
+
+/// Under the lock of the file nothing is reclaimed: before the next page is.
+#[test]
+fn who_changes_pages_stays_below_high_and_is_not_slowed_down_while_clean_pages_go() {
+    type Change = fn(&File, u64) -> Result<(), Error>;
+    let changes: [Change; 4] = [
+        |file, page| file.write_at(&[1], page * PAGE).map(drop),
+        |file, page| file.pin_mut(page).map(drop),
+        |file, page| file.pin_new(page).map(drop),
+        |file, page| file.punch(page * PAGE + 1..page * PAGE + 3),
+    ];
+    for change in changes {
+        let memory = memory(256);
+        let group = group(&memory, ByteSize::mib(4));
+        let data = tempfile::NamedTempFile::new().unwrap();
+        data.as_file().set_len(8000 * PAGE).unwrap();
+        let file = memory.open_rw(data.path(), &group).unwrap();
+        let mut next = 0;
+        assert_within(1000 * MS, || {
+            next += 1000;
+            timed(|| (next - 1000..next).for_each(|page| change(&file, page % 8000).unwrap()))
+        });
+        (0..4000).for_each(|page| change(&file, page).unwrap());
+        assert!(group.usage() <= ByteSize::mib(5), "{}", group.usage());
     }
 }
 

@@ -11,6 +11,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("in_hand::nobody_waits_for_a_file"),
     },
     Mutant {
+        name: "who goes above a high with a lock of a file does not reclaim for it",
+        file: "platform.rs",
+        find: "self.core.reclaim_high(self.here(), group, nr_charged);",
+        replace: "let _ = nr_charged;",
+        tests: Tests::Runtime("high::who_changes_pages"),
+    },
+    Mutant {
         name: "compressed pages wait while older ones are written",
         file: "spill/zswap.rs",
         find: "            drop(log);\n            if len == 0 {",
