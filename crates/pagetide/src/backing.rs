@@ -438,10 +438,7 @@ impl Backing {
         if let Some(region) = self.source.region() {
             return region.expect(page).map(Room::Expected).map(Ok);
         }
-        let here = match may_reclaim {
-            true => shared.here(),
-            false => shared.here().deferring_high(),
-        };
+        let here = shared.here_reclaiming(may_reclaim);
         Ok(self.dirty.make_room(shared, here).map(Room::Listed))
     }
 

@@ -468,10 +468,7 @@ impl File {
         loop {
             let op = fault.op.as_mut().expect("taken on return only");
             let mut effects = Effects::new();
-            let here = match fill.may_reclaim {
-                true => shared.here(),
-                false => shared.here().deferring_high(),
-            };
+            let here = shared.here_reclaiming(fill.may_reclaim);
             let step = op.step(&shared.core, here, &mut effects);
             // Where foreign code unwinds, it is looked at anew.
             let mut has_read = true;

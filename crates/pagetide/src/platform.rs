@@ -95,6 +95,14 @@ impl Shared {
         here
     }
 
+    /// The same; unless it `may_reclaim`, it has a lock of a file, for which others wait.
+    pub(crate) fn here_reclaiming(&self, may_reclaim: bool) -> Here<'_> {
+        match may_reclaim {
+            true => self.here(),
+            false => self.here().deferring_high(),
+        }
+    }
+
     /// Reclaims for what the thread charged above a `high` with a lock, and sleeps for what is over
     /// it still, if it holds no page.
     #[inline]

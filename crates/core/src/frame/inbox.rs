@@ -14,7 +14,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::units::{Frame, index};
 
 /// Frames in an inbox at most: who takes them lists all of them before he goes on.
-pub const MAX_GIVEN: usize = 64;
+const MAX_GIVEN: usize = 64;
 
 /// Somebody takes what is given.
 const OPEN: u64 = 1 << 63;
@@ -28,7 +28,7 @@ pub(crate) struct Inbox<const IS_FILE: bool = false>(AtomicU64);
 
 /// Frames for one list, in the order in which they came.
 #[derive(Clone, Copy, Debug)]
-pub struct Given {
+pub(crate) struct Given {
     frames: [Frame; MAX_GIVEN],
     nr_frames: usize,
 }
@@ -47,14 +47,14 @@ impl Given {
     ///
     /// # Panics
     /// Beyond [`MAX_GIVEN`].
-    pub fn push(&mut self, frame: Frame) {
+    pub(crate) fn push(&mut self, frame: Frame) {
         self.frames[self.nr_frames] = frame;
         self.nr_frames += 1;
     }
 
     /// All of them.
     #[must_use]
-    pub fn frames(&self) -> &[Frame] {
+    pub(crate) fn frames(&self) -> &[Frame] {
         &self.frames[..self.nr_frames]
     }
 }
@@ -95,6 +95,19 @@ impl<const IS_FILE: bool> Inbox<IS_FILE> {
             .is_ok()
     }
 
+    /// Lets nobody give more, once `list` has had what was given, in its order; whether that was
+    /// nothing. The caller has the lock.
+    pub(crate) fn close(&self, frames: &FrameTable, mut list: impl FnMut(&[Frame])) -> bool {
+        if self.close_empty() {
+            return true;
+        }
+        // Those first that are there: who comes meanwhile need not wait either.
+        for stays_open in [true, false] {
+            list(self.take(frames, stays_open).frames());
+        }
+        false
+    }
+
     /// Lets nobody give more, if nobody gave anything; whether that is so.
     pub(crate) fn close_empty(&self) -> bool {
         // Acquire, as in `take`.
@@ -103,9 +116,8 @@ impl<const IS_FILE: bool> Inbox<IS_FILE> {
             .is_ok()
     }
 
-    /// Takes what was given so far, and from then on lets others give more, or not. The caller has
-    /// the lock.
-    pub(crate) fn take(&self, frames: &FrameTable, stays_open: bool) -> Given {
+    /// Takes what was given so far, and from then on lets others give more, or not.
+    fn take(&self, frames: &FrameTable, stays_open: bool) -> Given {
         let after = if stays_open { OPEN } else { 0 };
         // Acquire pairs with the Release in `give`.
         let inbox = self.0.swap(after, Ordering::Acquire);

@@ -7,8 +7,7 @@ mod record;
 mod word;
 
 pub use form::Form;
-pub(crate) use inbox::Inbox;
-pub use inbox::{Given, MAX_GIVEN};
+pub(crate) use inbox::{Given, Inbox};
 pub use list::{FileList, List};
 pub use record::{BOUNCE, MAX_SAVING, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};

@@ -110,29 +110,23 @@ impl<'a> Incoming<'a> {
 
     /// Lists what others left here.
     #[cold]
-    fn take_given(&mut self) {
+    fn list_given(&mut self, given: &[Frame]) {
         let memory = self.memory;
-        // Those first that are there: who comes meanwhile need not wait either.
-        for is_last in [false, true] {
-            let given = self.lists.take_given(&memory.frames, is_last);
-            let nr_frames = |&frame: &Frame| memory.frames.block(frame).0.nr_pages();
-            let mut moment = memory.page_in_moment(given.frames().iter().map(nr_frames).sum());
-            for &frame in given.frames() {
-                let nr_frames = nr_frames(&frame);
-                self.list(frame, moment);
-                moment.page_ins += u64::from(nr_frames);
-            }
+        let nr_frames = |&frame: &Frame| memory.frames.block(frame).0.nr_pages();
+        let mut moment = memory.page_in_moment(given.iter().map(nr_frames).sum());
+        for frame in given {
+            let nr_frames = nr_frames(frame);
+            self.list(*frame, moment);
+            moment.page_ins += u64::from(nr_frames);
         }
     }
 
     /// Lists what others left here, tells the group, and opens the lock.
     fn end(mut self, cpu: Cpu) {
         let memory = self.memory;
-        let is_alone = self.lists.close_empty();
-        if !is_alone {
-            self.take_given();
-        }
-        let id = self.lists.group();
+        let record = self.lists.record();
+        let is_alone = record.close(&memory.frames, |given| self.list_given(given));
+        let id = record.group();
         let group = memory.groups.get(id);
         let group = group.expect("a group lives while a page is charged to it");
         if !is_alone {

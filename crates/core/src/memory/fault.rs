@@ -282,12 +282,9 @@ impl Memory {
         group: u32,
         order: Order,
     ) -> Result<(), AllocError> {
-        let block = self.take_block(here, group, order, Mobility::Movable)?;
-        let block = Held::new(self, here.cpu, What::Block(block.frame));
-        if let What::Block(frame) = block.what {
-            self.have_lruvec(here, group, frame)?;
-        }
-        Ok(())
+        let Block { frame, .. } = self.take_block(here, group, order, Mobility::Movable)?;
+        let _block = Held::new(self, here.cpu, What::Block(frame));
+        self.have_lruvec(here, group, frame)
     }
 
     /// Has what [`Memory::pin`] of these pages looks at first fetched from memory, side by side.

@@ -165,14 +165,10 @@ impl Mapping {
     ) -> T {
         self.inbox.open();
         let changed = change(&mut resident);
-        if !self.inbox.close_empty() {
-            // Those first that are there: who comes meanwhile need not wait either.
-            for stays_open in [true, false] {
-                let given = self.inbox.take(frames, stays_open);
-                let came = given.frames().iter();
-                came.for_each(|&frame| resident.push_head(frames, frame));
-            }
-        }
+        self.inbox.close(frames, |given| {
+            let came = given.iter();
+            came.for_each(|&frame| resident.push_head(frames, frame));
+        });
         changed
     }
 

@@ -67,10 +67,6 @@ impl Rules for Fifo {
         Token::new(0)
     }
 
-    fn is_workingset(&self, _page_type: PageType, _refault: Token) -> bool {
-        false
-    }
-
     fn evicted(&mut self, _page_type: PageType, _token: Token, _nr_frames: u32) {}
 
     fn put_back(&mut self, frames: &FrameTable, frame: Frame) -> Listing {

@@ -515,11 +515,6 @@ impl Rules for Gated2q {
         Some(Horizon::new(self.page_ins.seq(), self.nr_near))
     }
 
-    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
-        self.horizon(page_type)
-            .is_some_and(|horizon| horizon.has(refault))
-    }
-
     fn evicted(&mut self, _page_type: PageType, token: Token, nr_frames: u32) {
         self.page_ins.evicted(nr_frames, self.gone_for(token));
     }

@@ -124,7 +124,10 @@ trait Rules {
         None
     }
     /// Whether a page that comes back should not have gone: what is waited for then is a stall.
-    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool;
+    fn is_workingset(&self, page_type: PageType, refault: Token) -> bool {
+        self.horizon(page_type)
+            .is_some_and(|horizon| horizon.has(refault))
+    }
     /// Counts a page of `nr_frames` that was evicted.
     fn evicted(&mut self, page_type: PageType, token: Token, nr_frames: u32);
     /// Queues a page that could not be evicted.

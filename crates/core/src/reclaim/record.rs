@@ -3,7 +3,7 @@
 use super::given;
 use super::stay::Horizon;
 use super::{Coldness, Lruvec, Member, Policy, Token};
-use crate::frame::{FrameTable, Given, Inbox};
+use crate::frame::{FrameTable, Inbox};
 use crate::sync::{AtomicU32, AtomicU64, Guard, Ordering, Padded, SpinLock, rank};
 use crate::units::{Frame, Node, PageType};
 use core::ops::{Deref, DerefMut};
@@ -135,6 +135,12 @@ impl LruvecRecord {
         Some(Lists::of(self, self.lists.try_lock()?))
     }
 
+    /// Lets nobody leave more pages here, once `list` has had those that others left, in their
+    /// order, for [`Lruvec::accept`]; whether there were none. The caller has the lock.
+    pub fn close(&self, frames: &FrameTable, list: impl FnMut(&[Frame])) -> bool {
+        self.inbox.close(frames, list)
+    }
+
     /// Takes the lock of its lists, or leaves pages of a file or of anon memory that were read with
     /// whoever has it: `None`. The pages are `Live` then; they may be when the lock is taken, and
     /// are listed by [`Lruvec::insert`] or [`Lruvec::accept`]. The caller has a pin on each.
@@ -165,17 +171,15 @@ impl<'a> Lists<'a> {
     fn of(record: &'a LruvecRecord, lists: Guard<'a, Lruvec, { rank::LRUVEC }>) -> Lists<'a> {
         Lists { lists, record }
     }
-}
 
-impl Lists<'_> {
-    /// The group whose pages they are.
+    /// The record whose lists they are.
     #[must_use]
-    pub fn group(&self) -> u32 {
-        self.record.group()
+    pub fn record(&self) -> &'a LruvecRecord {
+        self.record
     }
 
-    /// Lets others leave pages here that they bring in: [`Lists::close_empty`] or the last
-    /// [`Lists::take_given`] follows.
+    /// Lets others leave pages here that they bring in: [`Lists::close_empty`] or
+    /// [`LruvecRecord::close`] follows.
     pub fn open(&self) {
         self.record.inbox.open();
     }
@@ -186,28 +190,6 @@ impl Lists<'_> {
         self.record.inbox.close_empty()
     }
 
-    /// Takes the pages that others left here, for [`Lruvec::accept`], and then, if `is_last`, lets
-    /// nobody leave more.
-    #[must_use]
-    pub fn take_given(&self, frames: &FrameTable, is_last: bool) -> Given {
-        self.record.inbox.take(frames, !is_last)
-    }
-}
-
-impl Deref for Lists<'_> {
-    type Target = Lruvec;
-    fn deref(&self) -> &Lruvec {
-        &self.lists
-    }
-}
-
-impl DerefMut for Lists<'_> {
-    fn deref_mut(&mut self) -> &mut Lruvec {
-        &mut self.lists
-    }
-}
-
-impl Lists<'_> {
     /// Publishes what became of the lists: before the end, for who says so himself.
     pub fn publish(&self) {
         for page_type in PageType::ALL {
@@ -230,6 +212,19 @@ impl Lists<'_> {
             let horizon = Horizon::pack(self.lists.horizon(page_type));
             published.horizon.store(horizon, Ordering::Relaxed);
         }
+    }
+}
+
+impl Deref for Lists<'_> {
+    type Target = Lruvec;
+    fn deref(&self) -> &Lruvec {
+        &self.lists
+    }
+}
+
+impl DerefMut for Lists<'_> {
+    fn deref_mut(&mut self) -> &mut Lruvec {
+        &mut self.lists
     }
 }
 

@@ -39,15 +39,9 @@ impl World {
             }
         };
         list(&mut lists, frame);
-        if !lists.close_empty() {
-            for is_last in [false, true] {
-                let given = lists.take_given(frames, is_last);
-                given
-                    .frames()
-                    .iter()
-                    .for_each(|&frame| list(&mut lists, frame));
-            }
-        }
+        self.lruvec.close(frames, |given| {
+            given.iter().for_each(|&frame| list(&mut lists, frame));
+        });
         drop(lists);
         let reap = |&frame: &Frame| {
             let_go(frames, frame);

@@ -1,82 +1,79 @@
 //! Named cases of pages that come in while others have their lruvec's lock.
 
 use super::*;
-use crate::reclaim::LruvecRecord;
+use crate::reclaim::Lists;
 use crate::sync::{nr_locks, rank};
 use std::thread;
 
-/// The lruvec of a group's page, which stays.
-fn lruvec(memory: &Memory, group: u32, file: u32) -> &LruvecRecord {
-    let (frame, _) = have(memory, group, key(file, 1000), Ok(())).unwrap();
+/// A group that has a page, and somebody who has its lruvec's lock, and takes what others bring.
+fn beside_holder(act: impl FnOnce(&Memory, (u32, u32), Lists<'_>)) {
+    let (memory, group, file) = memory(64, Policy::Gated2q);
+    let (frame, _) = have(&memory, group, key(file, 1000), Ok(())).unwrap();
     memory.unpin(CPU, frame, &mut Effects::new());
-    memory.lruvec_at(frame).unwrap()
+    let lists = memory.lruvec_at(frame).unwrap().lock();
+    lists.open();
+    act(&memory, (group, file), lists);
+    memory.check();
 }
 
 #[test]
 fn who_brings_a_page_in_does_not_wait_for_who_has_its_lruvec() {
-    let (memory, group, file) = memory(64, Policy::Gated2q);
-    let lruvec = lruvec(&memory, group, file);
-    let record = memory.groups().get(group).unwrap();
-    let lists = lruvec.lock();
-    lists.open();
-    // They end while the lock is held.
-    thread::scope(|scope| {
-        for cpu in 0..2 {
-            let memory = &memory;
-            scope.spawn(move || {
-                for page in (0..20).filter(|page| page % 2 == cpu) {
-                    assert!(touch(memory, group, key(file, page)));
-                    assert!(!touch(memory, group, key(file, page)), "it is there");
-                }
-            });
-        }
+    beside_holder(|memory, (group, file), lists| {
+        let (record, lruvec) = (memory.groups().get(group).unwrap(), lists.record());
+        // They end while the lock is held.
+        thread::scope(|scope| {
+            for cpu in 0..2 {
+                scope.spawn(move || {
+                    for page in (0..20).filter(|page| page % 2 == cpu) {
+                        assert!(touch(memory, group, key(file, page)));
+                        assert!(!touch(memory, group, key(file, page)), "it is there");
+                    }
+                });
+            }
+        });
+        assert_eq!(lists.nr_pages(), 1);
+        assert_eq!(record.nr_reading(), 20, "until they can be found");
+        memory.close_lists(CPU, lists);
+        assert_eq!(lruvec.lock().nr_pages(), 21);
+        memory.check();
+        assert_eq!(record.nr_reading(), 0);
+        // All of them can go.
+        assert_eq!(memory.reclaim(CPU, group, 64), 21);
     });
-    assert_eq!(lists.nr_pages(), 1);
-    assert_eq!(record.nr_reading(), 20, "until they can be found");
-    memory.close_lists(CPU, lists);
-    assert_eq!(lruvec.lock().nr_pages(), 21);
-    memory.check();
-    assert_eq!(record.nr_reading(), 0);
-    // All of them can go.
-    assert_eq!(memory.reclaim(CPU, group, 64), 21);
-    memory.check();
 }
 
 #[test]
 fn a_page_that_goes_before_it_is_listed_is_freed_when_that_is_seen() {
-    let (memory, group, file) = memory(64, Policy::Gated2q);
-    let lruvec = lruvec(&memory, group, file);
-    let record = memory.groups().get(group).unwrap();
-    let lists = lruvec.lock();
-    lists.open();
-    thread::scope(|scope| {
-        scope.spawn(|| (0..3).for_each(|page| _ = touch(&memory, group, key(file, page))));
-    });
-    let mut held = Vec::new();
-    for page in 0..2 {
-        let Found::Pinned(frame) = pin(&memory, key(file, page), Access::Copy) else {
-            panic!("it is there");
-        };
-        held.push(frame);
-    }
-    thread::scope(|scope| {
-        // Takes the lock, and so waits for its end.
-        let dropping = scope.spawn(|| {
-            (0..2).for_each(|page| {
-                memory.discard_page(CPU, key(file, page), &mut Effects::new());
-            });
+    beside_holder(|memory, (group, file), lists| {
+        let record = memory.groups().get(group).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| (0..3).for_each(|page| _ = touch(memory, group, key(file, page))));
         });
-        while memory.is_resident(key(file, 0)) {
-            thread::yield_now();
+        let mut held = Vec::new();
+        for page in 0..2 {
+            let Found::Pinned(frame) = pin(memory, key(file, page), Access::Copy) else {
+                panic!("it is there");
+            };
+            held.push(frame);
         }
-        memory.unpin(CPU, held[0], &mut Effects::new());
-        memory.close_lists(CPU, lists);
-        dropping.join().unwrap();
+        thread::scope(|scope| {
+            // Takes the lock, and so waits for its end.
+            let dropping = scope.spawn(|| {
+                (0..2).for_each(|page| {
+                    memory.discard_page(CPU, key(file, page), &mut Effects::new());
+                });
+            });
+            while memory.is_resident(key(file, 0)) {
+                thread::yield_now();
+            }
+            memory.unpin(CPU, held[0], &mut Effects::new());
+            memory.close_lists(CPU, lists);
+            dropping.join().unwrap();
+        });
+        assert_eq!(record.usage(), 3, "the second one is pinned");
+        memory.unpin(CPU, held[1], &mut Effects::new());
+        assert_eq!(record.usage(), 2);
     });
-    assert_eq!(record.usage(), 3, "the second one is pinned");
-    memory.unpin(CPU, held[1], &mut Effects::new());
-    assert_eq!(record.usage(), 2);
-    memory.check();
 }
 
 #[test]
