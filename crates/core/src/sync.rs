@@ -46,10 +46,12 @@ pub(crate) mod refusals;
 mod sections;
 mod slots;
 mod table;
+mod waiting;
 
 pub use sections::{Gate, OnCpu, Sections};
 pub use slots::{Fixed, Padded, PerCpu, Slots, Stripes};
 pub use table::Table;
+pub use waiting::Waiting;
 
 /// Has the cache line of a place fetched, for a caller that comes to it soon: a hint, no access. A
 /// load would not do: a read-modify-write behind it waits until it has its value. Only on x86-64.

@@ -22,6 +22,8 @@ mod left_pins;
 mod moves;
 #[path = "loom/stocks.rs"]
 mod stocks;
+#[path = "loom/waiting.rs"]
+mod waiting;
 #[path = "loom/write.rs"]
 mod write;
 

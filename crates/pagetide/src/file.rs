@@ -484,6 +484,10 @@ impl File {
                 }
                 Step::Wait { .. } => {}
             }
+            // Without a step, where a read has ended well.
+            if let Some(frame) = fault.take_live() {
+                return Ok(Pin::new(shared, frame, self.open.order));
+            }
         }
     }
 

@@ -308,7 +308,12 @@ impl Shared {
     /// Wakes whom core names; the effects of calls that cannot ask for a read. The caller has a
     /// share of the memory, which its last pin may give up here.
     pub(crate) fn wake_all(&self, effects: &mut Effects) {
-        if let Some(first) = effects.pop() {
+        while let Some(first) = effects.pop() {
+            if let Effect::Wake(frame) = first
+                && !self.waiters.are_any(frame)
+            {
+                continue;
+            }
             let others = iter::from_fn(|| effects.pop());
             self.carry_out(iter::once(first).chain(others), |_| {
                 unreachable!("only an operation's step asks for reads")

@@ -3,10 +3,12 @@
 use crate::park;
 use crate::shared::locked;
 use crate::sleepers::Sleepers;
+use pagetide_core::sync::Waiting;
 use pagetide_core::units::Frame;
 use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -15,11 +17,20 @@ const NR_BUCKETS: usize = 64;
 /// Tasks that wait, by the number of their frame and a ticket.
 type Tasks = BTreeMap<(u32, u64), Waker>;
 
+/// Those who wait for one of some frames.
+#[derive(Debug, Default)]
+struct Bucket {
+    tasks: Mutex<Tasks>,
+    threads: Sleepers,
+    /// All of them, and threads that are about to.
+    waiting: Waiting,
+}
+
 /// Threads and tasks that wait until a frame changes. For threads frames share buckets: a wake-up
 /// may be for another one.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    buckets: [(Mutex<Tasks>, Sleepers); NR_BUCKETS],
+    buckets: [Bucket; NR_BUCKETS],
     last_ticket: AtomicU64,
 }
 
@@ -45,17 +56,18 @@ impl Waiters {
         }
     }
 
-    fn bucket(&self, frame: Frame) -> (MutexGuard<'_, Tasks>, &Sleepers) {
-        let (lock, wakes) = &self.buckets[frame.index() % NR_BUCKETS];
-        (locked(lock), wakes)
+    fn bucket(&self, frame: Frame) -> &Bucket {
+        &self.buckets[frame.index() % NR_BUCKETS]
     }
 
     /// Parks while `has_to_wait`, which is asked again under the bucket's lock: a wake-up between
     /// the question and the sleep cannot be lost, because waking takes the same lock.
     pub(crate) fn wait_while(&self, frame: Frame, has_to_wait: impl Fn() -> bool) {
-        let (mut guard, wakes) = self.bucket(frame);
+        let Bucket { tasks, threads, .. } = self.bucket(frame);
+        let _counted = Waits::begin(self.bucket(frame));
+        let mut guard = locked(tasks);
         while has_to_wait() {
-            guard = wakes.sleep(|wakes| wakes.wait(guard));
+            guard = threads.sleep(|wakes| wakes.wait(guard));
         }
     }
 
@@ -66,13 +78,15 @@ impl Waiters {
         deadline: Instant,
         has_to_wait: impl Fn() -> bool,
     ) -> bool {
-        let (mut guard, wakes) = self.bucket(frame);
+        let Bucket { tasks, threads, .. } = self.bucket(frame);
+        let _counted = Waits::begin(self.bucket(frame));
+        let mut guard = locked(tasks);
         while has_to_wait() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            guard = wakes.sleep(|wakes| wakes.wait_timeout(guard, left)).0;
+            guard = threads.sleep(|wakes| wakes.wait_timeout(guard, left)).0;
         }
         true
     }
@@ -89,35 +103,61 @@ impl Waiters {
         let waker = waker.clone();
         let number = self.last_ticket.fetch_add(1, Ordering::Relaxed);
         let ticket = Ticket { frame, number };
-        let (mut tasks, _) = self.bucket(frame);
+        let counted = Waits::begin(self.bucket(frame));
+        let mut tasks = locked(&counted.0.tasks);
         if !has_to_wait() {
             drop(tasks);
             return None;
         }
         tasks.insert(ticket.key(), waker);
+        drop(tasks);
+        // It waits until it is taken out.
+        mem::forget(counted);
         Some(ticket)
     }
 
     /// Has a task not woken any more.
     pub(crate) fn forget(&self, ticket: Ticket) {
-        let (mut tasks, _) = self.bucket(ticket.frame);
+        let bucket = self.bucket(ticket.frame);
+        let mut tasks = locked(&bucket.tasks);
         let waker = tasks.remove(&ticket.key());
         drop(tasks);
-        drop(waker);
+        if waker.is_some() {
+            bucket.waiting.end();
+        }
     }
 
     /// Wakes the threads that wait for this frame, which is no foreign code; returns whether tasks
     /// may wait, too, for a caller that wakes those later.
     pub(crate) fn wake_threads(&self, frame: Frame) -> bool {
-        let (tasks, wakes) = self.bucket(frame);
-        wakes.wake_all(&tasks);
+        let bucket = self.bucket(frame);
+        if !bucket.waiting.is_any() {
+            return false;
+        }
+        let tasks = locked(&bucket.tasks);
+        bucket.threads.wake_all(&tasks);
         !tasks.is_empty()
     }
 
-    /// Wakes all who wait for this frame.
+    /// Whether somebody may wait for this frame, as the caller has just changed it. Takes no lock.
+    #[inline]
+    pub(crate) fn are_any(&self, frame: Frame) -> bool {
+        self.bucket(frame).waiting.is_any()
+    }
+
+    /// Wakes all who wait for this frame. Takes no lock where nobody does.
     pub(crate) fn wake(&self, frame: Frame) {
-        let (mut tasks, wakes) = self.bucket(frame);
-        wakes.wake_all(&tasks);
+        if self.are_any(frame) {
+            self.wake_some(frame);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake_some(&self, frame: Frame) {
+        let bucket = self.bucket(frame);
+        let mut tasks = locked(&bucket.tasks);
+        bucket.threads.wake_all(&tasks);
         if tasks.is_empty() {
             return;
         }
@@ -127,7 +167,24 @@ impl Waiters {
         let wakers = tickets.iter().filter_map(|ticket| tasks.remove(ticket));
         let wakers: Vec<Waker> = wakers.collect();
         drop(tasks);
+        wakers.iter().for_each(|_| bucket.waiting.end());
         park::to_each(wakers, Waker::wake);
+    }
+}
+
+/// One who waits, until dropped.
+struct Waits<'a>(&'a Bucket);
+
+impl<'a> Waits<'a> {
+    fn begin(bucket: &'a Bucket) -> Waits<'a> {
+        bucket.waiting.begin();
+        Waits(bucket)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.end();
     }
 }
 

@@ -189,6 +189,9 @@ impl fmt::Display for PressureLine {
 pub struct Stalled(u32);
 
 impl Stalled {
+    /// A task because of it at every level.
+    const EVERYWHERE: Stalled = Stalled(u32::MAX);
+
     fn is_task(self, depth: u32) -> bool {
         depth < self.0
     }
@@ -205,9 +208,12 @@ impl Tree {
     /// Cost: a lock a level; after up to 38 minutes without a change, 1,140 multiplications an
     /// average. So it is for [`Tree::end_stall`], [`Tree::enter_task`], [`Tree::leave_task`].
     pub fn begin_stall(&self, id: u32, now: u64, task: Option<u32>) -> Stalled {
-        let has_task = |level| task.is_some_and(|task| self.is_in(task, level));
-        let without = self.path(id).take_while(|&(level, _)| !has_task(level));
-        let stalled = Stalled(count(without.count()));
+        let stalled = task.map_or(Stalled::EVERYWHERE, |task| {
+            let without = self
+                .path(id)
+                .take_while(|&(level, _)| !self.is_in(task, level));
+            Stalled(count(without.count()))
+        });
         self.change(id, now, |state, depth| {
             state.nr_stalled += 1;
             state.nr_tasks += u32::from(stalled.is_task(depth));

@@ -19,6 +19,13 @@ struct Published {
     horizon: AtomicU64,
 }
 
+impl Published {
+    fn nr_frames(&self) -> u32 {
+        let nr_probation = self.nr_probation.load(Ordering::Relaxed);
+        nr_probation + self.nr_protected.load(Ordering::Relaxed)
+    }
+}
+
 /// The evictable pages of one group on one node.
 #[derive(Debug, Default)]
 pub struct LruvecRecord {
@@ -50,7 +57,11 @@ impl LruvecRecord {
         settings.next.store(next, Ordering::Relaxed);
         let has_classes = u32::from(policy.has_classes());
         settings.has_classes.store(has_classes, Ordering::Relaxed);
-        drop(self.lock());
+        // All of it: whose record it was had another policy, perhaps.
+        let lists = self.lock();
+        for page_type in PageType::ALL {
+            lists.publish_of(page_type);
+        }
     }
 
     /// The group whose pages it lists.
@@ -104,11 +115,7 @@ impl LruvecRecord {
     /// Frames of its listed pages, as last published. Takes no lock.
     #[must_use]
     pub fn nr_frames(&self) -> u32 {
-        let of = |published: &Published| {
-            let nr_probation = published.nr_probation.load(Ordering::Relaxed);
-            nr_probation + published.nr_protected.load(Ordering::Relaxed)
-        };
-        self.published.iter().map(of).sum()
+        self.published.iter().map(Published::nr_frames).sum()
     }
 
     /// Its pages by type, as they take part in the choice under the name `key`.
@@ -193,25 +200,33 @@ impl<'a> Lists<'a> {
     /// Publishes what became of the lists: before the end, for who says so himself.
     pub fn publish(&self) {
         for page_type in PageType::ALL {
-            let coldness = self.lists.coldness(page_type);
+            // Most groups have pages of files alone, and are asked at each page that comes in.
             let published = &self.record.published[page_type.index()];
-            let Coldness {
-                nr_probation,
-                nr_protected,
-                target,
-                since,
-            } = coldness;
-            published
-                .nr_probation
-                .store(nr_probation, Ordering::Relaxed);
-            published
-                .nr_protected
-                .store(nr_protected, Ordering::Relaxed);
-            published.target.store(target, Ordering::Relaxed);
-            published.since.store(since, Ordering::Relaxed);
-            let horizon = Horizon::pack(self.lists.horizon(page_type));
-            published.horizon.store(horizon, Ordering::Relaxed);
+            if self.lists.nr_frames(page_type) > 0 || published.nr_frames() > 0 {
+                self.publish_of(page_type);
+            }
         }
+    }
+
+    fn publish_of(&self, page_type: PageType) {
+        let coldness = self.lists.coldness(page_type);
+        let published = &self.record.published[page_type.index()];
+        let Coldness {
+            nr_probation,
+            nr_protected,
+            target,
+            since,
+        } = coldness;
+        published
+            .nr_probation
+            .store(nr_probation, Ordering::Relaxed);
+        published
+            .nr_protected
+            .store(nr_protected, Ordering::Relaxed);
+        published.target.store(target, Ordering::Relaxed);
+        published.since.store(since, Ordering::Relaxed);
+        let horizon = Horizon::pack(self.lists.horizon(page_type));
+        published.horizon.store(horizon, Ordering::Relaxed);
     }
 }
 
@@ -231,5 +246,56 @@ impl DerefMut for Lists<'_> {
 impl Drop for Lists<'_> {
     fn drop(&mut self) {
         self.publish();
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+    use crate::frame::{State, Word};
+    use crate::reclaim::Moment;
+
+    const FRAME: Frame = Frame::FIRST;
+
+    fn record(policy: Policy) -> LruvecRecord {
+        let record = LruvecRecord::default();
+        record.reset(policy, (1, Node::new(0).unwrap()), 0);
+        record
+    }
+
+    fn come_in(record: &LruvecRecord, frames: &FrameTable, page_type: PageType) {
+        frames.set_page_type(FRAME, page_type);
+        let read = |word: Word| Some(word.bare().with_state(State::Reading));
+        frames.update(FRAME, read).unwrap();
+        record.lock().insert(frames, FRAME, None, Moment::default());
+    }
+
+    #[test]
+    fn what_is_published_follows_the_first_page_of_a_type_and_the_last_one() {
+        let frames = FrameTable::try_new(1).unwrap();
+        let record = record(Policy::Gated2q);
+        for page_type in PageType::ALL {
+            let published = || PageType::ALL.map(|of| record.coldness(of).nr_probation);
+            assert_eq!((published(), record.nr_frames()), ([0; 2], 0));
+            come_in(&record, &frames, page_type);
+            let expected = PageType::ALL.map(|of| u32::from(of == page_type));
+            assert_eq!((published(), record.nr_frames()), (expected, 1));
+            record.lock().remove(&frames, FRAME);
+        }
+        assert_eq!(record.nr_frames(), 0);
+    }
+
+    #[test]
+    fn a_record_for_another_group_says_nothing_of_the_last_one() {
+        let frames = FrameTable::try_new(1).unwrap();
+        let record = record(Policy::Gated2q);
+        come_in(&record, &frames, PageType::Anon);
+        record.lock().remove(&frames, FRAME);
+        record.reset(Policy::TwoList, (2, Node::new(0).unwrap()), 0);
+        for published in &record.published {
+            let horizon = published.horizon.load(Ordering::Relaxed);
+            assert_eq!(Horizon::unpack(horizon), None);
+        }
     }
 }

@@ -395,4 +395,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "if false && self.pin_claimed(here) {",
         tests: Tests::Unit("memory::tests::claims"),
     },
+    Mutant {
+        name: "who waits looks whether he has to before others see him",
+        file: "sync/waiting.rs",
+        find: "        self.0.fetch_add(1, Ordering::Relaxed);\n        full_fence();\n",
+        replace: "        self.0.fetch_add(1, Ordering::Relaxed);\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "who makes a change looks for those who wait before they see it",
+        file: "sync/waiting.rs",
+        find: "        full_fence();\n        self.0.load(Ordering::Relaxed) > 0\n",
+        replace: "        self.0.load(Ordering::Relaxed) > 0\n",
+        tests: Tests::Loom,
+    },
+    Mutant {
+        name: "of a type without pages what was published stays",
+        file: "reclaim/record.rs",
+        find: "if self.lists.nr_frames(page_type) > 0 || published.nr_frames() > 0 {",
+        replace: "if self.lists.nr_frames(page_type) > 0 {",
+        tests: Tests::Unit("record"),
+    },
+    Mutant {
+        name: "a record for another group keeps what was published of the last one",
+        file: "reclaim/record.rs",
+        find: "            lists.publish_of(page_type);\n",
+        replace: "            let _ = (&lists, page_type);\n",
+        tests: Tests::Unit("record"),
+    },
 ];

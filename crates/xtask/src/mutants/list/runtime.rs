@@ -440,4 +440,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "shared.wake_all(&mut effects);",
         tests: Tests::Runtime("callers::a_pin_budget"),
     },
+    Mutant {
+        name: "a task that waits is not counted",
+        file: "wait.rs",
+        find: "        mem::forget(counted);\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("a_task_is_woken_once"),
+    },
 ];
