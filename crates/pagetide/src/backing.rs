@@ -424,11 +424,11 @@ impl Backing {
         self.nr_flights.load(Ordering::Acquire) > 0
     }
 
-    /// Makes a place for a page that is about to change among the dirty ones: of a file without
-    /// reclaim, unless it `may_reclaim`. The refusal is inside then.
+    /// Makes a place for a page that is about to change among the dirty ones, or in the map of its
+    /// region: without reclaim, unless it `may_reclaim`. The refusal is inside then.
     ///
     /// # Errors
-    /// [`Error::OverLimit`], [`Error::SpillFull`], for anon pages only.
+    /// [`Error::SpillFull`], for anon pages only.
     pub(crate) fn expect_dirty(
         &self,
         shared: &Shared,
@@ -436,7 +436,8 @@ impl Backing {
         may_reclaim: bool,
     ) -> Result<Result<Room<'_>, AllocError>, Error> {
         if let Some(region) = self.source.region() {
-            return region.expect(page).map(Room::Expected).map(Ok);
+            let expected = region.expect(page, may_reclaim)?;
+            return Ok(expected.map(Room::Expected));
         }
         let here = shared.here_reclaiming(may_reclaim);
         Ok(self.dirty.make_room(shared, here).map(Room::Listed))

@@ -458,7 +458,10 @@ impl File {
             op: Some(op),
         };
         let pin = self.run(fault, fill);
-        fill.run(|| shared.settle());
+        // It reclaims.
+        if fill.may_reclaim {
+            fill.run(|| shared.settle());
+        }
         pin
     }
 

@@ -6,7 +6,7 @@ use crate::shared::{Shared, locked};
 use crate::trace;
 use crate::worker;
 use pagetide_core::memory::Idle;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// Bytes that one tick gives back to the OS at most: each block is a system call and takes its
@@ -24,6 +24,8 @@ pub(crate) struct Release {
     /// Held by the thread that takes memory out of use. Another one that finds nothing left to do
     /// waits for it: what it asked for may be in those hands.
     filling: Mutex<()>,
+    /// Somebody who had a lock of a file left it to others.
+    is_put_off: AtomicBool,
     nr_bytes: AtomicU64,
     nr_calls: AtomicU64,
     nr_deferred: AtomicU64,
@@ -34,6 +36,7 @@ impl Release {
         Release {
             isolated,
             filling: Mutex::new(()),
+            is_put_off: AtomicBool::new(false),
             nr_bytes: AtomicU64::new(0),
             nr_calls: AtomicU64::new(0),
             nr_deferred: AtomicU64::new(0),
@@ -57,6 +60,11 @@ impl Release {
     /// Times that some did not go because of an isolated CPU.
     pub(crate) fn nr_deferred(&self) -> u64 {
         self.nr_deferred.load(Ordering::Relaxed)
+    }
+
+    /// More should go out of use, by somebody who has no lock of a file.
+    pub(crate) fn put_off(&self) {
+        self.is_put_off.store(true, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -98,6 +106,15 @@ impl Shared {
         let mut look = Look::default();
         while let Some(idle) = self.core.next_offline(self.here()) {
             self.put_offline(&mut look, idle);
+        }
+    }
+
+    /// [`Shared::fill_balloon`], where that was put off. One load where it was not.
+    #[inline]
+    pub(crate) fn fill_put_off(&self) {
+        let is_put_off = &self.release.is_put_off;
+        if is_put_off.load(Ordering::Relaxed) && is_put_off.swap(false, Ordering::Relaxed) {
+            self.fill_balloon();
         }
     }
 

@@ -137,6 +137,24 @@ impl Reservation {
         Ok(())
     }
 
+    /// Reserves more for a record of the memory's own; unless it `may_reclaim`, for a caller with a
+    /// lock of a file: of what is there, and what goes out of use for it does so later.
+    pub(crate) fn grow_reclaiming(
+        &self,
+        more: ByteSize,
+        may_reclaim: bool,
+    ) -> Result<(), AllocError> {
+        let (shared, more) = (self.group.shared(), more.as_u64());
+        let here = shared.here_reclaiming(may_reclaim).waiting_for_reads();
+        shared.core.reserve(here, self.group.id(), more)?;
+        drop(self.charged(more));
+        match may_reclaim {
+            true => shared.fill_balloon(),
+            false => shared.release.put_off(),
+        }
+        Ok(())
+    }
+
     /// [`Reservation::try_grow`], with a wait until `deadline` where a limit is met and nothing can
     /// be reclaimed, as [`Group::alloc_by`]: for others' working memory, reservations and pins.
     ///
@@ -219,6 +237,12 @@ impl Reservation {
     /// # Panics
     /// Where fewer bytes are reserved.
     pub fn shrink(&self, less: ByteSize) {
+        self.shrink_reclaiming(less, true);
+    }
+
+    /// [`Reservation::shrink`]; unless it `may_reclaim`, for a caller with a lock of a file: what
+    /// comes back goes out of use later, where it should.
+    pub(crate) fn shrink_reclaiming(&self, less: ByteSize, may_reclaim: bool) {
         if self.group.shared().is_forked() {
             return;
         }
@@ -230,7 +254,7 @@ impl Reservation {
         if let Err(size) = before {
             panic!("{less} bytes given back of a reservation of {size}");
         }
-        self.give_back(less);
+        self.give_back(less, may_reclaim);
     }
 
     /// Grows or shrinks to a size. Not together with other changes of the same reservation.
@@ -255,15 +279,17 @@ impl Reservation {
             return self.size();
         }
         let size = self.nr_bytes.swap(0, Ordering::Relaxed);
-        self.give_back(size);
+        self.give_back(size, true);
         ByteSize(size)
     }
 
     /// Gives back what was taken off the size.
-    fn give_back(&self, less: u64) {
+    fn give_back(&self, less: u64, may_reclaim: bool) {
         let (shared, group) = (self.group.shared(), self.group.id());
         shared.core.unreserve(cpu::current(), group, less);
-        shared.settle();
+        if may_reclaim {
+            shared.settle();
+        }
         shared.group_came_back(group);
     }
 

@@ -2,6 +2,7 @@
 
 use super::File;
 use super::patience::Patience;
+use crate::backing::Room;
 use crate::shrinker::is_shrinking;
 use crate::{Error, Group};
 use pagetide_core::memory::{AllocError, Effects, PageError};
@@ -22,7 +23,7 @@ pub(super) enum Obstacle {
     Held { page: u64, at: (Frame, u32) },
     /// It did not come in.
     Refused { page: u64, error: PageError },
-    /// There is no place for it among the dirty ones.
+    /// There is no place for it among the dirty ones, or in the map of its region.
     Unlisted { page: u64, error: AllocError },
 }
 
@@ -47,6 +48,8 @@ pub(super) struct LatchWait<'a> {
     patience: Patience,
     /// Times that room was made.
     nr_made: u32,
+    /// A place in the map of a region: it is there for one page only, and stays until that has it.
+    room: Option<Room<'a>>,
     asked: Option<Frame>,
 }
 
@@ -59,6 +62,7 @@ impl<'a> LatchWait<'a> {
             deadline: None,
             patience: Patience::until(None),
             nr_made: 0,
+            room: None,
             asked: None,
         }
     }
@@ -110,16 +114,19 @@ impl<'a> LatchWait<'a> {
         }
     }
 
-    /// Reclaims what was refused without: a place among the dirty pages, and perhaps a frame.
-    fn make_room(&self, page: u64, needs_frame: bool) -> Result<Result<(), AllocError>, Error> {
+    /// Reclaims what was refused without: a place for the page, and perhaps a frame.
+    fn make_room(&mut self, page: u64, needs_frame: bool) -> Result<Result<(), AllocError>, Error> {
         let (shared, open) = (self.file.home(), &self.file.open);
-        let listed = open.backing.expect_dirty(shared, page, true)?;
-        let made = listed.and_then(|_| match needs_frame {
-            true => {
-                let (here, group) = (shared.here(), self.group.id());
-                shared.core.make_room_for(here, group, open.order)
+        let room = open.backing.expect_dirty(shared, page, true)?;
+        let made = room.and_then(|room| {
+            self.room = Some(room).filter(|room| matches!(room, Room::Expected(_)));
+            match needs_frame {
+                true => {
+                    let (here, group) = (shared.here(), self.group.id());
+                    shared.core.make_room_for(here, group, open.order)
+                }
+                false => Ok(()),
             }
-            false => Ok(()),
         });
         shared.settle();
         Ok(made)
@@ -170,5 +177,28 @@ impl<'a> LatchWait<'a> {
 impl Drop for LatchWait<'_> {
     fn drop(&mut self) {
         self.withdraw();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pins::Paged;
+    use crate::{ByteSize, Memory};
+
+    #[test]
+    fn a_place_in_a_map_stays_until_its_page_has_it() {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+        let group = memory.build().unwrap().root();
+        let region = group.anon(1024).unwrap();
+        let file = region.file();
+        let backing = &*file.open.backing;
+        let is_there = || backing.try_expect_dirty(file.home(), 5).is_some();
+        let error = AllocError::OverLimit { group: group.id() };
+        let mut wait = LatchWait::new(file, &group);
+        wait.on(Obstacle::Unlisted { page: 5, error }).unwrap();
+        assert!(is_there());
+        drop(wait);
+        assert!(!is_there());
     }
 }

@@ -273,3 +273,17 @@ fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
     assert!(view[..] == [0; 4096]);
     view[0] = 1;
 }
+
+#[test]
+fn what_the_map_of_a_region_takes_goes_out_of_use_without_a_tick() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).without_thread();
+    let group = memory.build().unwrap().root();
+    let region = group.anon(1 << 20).unwrap();
+    let nr_offline = || group.shared().core.offline_pages();
+    let before = nr_offline();
+    // Each in a leaf of its own: 2.2 MiB of them.
+    for leaf in 0..4000 {
+        region.write_at(&[1], leaf * 128 * 4096).unwrap();
+    }
+    assert!(nr_offline() >= before + 512, "{}", nr_offline() - before);
+}

@@ -152,8 +152,9 @@ impl File {
     }
 
     fn share_length(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
-        // With the lock nobody sleeps: those wait for it who are under no such limit.
+        // With the lock nobody sleeps or reclaims: those wait for it who are under no such limit.
         self.open.shared.pay_debt();
+        self.open.shared.fill_put_off();
         let length = self.open.backing.length.share();
         length.ok_or_else(|| self.busy(page))
     }

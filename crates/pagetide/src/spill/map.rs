@@ -6,6 +6,7 @@
 
 use crate::shared::locked;
 use crate::{ByteSize, Error, Reservation};
+use pagetide_core::memory::AllocError;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -130,6 +131,11 @@ fn place(unit: u64) -> (u64, usize) {
     (unit / leaf, word)
 }
 
+/// Gives back what leaves were charged; the caller may have the lock of the file.
+fn shrink(records: &Reservation, nr_leaves: u32) {
+    records.shrink_reclaiming(ByteSize(LEAF_BYTES * u64::from(nr_leaves)), false);
+}
+
 /// The place that a word names.
 fn named_by(word: u32) -> Place {
     match (word & NUMBER).checked_sub(1) {
@@ -149,19 +155,20 @@ fn place_of(word: u32) -> Place {
 
 impl SlotMap {
     /// Makes room for the words of units that are about to be changed, charged to `records`: of
-    /// all or none. `commit` says whether there may be so many more. May reclaim: the caller holds
-    /// no latch. True where the caller has to say what became of it ([`SlotMap::end_expected`]).
+    /// all or none. `commit` says whether there may be so many more. It `may_reclaim` where the
+    /// caller holds no latch and no lock of the file; the refusal is inside. True where the caller
+    /// has to say what became of it ([`SlotMap::end_expected`]).
     ///
     /// # Errors
-    /// [`Error::OverLimit`]; what `commit` says.
+    /// What `commit` says.
     pub(super) fn expect(
         &self,
         units: Range<u64>,
-        records: &Reservation,
+        (records, may_reclaim): (&Reservation, bool),
         commit: impl Fn(u32) -> Result<(), Error>,
-    ) -> Result<bool, Error> {
-        let expected = self.try_expect(units.clone(), records, commit);
-        if expected.is_err() {
+    ) -> Result<Result<bool, AllocError>, Error> {
+        let expected = self.try_expect(units.clone(), (records, may_reclaim), commit);
+        if !matches!(expected, Ok(Ok(_))) {
             self.drop_unused(units, records);
         }
         expected
@@ -170,15 +177,17 @@ impl SlotMap {
     fn try_expect(
         &self,
         units: Range<u64>,
-        records: &Reservation,
+        (records, may_reclaim): (&Reservation, bool),
         commit: impl Fn(u32) -> Result<(), Error>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Result<bool, AllocError>, Error> {
         loop {
             let number = match self.mark_known(units.clone(), &commit)? {
-                Marked::Known { is_counted } => return Ok(is_counted),
+                Marked::Known { is_counted } => return Ok(Ok(is_counted)),
                 Marked::Missing(number) => number,
             };
-            records.try_grow(ByteSize(LEAF_BYTES))?;
+            if let Err(error) = records.grow_reclaiming(ByteSize(LEAF_BYTES), may_reclaim) {
+                return Ok(Err(error));
+            }
             let mut leaf = Some(Box::new(Leaf {
                 words: [0; LEAF],
                 nr_known: 0,
@@ -189,7 +198,7 @@ impl SlotMap {
             drop(leaves);
             if leaf.is_some() {
                 // Somebody else was faster.
-                records.shrink(ByteSize(LEAF_BYTES));
+                shrink(records, 1);
             }
         }
     }
@@ -261,7 +270,7 @@ impl SlotMap {
         }
         let (nr_units, nr_leaves) = leaves.forget(units);
         drop(leaves);
-        records.shrink(ByteSize(LEAF_BYTES * u64::from(nr_leaves)));
+        shrink(records, nr_leaves);
         nr_units
     }
 
@@ -272,7 +281,7 @@ impl SlotMap {
             if leaves.get(number).is_some_and(|leaf| leaf.nr_known == 0) {
                 leaves.leaves.remove(&number);
                 drop(leaves);
-                records.shrink(ByteSize(LEAF_BYTES));
+                shrink(records, 1);
             }
         }
     }
@@ -280,7 +289,7 @@ impl SlotMap {
     /// Forgets units that nobody changes and that have no slots; returns how many.
     pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
         let (nr_units, nr_leaves) = locked(&self.leaves).forget(units);
-        records.shrink(ByteSize(LEAF_BYTES * u64::from(nr_leaves)));
+        shrink(records, nr_leaves);
         nr_units
     }
 
@@ -433,6 +442,16 @@ mod tests {
         memory.root().reserve(ByteSize(0)).unwrap()
     }
 
+    fn expect(
+        map: &SlotMap,
+        units: Range<u64>,
+        records: &Reservation,
+        commit: impl Fn(u32) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let expected = map.expect(units, (records, true), commit);
+        expected.map(|is_counted| is_counted.unwrap())
+    }
+
     #[test]
     fn of_units_that_find_no_room_none_is_known_and_nothing_stays_charged() {
         let records = records();
@@ -446,17 +465,17 @@ mod tests {
             }
         };
         // In three leaves.
-        assert!(map.expect(0..301, &records, commit).is_err());
+        assert!(expect(&map, 0..301, &records, commit).is_err());
         assert_eq!((left.get(), records.size()), (300, ByteSize(0)));
-        assert!(map.expect(100..200, &records, commit).unwrap());
+        assert!(expect(&map, 100..200, &records, commit).unwrap());
         assert_eq!(map.end_expected(100..200, true, &records), 0);
-        assert!(map.expect(0..400, &records, commit).is_err());
+        assert!(expect(&map, 0..400, &records, commit).is_err());
         assert_eq!(left.get(), 200);
         assert_eq!(records.size(), ByteSize(2 * LEAF_BYTES));
-        assert!(map.expect(0..300, &records, commit).unwrap());
+        assert!(expect(&map, 0..300, &records, commit).unwrap());
         assert_eq!(map.end_expected(0..300, true, &records), 0);
         // Known for good.
-        assert!(!map.expect(0..300, &records, commit).unwrap());
+        assert!(!expect(&map, 0..300, &records, commit).unwrap());
         assert_eq!(left.get(), 0);
         assert_eq!(map.forget(0..400, &records), 300);
         assert_eq!(records.size(), ByteSize(0));
@@ -468,22 +487,22 @@ mod tests {
         let map = SlotMap::default();
         let commit = |_| Ok(());
         assert_eq!(map.expect_known(5..6), None);
-        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert!(expect(&map, 5..6, &records, commit).unwrap());
         assert_eq!(map.expect_known(5..6), Some(true));
-        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert!(expect(&map, 5..6, &records, commit).unwrap());
         let end = |is_changed| map.end_expected(5..6, is_changed, &records);
         assert_eq!([end(false), end(false), end(false)], [0, 0, 1]);
         assert_eq!(map.expect_known(5..6), None);
         assert_eq!(records.size(), ByteSize(0));
         // Who was refused is not waited for.
         let refused = |_| Err(Error::SpillFull { max_bytes: 0 });
-        assert!(map.expect(5..6, &records, commit).unwrap());
-        assert!(map.expect(5..7, &records, refused).is_err());
+        assert!(expect(&map, 5..6, &records, commit).unwrap());
+        assert!(expect(&map, 5..7, &records, refused).is_err());
         assert_eq!(end(false), 1);
         assert_eq!(records.size(), ByteSize(0));
         // Who gives up leaves what another one has changed.
-        assert!(map.expect(5..6, &records, commit).unwrap());
-        assert!(map.expect(5..6, &records, commit).unwrap());
+        assert!(expect(&map, 5..6, &records, commit).unwrap());
+        assert!(expect(&map, 5..6, &records, commit).unwrap());
         assert_eq!([end(true), end(false)], [0, 0]);
         assert_eq!(map.expect_known(5..6), Some(false));
         assert_eq!(map.forget(5..6, &records), 1);
@@ -495,7 +514,7 @@ mod tests {
     fn a_slot_that_goes_while_it_is_read_is_given_away_when_that_ends() {
         let records = records();
         let map = SlotMap::default();
-        assert!(map.expect(5..7, &records, |_| Ok(())).unwrap());
+        assert!(expect(&map, 5..7, &records, |_| Ok(())).unwrap());
         map.put(5, Place::Slot(3));
         map.put(6, Place::Slot(4));
         assert!(map.begin_read(5..7));

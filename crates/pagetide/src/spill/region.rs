@@ -6,7 +6,7 @@ use super::{Bytes, MAX_RUN, NONE, Spill};
 use crate::shared::Shared;
 use crate::store::Store;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
-use pagetide_core::memory::Io;
+use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::units::Order;
 use std::ops::Range;
 use std::sync::Arc;
@@ -139,14 +139,20 @@ impl Region {
         self.spill.give(slot);
     }
 
-    /// Makes room for what has to be known of a page that is about to be changed.
+    /// Makes room for what has to be known of a page that is about to be changed: without reclaim,
+    /// unless it `may_reclaim`. The refusal is inside then.
     ///
     /// # Errors
-    /// [`Error::OverLimit`], [`Error::SpillFull`].
-    pub(crate) fn expect(&self, page: u64) -> Result<Expected<'_>, Error> {
+    /// [`Error::SpillFull`].
+    pub(crate) fn expect(
+        &self,
+        page: u64,
+        may_reclaim: bool,
+    ) -> Result<Result<Expected<'_>, AllocError>, Error> {
         let commit = |nr_units| self.spill.commit(nr_units);
-        let expected = self.map.expect(self.units_of(page), &self.records, commit);
-        expected.map(|is_counted| self.expected(page, is_counted))
+        let records = (&self.records, may_reclaim);
+        let expected = self.map.expect(self.units_of(page), records, commit)?;
+        Ok(expected.map(|is_counted| self.expected(page, is_counted)))
     }
 
     /// [`Region::expect`] of a page of which all that is known already; `None` where it is not.

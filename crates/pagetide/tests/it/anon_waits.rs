@@ -3,7 +3,7 @@
 use crate::disk::{EIO, Fault};
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::timed;
-use pagetide::{ByteSize, File, Group, Memory, Order, Store};
+use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,6 +118,52 @@ fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
         (took, is_waiting)
     });
     assert!(took.0 < SOON && took.1, "{took:?}");
+}
+
+/// One tenant changes pages of a region whose map has no room in its own group. Another one changes
+/// and drops other pages of it meanwhile.
+#[test]
+fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
+    type Change = fn(&Anon, u64) -> Result<(), Error>;
+    let changes: [Change; 3] = [
+        |region, page| region.write_at(&[1], page * PAGE).map(drop),
+        |region, page| region.pin_mut(page).map(|mut view| view[0] = 1),
+        |region, page| region.pin_new(page).map(|mut view| view[0] = 1),
+    ];
+    for change in changes {
+        let gate = Gate::default();
+        let memory = Memory::builder().budget(ByteSize::mib(16));
+        let memory = memory.spill_store(Arc::new(gate.clone())).build().unwrap();
+        let full = group_of(&memory, "full", 64);
+        let region = full.anon(1 << 20).unwrap();
+        for page in 0..128 {
+            region.write_at(&[1], page * PAGE).unwrap();
+        }
+        // Its pages are charged elsewhere; so what it waits for is the map.
+        let other = region.for_group(&memory.root().child("other").unwrap());
+        other.write_at(&[1], 128 * PAGE).unwrap();
+        gate.set_shut(true);
+        let took = thread::scope(|scope| {
+            let changes = scope.spawn(|| {
+                for leaf in 2..300 {
+                    change(&other, 128 * leaf).unwrap();
+                }
+            });
+            gate.await_write();
+            let took = timed(|| {
+                region.discard(1 << 19..).unwrap();
+                other.write_at(&[2], 128 * PAGE).unwrap();
+            });
+            let is_waiting = !changes.is_finished();
+            gate.set_shut(false);
+            changes.join().unwrap();
+            (took, is_waiting)
+        });
+        assert!(took.0 < SOON && took.1, "{took:?}");
+        for leaf in 2..300 {
+            assert_eq!(other.pin(128 * leaf).unwrap()[0], 1);
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("in_hand::nobody_waits_for_a_file"),
     },
     Mutant {
+        name: "the map of a region grows with reclaim while its file is locked",
+        file: "reservation.rs",
+        find: "shared.here_reclaiming(may_reclaim).waiting_for_reads()",
+        replace: "shared.here_reclaiming(true).waiting_for_reads()",
+        tests: Tests::Runtime("anon_waits::nobody_waits_for_a_region"),
+    },
+    Mutant {
+        name: "a place in the map of a region goes before its page has it",
+        file: "file/latch_wait.rs",
+        find: "Some(room).filter(|room| matches!(room, Room::Expected(_)))",
+        replace: "Some(room).filter(|_| false)",
+        tests: Tests::RuntimeUnit("a_place_in_a_map_stays"),
+    },
+    Mutant {
+        name: "what goes out of use for the map of a region does so at a tick",
+        file: "file/write.rs",
+        find: "        self.open.shared.fill_put_off();\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("what_the_map_of_a_region"),
+    },
+    Mutant {
         name: "who goes above a high with a lock of a file does not reclaim for it",
         file: "platform.rs",
         find: "self.core.reclaim_high(self.here(), group, nr_charged);",
