@@ -282,9 +282,15 @@ impl Memory {
         group: u32,
         order: Order,
     ) -> Result<(), AllocError> {
-        let Block { frame, .. } = self.take_block(here, group, order, Mobility::Movable)?;
-        let _block = Held::new(self, here.cpu, What::Block(frame));
-        self.have_lruvec(here, group, frame)
+        let Block { frame, was_ours } = self.take_block(here, group, order, Mobility::Movable)?;
+        let block = Held::new(self, here.cpu, What::Block(frame));
+        self.have_lruvec(here, group, frame)?;
+        if was_ours {
+            // It has the bytes that it had: no others' where the group gets it once more.
+            block.keep();
+            self.put_block(here.cpu, frame);
+        }
+        Ok(())
     }
 
     /// Has what [`Memory::pin`] of these pages looks at first fetched from memory, side by side.

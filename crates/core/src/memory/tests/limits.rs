@@ -1,7 +1,9 @@
 //! Named cases of limits, protections and what reclaim does about them.
 
 use super::*;
+use crate::alloc::Mobility;
 use crate::group::Limit;
+use crate::memory::alloc::Block;
 use std::cell::Cell;
 
 /// Two groups of 40 pages each under a budget of about 100, and a third that needs memory.
@@ -376,4 +378,27 @@ fn a_small_high_keeps_as_many_pages_as_a_small_limit() {
             "{policy}: {left:?}"
         );
     }
+}
+
+#[test]
+fn a_frame_by_which_room_was_made_is_the_groups_still_if_it_was_before() {
+    let memory = Memory::try_new(Config::for_resident(100, 1, Policy::Fifo)).unwrap();
+    let root = memory.groups().root();
+    let [ours, theirs] = [(); 2].map(|()| memory.new_group(CPU.into(), root).unwrap());
+    let cycle = |group| {
+        let block = memory.take_block(CPU.into(), group, Order::ZERO, Mobility::Movable);
+        let Block { frame, was_ours } = block.unwrap();
+        memory.put_block(CPU, frame);
+        (frame, was_ours)
+    };
+    let make_room = |group| {
+        let made = memory.make_room_for(CPU.into(), group, Order::ZERO);
+        made.unwrap();
+    };
+    let (frame, _) = cycle(ours);
+    make_room(ours);
+    assert_eq!(cycle(ours), (frame, true));
+    // Nobody has written to it since.
+    make_room(theirs);
+    assert_eq!(cycle(theirs), (frame, false));
 }

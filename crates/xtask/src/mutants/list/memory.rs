@@ -158,6 +158,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Loom,
     },
     Mutant {
+        name: "a frame by which room was made counts as its group's",
+        file: "memory/fault.rs",
+        find: "        if was_ours {",
+        replace: "        if was_ours || true {",
+        tests: Tests::Unit("a_frame_by_which_room_was_made"),
+    },
+    Mutant {
         name: "a waiter reads the version after the state",
         file: "memory/fault.rs",
         find: "let version = word.version();",
