@@ -10,6 +10,7 @@ use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
 use pagetide_core::page_cache::streams::{Ahead, Bounds, Streams, is_marked};
 use pagetide_core::page_cache::{Access, readahead};
+use pagetide_core::sync::Padded;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -84,7 +85,8 @@ impl Clone for Wish {
 pub(super) struct Readers {
     /// [`Streams::marks`]. A stale one costs a look at the table, or a window that begins later.
     marks: AtomicU64,
-    streams: Mutex<Streams>,
+    /// Each miss writes to it: not on the line that hits look at.
+    streams: Padded<Mutex<Streams>>,
 }
 
 impl Readers {
@@ -94,7 +96,11 @@ impl Readers {
         let mut streams = unpoisoned(self.streams.try_lock())?;
         let ahead = ask(&mut streams);
         if ahead.is_some() {
-            self.marks.store(streams.marks(), Ordering::Relaxed);
+            let marks = streams.marks();
+            // Who reads here and there sets none: the line stays with all CPUs.
+            if self.marks.load(Ordering::Relaxed) != marks {
+                self.marks.store(marks, Ordering::Relaxed);
+            }
         }
         ahead
     }
@@ -122,10 +128,14 @@ impl Counts {
 
     fn count(&self, ahead: &Ahead, nr_begun: u64) {
         let nr_passed = ahead.passed.end.saturating_sub(ahead.passed.start);
-        self.nr_pages.fetch_add(nr_begun, Ordering::Relaxed);
-        self.nr_passed.fetch_add(nr_passed, Ordering::Relaxed);
-        self.nr_lost
-            .fetch_add(ahead.was_lost.into(), Ordering::Relaxed);
+        let nr_lost = u64::from(ahead.was_lost);
+        let counts = [&self.nr_pages, &self.nr_passed, &self.nr_lost];
+        // Of who reads here and there nothing: the line stays with all CPUs.
+        for (count, more) in counts.into_iter().zip([nr_begun, nr_passed, nr_lost]) {
+            if more > 0 {
+                count.fetch_add(more, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Pages that were read, that readers came past, and that were gone before.
