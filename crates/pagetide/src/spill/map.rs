@@ -288,7 +288,14 @@ impl SlotMap {
 
     /// Forgets units that nobody changes and that have no slots; returns how many.
     pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
-        let (nr_units, nr_leaves) = locked(&self.leaves).forget(units);
+        let mut leaves = locked(&self.leaves);
+        // Who is about to change them, and waits without the lock of the file, comes after that.
+        let mut expected = leaves.expected.iter_mut();
+        if let Some(expected) = expected.find(|at| at.first == units.start) {
+            expected.is_changed = false;
+        }
+        let (nr_units, nr_leaves) = leaves.forget(units);
+        drop(leaves);
         shrink(records, nr_leaves);
         nr_units
     }
@@ -505,7 +512,16 @@ mod tests {
         assert!(expect(&map, 5..6, &records, commit).unwrap());
         assert_eq!([end(true), end(false)], [0, 0]);
         assert_eq!(map.expect_known(5..6), Some(false));
+        // What was changed before it was discarded is not, for who is about to still.
+        assert!(expect(&map, 4..5, &records, commit).unwrap());
+        assert!(expect(&map, 4..5, &records, commit).unwrap());
+        assert_eq!(map.end_expected(4..5, true, &records), 0);
+        assert_eq!(map.forget(4..5, &records), 1);
+        assert!(expect(&map, 4..5, &records, commit).unwrap());
+        let end = |is_changed| map.end_expected(4..5, is_changed, &records);
+        assert_eq!([end(false), end(false)], [0, 1]);
         assert_eq!(map.forget(5..6, &records), 1);
+        assert_eq!(records.size(), ByteSize(0));
     }
 
     /// Of a page that somebody discards, who has found it in no frame, while another one begins to

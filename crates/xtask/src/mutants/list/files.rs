@@ -25,6 +25,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_place_in_a_map_stays"),
     },
     Mutant {
+        name: "what was discarded counts as changed for who is about to change it",
+        file: "spill/map.rs",
+        find: "            expected.is_changed = false;\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("what_nobody_changed_is_forgotten"),
+    },
+    Mutant {
         name: "what goes out of use for the map of a region does so at a tick",
         file: "file/write.rs",
         find: "        self.open.shared.fill_put_off();\n",
