@@ -3,7 +3,7 @@
 use super::alloc::Amount;
 use super::{Here, Memory};
 use crate::group::Charged;
-use crate::units::{Cpu, Node, PageType};
+use crate::units::{Cpu, PageType};
 use core::cell::Cell;
 
 /// Pages charged to a group for requests that come next: [`Here::with_ahead`]. What they leave is
@@ -15,8 +15,6 @@ pub struct Ahead<'a> {
     cpu: Cpu,
     group: u32,
     nr_pages: Cell<u32>,
-    /// The node of the last request's frame, on which the group has a lruvec.
-    node: Cell<Option<Node>>,
     begun: Cell<Begun>,
 }
 
@@ -50,19 +48,6 @@ impl Ahead<'_> {
     #[inline]
     pub(super) fn is_of(&self, group: u32) -> bool {
         self.group == group
-    }
-
-    /// Whether the group is known to have a lruvec on a node.
-    #[inline]
-    pub(super) fn has_lruvec(&self, group: u32, node: Node) -> bool {
-        self.group == group && self.node.get() == Some(node)
-    }
-
-    /// The group has a lruvec on a node, as long as it lives.
-    pub(super) fn note_lruvec(&self, group: u32, node: Node) {
-        if self.group == group {
-            self.node.set(Some(node));
-        }
     }
 
     /// A read of a page of the group begins: [`crate::group::Group::begin_read`].
@@ -113,7 +98,6 @@ impl Memory {
             cpu,
             group,
             nr_pages,
-            node: Cell::default(),
             begun: Cell::default(),
         }
     }

@@ -101,13 +101,12 @@ impl Effects {
     /// Takes a read or a copy, before whatever else is there. A step leaves one at most.
     #[inline]
     pub fn pop_io(&mut self) -> Option<Io> {
-        let io = self.effects.iter_mut().find_map(|slot| match slot.take() {
-            Some(Effect::Read(io) | Effect::Copy(io)) => Some(io),
-            other => {
-                *slot = other;
-                None
-            }
-        })?;
+        let is_io =
+            |slot: &&mut Option<Effect>| matches!(slot, Some(Effect::Read(_) | Effect::Copy(_)));
+        let slot = self.effects.iter_mut().find(is_io)?;
+        let Some(Effect::Read(io) | Effect::Copy(io)) = slot.take() else {
+            unreachable!("looked at just now")
+        };
         self.len -= 1;
         Some(io)
     }

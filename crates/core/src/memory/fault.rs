@@ -5,8 +5,9 @@ use super::held::{Held, What};
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
 use crate::alloc::Mobility;
 use crate::frame::{State, Word, flag};
+use crate::group::Group;
 use crate::page_cache::{self, Access, Found};
-use crate::reclaim::Token;
+use crate::reclaim::{LruvecRecord, Token};
 use crate::units::{Cpu, Frame, Order, PageKey};
 
 /// What a step of [`PageIn`] ends with.
@@ -187,8 +188,9 @@ impl PageIn {
         };
         let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
         let block = Held::new(memory, here.cpu, What::Block(frame));
-        memory
-            .have_lruvec(here, self.group, frame)
+        let group = memory.group_with_handle(self.group);
+        let lruvec = memory
+            .have_lruvec(here, (self.group, group), frame)
             .map_err(PageError::Alloc)?;
         memory.look_ahead(here);
         block.keep();
@@ -199,7 +201,7 @@ impl PageIn {
             return Ok(None);
         };
         if let Some(token) = refault {
-            memory.mark_workingset(frame, token);
+            memory.mark_workingset(lruvec, frame, token);
         }
         mapping.list(&memory.frames, &[frame]);
         // What nobody waits for is no fault of theirs.
@@ -207,11 +209,7 @@ impl PageIn {
         let (page_type, nr_pages) = (mapping.page_type(), order.nr_pages());
         match here.ahead.filter(|ahead| ahead.is_of(self.group)) {
             Some(ahead) => ahead.begin_read(page_type, nr_pages, nr_faults),
-            None => {
-                if let Some(group) = memory.groups.get(self.group) {
-                    group.begin_read(page_type, nr_pages, nr_faults);
-                }
-            }
+            None => group.begin_read(page_type, nr_pages, nr_faults),
         }
         effects.push(Effect::Read(Io {
             frame,
@@ -258,12 +256,17 @@ pub(super) fn note_of(refault: Option<Token>) -> u64 {
 }
 
 impl Memory {
+    /// The record of a group that a caller has a handle of.
+    #[inline]
+    fn group_with_handle(&self, id: u32) -> &Group {
+        let group = self.groups.get(id);
+        group.expect("a group lives while its handle does")
+    }
+
     /// Marks a page that is being read and should not have gone, for those who wait for it.
     #[cold]
-    fn mark_workingset(&self, frame: Frame, refault: Token) {
-        let page_type = self.frames.page_type(frame);
-        let lruvec = self.lruvec_at(frame);
-        if lruvec.is_some_and(|lruvec| lruvec.is_workingset(page_type, refault)) {
+    fn mark_workingset(&self, lruvec: &LruvecRecord, frame: Frame, refault: Token) {
+        if lruvec.is_workingset(self.frames.page_type(frame), refault) {
             let mark = |word: Word| Some(word.with(flag::WORKINGSET));
             let marked = self.frames.update(frame, mark);
             assert!(marked.is_ok(), "an update without a condition");
@@ -284,7 +287,7 @@ impl Memory {
     ) -> Result<(), AllocError> {
         let Block { frame, was_ours } = self.take_block(here, group, order, Mobility::Movable)?;
         let block = Held::new(self, here.cpu, What::Block(frame));
-        self.have_lruvec(here, group, frame)?;
+        self.have_lruvec(here, (group, self.group_with_handle(group)), frame)?;
         if was_ours {
             // It has the bytes that it had: no others' where the group gets it once more.
             block.keep();

@@ -89,7 +89,9 @@ impl Memory {
         let group = self.frames.group(old);
         let Block { frame, was_ours } = self.take_unmovable(here, group, order).ok()?;
         let block = Held::new(self, here.cpu, What::Block(frame));
-        if self.is_movable(frame) || self.have_lruvec(here, group, frame).is_err() {
+        let record = self.groups.get(group)?;
+        let has_lruvec = || self.have_lruvec(here, (group, record), frame).is_ok();
+        if self.is_movable(frame) || !has_lruvec() {
             return None;
         }
         block.keep();

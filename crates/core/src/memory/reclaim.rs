@@ -474,31 +474,21 @@ impl Memory {
         Some(lruvec)
     }
 
-    /// Makes the lruvec of a group on the node of a frame, at its first page there.
+    /// The lruvec of a group on the node of a frame, made at its first page there.
     ///
     /// # Errors
     /// [`AllocError`] where the budget or the allocator refuses the record.
     pub(super) fn have_lruvec(
         &self,
         here: Here<'_>,
-        id: u32,
+        (id, group): (u32, &Group),
         frame: Frame,
-    ) -> Result<(), AllocError> {
+    ) -> Result<&LruvecRecord, AllocError> {
         let node = self.zones.node_of(&self.frames, frame);
-        if here.ahead.is_some_and(|ahead| ahead.has_lruvec(id, node)) {
-            return Ok(());
-        }
-        let group = self
-            .groups
-            .get(id)
-            .expect("a group lives while its handle does");
         loop {
             let first = group.lruvec();
-            if self.lruvec_from(first, node).is_some() {
-                if let Some(ahead) = here.ahead {
-                    ahead.note_lruvec(id, node);
-                }
-                return Ok(());
+            if let Some(lruvec) = self.lruvec_from(first, node) {
+                return Ok(lruvec);
             }
             let policy = self.policy(id);
             let make = || {

@@ -50,6 +50,8 @@ const MAX_BUSY: u32 = 64;
 struct Queue {
     stamped: List,
     stale: List,
+    /// None of those with a stamp is too old for it, as long as no generation is opened.
+    is_fresh: bool,
     nr_frames: u32,
     foresight: Foresight,
 }
@@ -59,6 +61,7 @@ impl Queue {
         Queue {
             stamped: List::new(),
             stale: List::new(),
+            is_fresh: true,
             nr_frames: 0,
             foresight: Foresight::new(),
         }
@@ -252,14 +255,16 @@ impl Gated2q {
     fn count(&mut self, frames: &FrameTable, nr_frames: u32, moment: Moment) {
         let mut may_open = true;
         for class in [Class::Probation, Class::Protected] {
+            if self.queue(class).is_fresh {
+                continue;
+            }
             for _ in 0..STALE_BATCH {
-                let Some(frame) = self.queue(class).stamped.tail() else {
+                let tail = self.queue(class).stamped.tail();
+                let age = tail.map_or(0, |frame| self.age(frames.word(frame)));
+                let Some(frame) = tail.filter(|_| age > REACH) else {
+                    self.queue(class).is_fresh = true;
                     break;
                 };
-                let age = self.age(frames.word(frame));
-                if age <= REACH {
-                    break;
-                }
                 may_open &= age + 1 < u64::from(NR_STAMPS);
                 let queue = self.queue(class);
                 queue.stamped.remove(frames, frame);
@@ -272,6 +277,8 @@ impl Gated2q {
         self.page_ins
             .count((nr_frames, nr_resident), may_open, moment);
         if self.page_ins.seq() != before {
+            self.probation.is_fresh = false;
+            self.protected.is_fresh = false;
             self.look_back();
         }
         self.sample.count(nr_frames);

@@ -113,8 +113,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page that is too old for its stamp keeps it",
         file: "reclaim/gated_2q.rs",
-        find: "if age <= REACH {",
-        replace: "if age <= u64::MAX {",
+        find: "tail.filter(|_| age > REACH)",
+        replace: "tail.filter(|_| age == u64::MAX)",
+        tests: Tests::Unit("gated_2q"),
+    },
+    Mutant {
+        name: "pages of a generation that is over are not looked at for old ones",
+        file: "reclaim/gated_2q.rs",
+        find: "            self.probation.is_fresh = false;\n            \
+               self.protected.is_fresh = false;\n",
+        replace: "",
         tests: Tests::Unit("gated_2q"),
     },
     Mutant {
