@@ -103,6 +103,11 @@ impl Shared {
         }
     }
 
+    /// Whether [`Shared::pay_debt`] may do something.
+    pub(crate) fn has_debt(&self) -> bool {
+        throttle::is_deferred() || throttle::owes()
+    }
+
     /// Reclaims for what the thread charged above a `high` with a lock, and sleeps for what is over
     /// it still, if it holds no page.
     #[inline]

@@ -169,7 +169,11 @@ impl File {
     ) -> Result<RwLockReadGuard<'_, ()>, Error> {
         drop(length);
         wait.on(obstacle)?;
-        self.open.shared.pay_debt();
+        if self.open.shared.has_debt() {
+            // Readers give up on a page sooner than that may end.
+            wait.withdraw();
+            self.open.shared.pay_debt();
+        }
         let backing = &*self.open.backing;
         let at_once = backing.length.try_share();
         if let Some(length) = at_once.filter(|_| !backing.is_obstructed()) {

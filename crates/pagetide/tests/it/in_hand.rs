@@ -147,6 +147,46 @@ fn nobody_waits_for_a_file_while_another_tenant_reclaims() {
     }
 }
 
+/// Has nothing to give, which takes it longer than a reader waits for who changes a page.
+struct Ponders(AtomicBool);
+
+impl Shrinker for Ponders {
+    fn count(&self) -> u64 {
+        1 << 20
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        if !self.0.swap(true, Ordering::SeqCst) {
+            thread::sleep(3 * SLOW);
+        }
+        None
+    }
+}
+
+#[test]
+fn who_pays_for_a_high_between_two_looks_at_a_page_keeps_no_reader_from_it() {
+    let memory = memory();
+    let root = memory.root();
+    let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
+    let pinned = file.pin(5).unwrap();
+    let ponders = Arc::new(Ponders(AtomicBool::new(false)));
+    let _registered = root.add_shrinker(Arc::clone(&ponders));
+    root.set_high(ByteSize(P));
+    thread::scope(|scope| {
+        // A place among the dirty pages, which is the first one, goes above it.
+        let writing = scope.spawn(|| file.write_at(&[1], 5 * P));
+        thread::sleep(SLOW / 6);
+        drop(pinned);
+        while !ponders.0.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let mut byte = [0];
+        file.read_at(&mut byte, 5 * P).unwrap();
+        assert_eq!(byte, [7]);
+        writing.join().unwrap().unwrap();
+    });
+}
+
 #[test]
 fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     let memory = memory();

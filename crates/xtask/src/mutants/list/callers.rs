@@ -281,8 +281,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for the file keeps others from the page that it wants",
         file: "file/write.rs",
-        find: "wait.withdraw();",
-        replace: "",
+        find: "wait.withdraw();\n        self.begin_change(",
+        replace: "self.begin_change(",
         tests: Tests::Runtime("in_hand::who_waits_for_the_file"),
     },
     Mutant {

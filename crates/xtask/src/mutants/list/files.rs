@@ -46,6 +46,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("high::who_changes_pages"),
     },
     Mutant {
+        name: "who pays for a high keeps readers from the page that he waits for",
+        file: "file/write.rs",
+        find: "            wait.withdraw();\n            self.open.shared.pay_debt();",
+        replace: "            self.open.shared.pay_debt();",
+        tests: Tests::Runtime("in_hand::who_pays_for_a_high"),
+    },
+    Mutant {
         name: "compressed pages wait while older ones are written",
         file: "spill/zswap.rs",
         find: "            drop(log);\n            if len == 0 {",
