@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a group's name at most.
 const MAX_NAME: usize = 64;
-/// How long whoever shows groups may keep a name from who wants it.
+/// How long whoever shows groups, or pays for one, may keep a name from who wants it.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A node of the tree: what is charged to it is charged to all its ancestors too.
@@ -197,7 +197,8 @@ impl Group {
     }
 
     /// Whether a child has this name. One that its program has dropped may live on for a moment
-    /// because somebody shows it: for that this waits, so that to look changes nothing.
+    /// because somebody shows it, or pays for what he charged to it: for that this waits, so that
+    /// to look changes nothing.
     fn is_taken(&self, name: &Arc<str>) -> bool {
         let shared = self.shared();
         let is_taken = || shared.names().is_taken(self.id(), name);

@@ -22,17 +22,16 @@ pub(crate) struct Names {
     taken: HashSet<(u32, Arc<str>)>,
 }
 
-/// How many show groups just now: these have handles of them, and the last one perhaps.
+/// How many show groups just now, or pay for one: these have handles of them, and the last one
+/// perhaps.
 #[derive(Debug, Default)]
 pub(crate) struct Looks(AtomicUsize);
 
 /// One of them, from before it takes handles until it has dropped them.
-#[cfg(any(feature = "metrics", feature = "watch"))]
 #[derive(Debug)]
 pub(crate) struct Look<'a>(&'a Looks);
 
 impl Looks {
-    #[cfg(any(feature = "metrics", feature = "watch"))]
     pub(crate) fn begin(&self) -> Look<'_> {
         self.0.fetch_add(1, Ordering::SeqCst);
         Look(self)
@@ -43,7 +42,6 @@ impl Looks {
     }
 }
 
-#[cfg(any(feature = "metrics", feature = "watch"))]
 impl Drop for Look<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::SeqCst);

@@ -134,6 +134,7 @@ impl Shared {
             return;
         };
         // An earlier call may have charged it, and the group be gone: else this keeps it.
+        let _look = self.looks.begin();
         let node = self.names().node_of(group);
         if node.is_some() || group == self.core.groups().root() {
             self.core.reclaim_high(self.here(), group, nr_charged);
@@ -151,6 +152,7 @@ impl Shared {
         };
         // An earlier call may owe it: nobody else keeps the group, and it may be another memory's.
         let is_ours = memory == stall::key(self);
+        let _look = self.looks.begin();
         let node = self.names().node_of(group);
         let is_there = node.is_some() || group == self.core.groups().root();
         if is_ours {

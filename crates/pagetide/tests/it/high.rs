@@ -108,3 +108,34 @@ fn working_memory_above_high_is_slowed_down() {
     assert!(begin.elapsed() > 10 * MS, "{:?}", begin.elapsed());
     drop(used);
 }
+
+/// Who charged it pays for it in a call of another group, and keeps it meanwhile.
+#[test]
+fn a_group_that_is_paid_for_as_it_goes_leaves_its_name_to_the_next_one() {
+    let builder = Memory::builder().budget(ByteSize::mib(64));
+    let memory = builder.throttle_max(150 * MS).build().unwrap();
+    let group = group(&memory, ByteSize(100 * PAGE));
+    let beside = memory.root().child("beside").unwrap();
+    let file = slow(&memory, &beside, Duration::ZERO);
+    let own = group.clone();
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            // Who has a page pinned pays later.
+            let held = file.pin(0).unwrap();
+            let used: Vec<_> = (0..2000)
+                .map(|_| own.alloc(Order::new(0)).unwrap())
+                .collect();
+            drop((held, own));
+            tell.send(()).unwrap();
+            let begin = Instant::now();
+            drop(file.pin(7).unwrap());
+            assert!(begin.elapsed() > 100 * MS, "it does not pay");
+            drop(used);
+        });
+        told.recv().unwrap();
+        std::thread::sleep(50 * MS);
+        drop(group);
+        memory.root().child("web").unwrap();
+    });
+}

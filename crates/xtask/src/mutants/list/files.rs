@@ -53,6 +53,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("in_hand::who_pays_for_a_high"),
     },
     Mutant {
+        name: "who pays for a group keeps its name from who wants it",
+        file: "platform.rs",
+        find: "stall::key(self);\n        let _look = self.looks.begin();",
+        replace: "stall::key(self);",
+        tests: Tests::Runtime("high::a_group_that_is_paid"),
+    },
+    Mutant {
         name: "compressed pages wait while older ones are written",
         file: "spill/zswap.rs",
         find: "            drop(log);\n            if len == 0 {",
