@@ -58,6 +58,12 @@ impl View {
         match answer {
             Ok(now) => {
                 let before = std::mem::take(&mut self.now);
+                let selected = before.groups.get(self.selected);
+                let is_it =
+                    |group: &GroupSnapshot| selected.is_some_and(|it| it.path == group.path);
+                // Others come and go before it.
+                let at = now.groups.iter().position(is_it);
+                self.selected = at.unwrap_or(self.selected);
                 (self.before, self.now) = (of_same(before, &now), now);
                 self.trouble = None;
             }
@@ -351,6 +357,20 @@ mod tests {
         view.update(Ok(fewer));
         assert_eq!(view.selected, 0);
         assert!(text(&view).contains("Own pages of / "));
+    }
+
+    #[test]
+    fn a_group_stays_selected_where_others_come_and_go_before_it() {
+        let mut view = view();
+        view.selected = 2;
+        let path = |view: &View| view.now.groups[view.selected].path.clone();
+        let deep = path(&view);
+        let (all, mut fewer) = (view.now.clone(), view.now.clone());
+        fewer.groups.remove(1);
+        for answer in [fewer, all] {
+            view.update(Ok(answer));
+            assert_eq!(path(&view), deep);
+        }
     }
 
     #[test]
