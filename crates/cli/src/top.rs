@@ -84,10 +84,10 @@ impl View {
         of(&self.now).saturating_sub(of(&self.before)) as f64 / self.seconds()
     }
 
-    /// The group as the answer before had it.
+    /// The group as the answer before had it, if that was not another one of the same path.
     fn group_before(&self, group: &GroupSnapshot) -> Option<&GroupSnapshot> {
         let mut groups = self.before.groups.iter();
-        groups.find(|before| before.path == group.path)
+        groups.find(|before| before.path == group.path && before.id == group.id)
     }
 
     /// How much a number of a group grows, a second; of one that may have been left out before
@@ -357,6 +357,24 @@ mod tests {
         view.update(Ok(fewer));
         assert_eq!(view.selected, 0);
         assert!(text(&view).contains("Own pages of / "));
+    }
+
+    #[test]
+    fn of_a_group_that_took_anothers_path_all_counts() {
+        let data = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(data.path(), [1; 20 * 4096]).expect("it is written");
+        let memory = Memory::builder().budget(ByteSize::mib(16)).build();
+        let memory = memory.expect("a small memory");
+        let read = |nr_pages: u64| {
+            let web = memory.root().child("web").expect("a group");
+            let file = memory.open(data.path(), &web).expect("it is there");
+            let pages = (0..nr_pages).rev();
+            pages.for_each(|page| drop(file.pin(page).expect("it is read")));
+            memory.snapshot()
+        };
+        let view = View::new(read(5), read(20));
+        let rate = view.group_rate(&view.now.groups[1], |group| group.misses);
+        assert_eq!((rate * view.seconds()).round(), 20.0);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Snapshot {
 pub struct GroupSnapshot {
     /// As [`Group::path`] has it.
     pub path: String,
+    /// Its number, which no other group has: a later one of the same path has another.
+    pub id: u32,
     /// [`Group::usage`].
     pub usage_bytes: u64,
     /// Protections.
@@ -184,6 +186,7 @@ fn of_group(((path, group), stat): (&(String, Group), GroupStat)) -> GroupSnapsh
     let named = |(name, number): (&str, u64)| (name.to_owned(), number);
     GroupSnapshot {
         path: path.clone(),
+        id: group.id(),
         usage_bytes: group.usage().as_u64(),
         min_bytes: min.as_u64(),
         low_bytes: low.as_u64(),
