@@ -141,6 +141,7 @@ impl<'a> Run<'a> {
         if pieces.len() <= 1 {
             return false;
         }
+        self.note_tried(&pieces);
         let slices = self.slices(len);
         let under_way = self.shared.io.begin_writes(file, &slices, &pieces);
         drop(slices);
@@ -327,10 +328,7 @@ impl<'a> Run<'a> {
         if backing.check_poison().is_err() {
             return 1;
         }
-        let ends = pieces
-            .iter()
-            .map(|piece| piece.offset + piece.nr_bytes as u64);
-        backing.may_take(ends.max().unwrap_or(0));
+        self.note_tried(&pieces);
         if pieces.len() > 1
             && let Some(file) = backing.source.written_file()
         {
@@ -403,6 +401,13 @@ impl<'a> Run<'a> {
             }
             at += page.len() as u64;
         }
+    }
+
+    /// The store is given these, and may have some before it says so.
+    fn note_tried(&self, pieces: &[Piece]) {
+        let end = |piece: &Piece| piece.offset + piece.nr_bytes as u64;
+        let ends = pieces.iter().map(end);
+        self.backing.may_take(ends.max().unwrap_or(0));
     }
 
     /// The store has taken bytes.

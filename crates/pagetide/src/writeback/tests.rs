@@ -520,3 +520,33 @@ fn hooks_are_asked_about_no_page_that_has_left_its_file() {
     });
     hooked.sync().unwrap();
 }
+
+/// As where it then says that it has not, and what is dirty is discarded.
+#[test]
+fn what_was_handed_to_a_ring_the_store_may_have_before_it_says_so() {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    let memory = memory();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    let pages = [0, 2];
+    for page in pages {
+        file.write_at(&[7; PAGE], page * P).unwrap();
+    }
+    let home = memory.home();
+    let backing = home.backings().values().next().cloned().unwrap();
+    let mut run = Run::new(home, &backing, By::Anybody);
+    for key in pages.map(|page| backing.key(page).unwrap()) {
+        let PageWrite::Begun(write) = home.core.begin_page_write(key, None) else {
+            panic!("it is dirty");
+        };
+        run.push(write);
+    }
+    // Not where there is no ring, nor a way past the kernel's page cache.
+    if run.hand_over() {
+        while data.as_file().metadata().unwrap().len() < 3 * P {
+            thread::yield_now();
+        }
+        assert!(backing.cut_to_stored().is_some());
+        assert_eq!(file.len(), 3 * P);
+    }
+    run.run();
+}

@@ -354,6 +354,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("holes::what_the_store_took_and_said"),
     },
     Mutant {
+        name: "what a ring was given the store cannot have",
+        file: "writeback/run.rs",
+        find: "        self.note_tried(&pieces);\n        let slices",
+        replace: "        let slices",
+        tests: Tests::RuntimeUnit("what_was_handed_to_a_ring"),
+    },
+    Mutant {
         name: "what a failed write left is discarded",
         file: "backing.rs",
         find: "        if self.may_have_more()\n",
