@@ -1,7 +1,8 @@
 //! How long a file's store takes, so that nobody waits for it who writes to another file.
 
-use crate::shared::Shared;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::shared::{Shared, locked};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// From when on a store is slow: a turn and one write of many pages are less.
@@ -10,34 +11,86 @@ const SLOW: Duration = Duration::from_millis(200);
 /// Of one file: hints, which nobody waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// When the writes that are under way began, in ns of the memory's clock, and one; 0 where none
-    /// are.
-    begun: AtomicU64,
+    under_way: Mutex<UnderWay>,
     /// The last ones took long.
     was_slow: AtomicBool,
+}
+
+/// Writes that are under way.
+#[derive(Debug, Default)]
+struct UnderWay {
+    nr_writes: u32,
+    /// When the first of them began, or another one ended since; in ns of the memory's clock.
+    since: u64,
 }
 
 impl Pace {
     /// Writes to the file, and notes how long that takes. `write` does not unwind.
     pub(super) fn note<T>(&self, shared: &Shared, write: impl FnOnce() -> T) -> T {
-        let begin = shared.now() + 1;
-        let relaxed = Ordering::Relaxed;
-        let begun = self.begun.compare_exchange(0, begin, relaxed, relaxed);
-        let written = write();
-        if begun.is_ok() {
-            self.was_slow.store(self.is_long(shared), relaxed);
-            self.begun.store(0, relaxed);
+        let begin = shared.now();
+        let mut under_way = locked(&self.under_way);
+        if under_way.nr_writes == 0 {
+            under_way.since = begin;
         }
+        under_way.nr_writes += 1;
+        drop(under_way);
+        let written = write();
+        let end = shared.now();
+        let mut under_way = locked(&self.under_way);
+        under_way.nr_writes -= 1;
+        // What is left may have begun just now.
+        under_way.since = end;
+        drop(under_way);
+        self.was_slow.store(is_long(begin, end), Ordering::Relaxed);
         written
     }
 
     /// Whether it was slow, or is just now.
     pub(super) fn is_slow(&self, shared: &Shared) -> bool {
-        self.was_slow.load(Ordering::Relaxed) || self.is_long(shared)
+        let is_hanging = || {
+            let under_way = locked(&self.under_way);
+            under_way.nr_writes > 0 && is_long(under_way.since, shared.now())
+        };
+        self.was_slow.load(Ordering::Relaxed) || is_hanging()
     }
+}
 
-    fn is_long(&self, shared: &Shared) -> bool {
-        let begun = self.begun.load(Ordering::Relaxed);
-        begun > 0 && Duration::from_nanos(shared.now().saturating_sub(begun)) > SLOW
+fn is_long(begin: u64, end: u64) -> bool {
+    Duration::from_nanos(end.saturating_sub(begin)) > SLOW
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+    use std::sync::mpsc;
+    use std::thread;
+
+    #[test]
+    fn a_write_that_hangs_is_slow_though_another_one_that_began_before_has_ended() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let (pace, shared) = (Pace::default(), memory.home());
+        let (begin, has_begun) = mpsc::channel();
+        let (end, may_end) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            pace.note(shared, || {
+                let hangs = move || {
+                    begin.send(()).unwrap();
+                    may_end.recv().unwrap();
+                };
+                scope.spawn(|| pace.note(shared, hangs));
+                has_begun.recv().unwrap();
+            });
+            assert!(!pace.is_slow(shared));
+            thread::sleep(SLOW + SLOW / 4);
+            let is_slow = pace.is_slow(shared);
+            end.send(()).unwrap();
+            assert!(is_slow);
+        });
+        // Until it is written again, fast.
+        assert!(pace.is_slow(shared));
+        pace.note(shared, || ());
+        assert!(!pace.is_slow(shared));
     }
 }

@@ -326,6 +326,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("slow_stores::a_deadline_is_kept"),
     },
     Mutant {
+        name: "a write beside one that has ended is not looked at",
+        file: "flusher/pace.rs",
+        find: "under_way.nr_writes -= 1;",
+        replace: "under_way.nr_writes = 0;",
+        tests: Tests::RuntimeUnit("a_write_that_hangs_is_slow"),
+    },
+    Mutant {
         name: "of a store that failed many pages are tried at once",
         file: "writeback.rs",
         find: "            nr_pages: 1,\n",
