@@ -43,7 +43,7 @@ pub(super) struct LatchWait<'a> {
     file: &'a File,
     /// Whose memory a page that comes in takes.
     group: &'a Group,
-    /// For pins: what writes take in between does not count.
+    /// For pins: what else it waits for in between does not count.
     deadline: Option<Instant>,
     patience: Patience,
     /// Times that room was made.
@@ -99,8 +99,7 @@ impl<'a> LatchWait<'a> {
         needs_frame: bool,
     ) -> Result<(), Error> {
         if matches!(error, PageError::Alloc(_)) && !self.may_reclaim() {
-            self.withdraw();
-            match self.make_room(page, needs_frame)? {
+            match self.apart(|wait| wait.make_room(page, needs_frame))? {
                 Ok(()) => {
                     self.nr_made += 1;
                     return Ok(());
@@ -141,11 +140,8 @@ impl<'a> LatchWait<'a> {
         let core = &shared.core;
         if core.is_in_writeback(frame) {
             // It ends by itself, and readers go on meanwhile.
-            self.withdraw();
-            let begin = Instant::now();
             let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
-            shared.waiters.wait_while(frame, is_held);
-            self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());
+            self.apart(|_| shared.waiters.wait_while(frame, is_held));
             return Ok(());
         }
         if is_shrinking() {
@@ -161,9 +157,19 @@ impl<'a> LatchWait<'a> {
         }
     }
 
+    /// Lets pins in again and does something else, which may take long: that does not count as a
+    /// wait for pins.
+    pub(super) fn apart<R>(&mut self, act: impl FnOnce(&mut Self) -> R) -> R {
+        self.withdraw();
+        let begin = Instant::now();
+        let done = act(self);
+        self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());
+        done
+    }
+
     /// Lets pins in again, if it is this wait that keeps them out. Where the page was latched since
     /// nothing keeps them out; others who want it ask anew.
-    pub(super) fn withdraw(&mut self) {
+    fn withdraw(&mut self) {
         let Some(frame) = self.asked.take() else {
             return;
         };

@@ -249,10 +249,7 @@ impl File {
         let at_once = at_once.filter(|_| !backing.is_obstructed());
         match at_once.filter(|_| latched_in(shared, backing, pages.clone()).is_none()) {
             Some(alone) => Ok(alone),
-            None => {
-                wait.withdraw();
-                self.alone(pages)
-            }
+            None => wait.apart(|_| self.alone(pages)),
         }
     }
 

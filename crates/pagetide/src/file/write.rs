@@ -171,8 +171,7 @@ impl File {
         wait.on(obstacle)?;
         if self.open.shared.has_debt() {
             // Readers give up on a page sooner than that may end.
-            wait.withdraw();
-            self.open.shared.pay_debt();
+            wait.apart(|_| self.open.shared.pay_debt());
         }
         let backing = &*self.open.backing;
         let at_once = backing.length.try_share();
@@ -180,8 +179,7 @@ impl File {
             self.check_may_write()?;
             return Ok(length);
         }
-        wait.withdraw();
-        self.begin_change(obstacle.page())
+        wait.apart(|_| self.begin_change(obstacle.page()))
     }
 
     /// A page is in somebody's hands.

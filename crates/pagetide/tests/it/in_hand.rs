@@ -188,6 +188,29 @@ fn who_pays_for_a_high_between_two_looks_at_a_page_keeps_no_reader_from_it() {
 }
 
 #[test]
+fn who_has_paid_for_a_high_waits_for_the_pins_that_came_meanwhile() {
+    let memory = memory();
+    let root = memory.root();
+    let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
+    let pinned = file.pin(5).unwrap();
+    let ponders = Arc::new(Ponders(AtomicBool::new(false)));
+    let _registered = root.add_shrinker(Arc::clone(&ponders));
+    root.set_high(ByteSize(P));
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| file.write_at(&[1], 5 * P));
+        thread::sleep(SLOW / 6);
+        drop(pinned);
+        while !ponders.0.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let pinned = file.pin(5).unwrap();
+        thread::sleep(3 * SLOW + SLOW / 2);
+        drop(pinned);
+        writing.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
     let memory = memory();
     let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
@@ -382,9 +405,11 @@ fn who_waits_for_the_file_keeps_nobody_from_its_pages() {
             drop(pinned);
             thread::sleep(Duration::from_millis(50));
             // The writer wants the page, but has to wait for the cut, longer than readers wait.
-            drop(file.pin(0).unwrap());
-            writes.join().unwrap().unwrap();
+            let pinned = file.pin(0).unwrap();
             cuts.join().unwrap().unwrap();
+            thread::sleep(Duration::from_millis(200));
+            drop(pinned);
+            writes.join().unwrap().unwrap();
         });
     }
 }

@@ -281,15 +281,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for the file keeps others from the page that it wants",
         file: "file/write.rs",
-        find: "wait.withdraw();\n        self.begin_change(",
-        replace: "self.begin_change(",
+        find: "wait.apart(|_| self.begin_change(obstacle.page()))",
+        replace: "self.begin_change(obstacle.page())",
         tests: Tests::Runtime("in_hand::who_waits_for_the_file"),
     },
     Mutant {
         name: "who waits to have the file alone keeps others from the page that it wants",
         file: "file/punch.rs",
-        find: "wait.withdraw();",
-        replace: "",
+        find: "wait.apart(|_| self.alone(pages))",
+        replace: "self.alone(pages)",
         tests: Tests::Runtime("in_hand::who_waits_for_the_file"),
     },
     Mutant {

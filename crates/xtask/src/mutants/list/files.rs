@@ -48,9 +48,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who pays for a high keeps readers from the page that he waits for",
         file: "file/write.rs",
-        find: "            wait.withdraw();\n            self.open.shared.pay_debt();",
-        replace: "            self.open.shared.pay_debt();",
+        find: "wait.apart(|_| self.open.shared.pay_debt());",
+        replace: "self.open.shared.pay_debt();",
         tests: Tests::Runtime("in_hand::who_pays_for_a_high"),
+    },
+    Mutant {
+        name: "what a payment takes counts as a wait for pins",
+        file: "file/latch_wait.rs",
+        find: "        self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());\n",
+        replace: "        let _took = begin;\n",
+        tests: Tests::Runtime("in_hand::who_has_paid"),
     },
     Mutant {
         name: "who pays for a group keeps its name from who wants it",
@@ -398,8 +405,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for a write keeps readers out",
         file: "file/latch_wait.rs",
-        find: "            self.withdraw();\n            let begin",
-        replace: "            let begin",
+        find: "        self.withdraw();\n        let begin",
+        replace: "        let begin",
         tests: Tests::Runtime("views::who_waits_for_a_pin"),
     },
     Mutant {
