@@ -103,9 +103,10 @@ impl Shared {
         }
     }
 
-    /// Whether [`Shared::pay_debt`] may do something.
+    /// Whether [`Shared::pay_debt`] does something now.
     pub(crate) fn has_debt(&self) -> bool {
-        throttle::is_deferred() || throttle::owes()
+        let has_any = throttle::is_deferred_in(stall::key(self)) || throttle::owes();
+        has_any && !self.is_called()
     }
 
     /// Reclaims for what the thread charged above a `high` with a lock, and sleeps for what is over
@@ -161,5 +162,28 @@ impl Shared {
         // Ends before the handle goes.
         let _stall = (is_ours && is_there).then(|| Stall::begin(self, group));
         std::thread::sleep(delay);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+
+    #[test]
+    fn who_would_not_pay_now_has_no_debt() {
+        let build = || Memory::builder().budget(ByteSize::mib(8)).without_thread();
+        let [memory, other] = [(); 2].map(|()| build().build().unwrap());
+        let (shared, others) = (memory.home(), other.home());
+        throttle::defer((stall::key(shared), memory.root().id()), 5);
+        others.pay_debt();
+        assert_eq!([shared, others].map(|home| home.has_debt()), [true, false]);
+        let writing = writeback::in_write(shared);
+        shared.pay_debt();
+        assert!(!shared.has_debt());
+        drop(writing);
+        assert!(shared.has_debt());
+        shared.pay_debt();
+        assert!(!shared.has_debt());
     }
 }

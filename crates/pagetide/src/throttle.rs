@@ -73,13 +73,19 @@ pub(crate) fn defer(about: About, nr_charged: u32) {
 /// A group of a memory, and the pages for which the thread is to reclaim there: then it is not any
 /// more.
 pub(crate) fn take_deferred(memory: usize) -> Option<(u32, u32)> {
-    THREAD.with(|thread| {
-        let ((whose, group), nr_pages) = thread.deferred.get();
-        let is_owed = nr_pages > 0 && whose == memory;
-        is_owed.then(|| {
-            thread.deferred.set(((0, 0), 0));
+    is_deferred_in(memory).then(|| {
+        THREAD.with(|thread| {
+            let ((_, group), nr_pages) = thread.deferred.take();
             (group, nr_pages)
         })
+    })
+}
+
+/// Whether [`take_deferred`] would say something of this memory.
+pub(crate) fn is_deferred_in(memory: usize) -> bool {
+    THREAD.with(|thread| {
+        let ((whose, _), nr_pages) = thread.deferred.get();
+        nr_pages > 0 && whose == memory
     })
 }
 

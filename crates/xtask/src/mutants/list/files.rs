@@ -60,6 +60,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("in_hand::who_has_paid"),
     },
     Mutant {
+        name: "who would not pay now has a debt",
+        file: "platform.rs",
+        find: "has_any && !self.is_called()",
+        replace: "has_any",
+        tests: Tests::RuntimeUnit("who_would_not_pay"),
+    },
+    Mutant {
         name: "who pays for a group keeps its name from who wants it",
         file: "platform.rs",
         find: "stall::key(self);\n        let _look = self.looks.begin();",
