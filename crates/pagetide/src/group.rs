@@ -205,8 +205,9 @@ impl Group {
         if !is_taken() {
             return false;
         }
+        let keeps = |id| shared.names().is_at_or_below(id, (self.id(), name));
         let until = Instant::now() + PATIENCE;
-        while shared.looks.is_any() && is_taken() && Instant::now() < until {
+        while shared.looks.is_any(keeps) && is_taken() && Instant::now() < until {
             thread::sleep(Duration::from_micros(100));
         }
         is_taken()

@@ -198,7 +198,7 @@ type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let _look = self.memory.home().looks.begin();
+        let _look = self.memory.home().looks.begin(None);
         let (groups, nr_left_out) = self.memory.largest_groups();
         let groups = groups
             .into_iter()

@@ -1,9 +1,10 @@
 //! The names of groups that live.
 
 use crate::group;
+use crate::shared::locked;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::iter;
+use std::sync::{Arc, Mutex, Weak};
 
 /// A live group.
 #[derive(Debug)]
@@ -22,29 +23,37 @@ pub(crate) struct Names {
     taken: HashSet<(u32, Arc<str>)>,
 }
 
-/// How many show groups just now, or pay for one: these have handles of them, and the last one
-/// perhaps.
+/// Who shows groups just now, all of them (`None`), or pays for one: these have handles of them,
+/// and the last one perhaps.
 #[derive(Debug, Default)]
-pub(crate) struct Looks(AtomicUsize);
+pub(crate) struct Looks(Mutex<Vec<Option<u32>>>);
 
 /// One of them, from before it takes handles until it has dropped them.
 #[derive(Debug)]
-pub(crate) struct Look<'a>(&'a Looks);
+pub(crate) struct Look<'a> {
+    looks: &'a Looks,
+    group: Option<u32>,
+}
 
 impl Looks {
-    pub(crate) fn begin(&self) -> Look<'_> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Look(self)
+    pub(crate) fn begin(&self, group: Option<u32>) -> Look<'_> {
+        locked(&self.0).push(group);
+        Look { looks: self, group }
     }
 
-    pub(crate) fn is_any(&self) -> bool {
-        self.0.load(Ordering::SeqCst) > 0
+    /// Whether there is one of all groups, or of such a one.
+    pub(crate) fn is_any(&self, is_such: impl Fn(u32) -> bool) -> bool {
+        locked(&self.0)
+            .iter()
+            .any(|group| group.is_none_or(&is_such))
     }
 }
 
 impl Drop for Look<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::SeqCst);
+        let mut looks = locked(&self.looks.0);
+        let at = looks.iter().position(|&group| group == self.group);
+        looks.swap_remove(at.expect("it began"));
     }
 }
 
@@ -52,6 +61,13 @@ impl Names {
     /// Whether a child of `parent` has this name.
     pub(crate) fn is_taken(&self, parent: u32, name: &Arc<str>) -> bool {
         self.taken.contains(&(parent, Arc::clone(name)))
+    }
+
+    /// Whether a group is the child of `parent` that has this name, or is below that one.
+    pub(crate) fn is_at_or_below(&self, id: u32, (parent, name): (u32, &str)) -> bool {
+        let first = self.live.get(&id);
+        let mut path = iter::successors(first, |named| self.live.get(&named.parent));
+        path.any(|named| named.parent == parent && *named.name == *name)
     }
 
     /// Adds a group, unless a sibling has its name; whether that was so.

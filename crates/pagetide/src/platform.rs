@@ -135,7 +135,7 @@ impl Shared {
             return;
         };
         // An earlier call may have charged it, and the group be gone: else this keeps it.
-        let _look = self.looks.begin();
+        let _look = self.looks.begin(Some(group));
         let node = self.names().node_of(group);
         if node.is_some() || group == self.core.groups().root() {
             self.core.reclaim_high(self.here(), group, nr_charged);
@@ -153,7 +153,7 @@ impl Shared {
         };
         // An earlier call may owe it: nobody else keeps the group, and it may be another memory's.
         let is_ours = memory == stall::key(self);
-        let _look = self.looks.begin();
+        let _look = self.looks.begin(Some(group));
         let node = self.names().node_of(group);
         let is_there = node.is_some() || group == self.core.groups().root();
         if is_ours {

@@ -131,7 +131,7 @@ impl Memory {
     /// The figures now, of at most 1,000 groups. Cost: a look at every group.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let _look = self.home().looks.begin();
+        let _look = self.home().looks.begin(None);
         self.snapshot_of_groups().0
     }
 

@@ -204,7 +204,7 @@ impl State {
 
     fn view(&self, question: &str) -> Answer {
         let memory = &self.memory;
-        let _look = memory.home().looks.begin();
+        let _look = memory.home().looks.begin(None);
         let (view, path) = question.split_once(' ').unwrap_or((question, ""));
         let text = match (view, path) {
             ("snapshot", "") => return Answer::Snapshot(Box::new(self.snapshot())),

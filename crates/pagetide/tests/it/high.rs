@@ -109,6 +109,37 @@ fn working_memory_above_high_is_slowed_down() {
     drop(used);
 }
 
+/// For who pays for another group nobody waits.
+#[test]
+fn a_taken_name_is_refused_at_once_while_somebody_pays() {
+    let builder = Memory::builder().budget(ByteSize::mib(64));
+    let memory = builder.throttle_max(600 * MS).build().unwrap();
+    let group = group(&memory, ByteSize(100 * PAGE));
+    let beside = memory.root().child("beside").unwrap();
+    let file = slow(&memory, &beside, Duration::ZERO);
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            // Who has a page pinned pays later.
+            let held = file.pin(0).unwrap();
+            let used: Vec<_> = (0..2000)
+                .map(|_| group.alloc(Order::new(0)).unwrap())
+                .collect();
+            drop(held);
+            tell.send(()).unwrap();
+            drop(file.pin(7).unwrap());
+            // Nobody may listen any more.
+            let _told = tell.send(());
+            drop(used);
+        });
+        told.recv().unwrap();
+        std::thread::sleep(50 * MS);
+        let took = timed(|| assert!(memory.root().child("beside").is_err()));
+        assert!(told.try_recv().is_err(), "it does not pay");
+        assert!(took < 150 * MS, "{took:?}");
+    });
+}
+
 /// Who charged it pays for it in a call of another group, and keeps it meanwhile.
 #[test]
 fn a_group_that_is_paid_for_as_it_goes_leaves_its_name_to_the_next_one() {

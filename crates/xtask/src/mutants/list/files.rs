@@ -67,9 +67,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("who_would_not_pay"),
     },
     Mutant {
+        name: "who pays for another group has those wait who ask for a name",
+        file: "names.rs",
+        find: "named.parent == parent && *named.name == *name",
+        replace: "true || named.parent == parent && *named.name == *name",
+        tests: Tests::Runtime("high::a_taken_name"),
+    },
+    Mutant {
         name: "who pays for a group keeps its name from who wants it",
         file: "platform.rs",
-        find: "stall::key(self);\n        let _look = self.looks.begin();",
+        find: "stall::key(self);\n        let _look = self.looks.begin(Some(group));",
         replace: "stall::key(self);",
         tests: Tests::Runtime("high::a_group_that_is_paid"),
     },
@@ -419,8 +426,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who looks keeps a name",
         file: "group.rs",
-        find: "while shared.looks.is_any()",
-        replace: "while false && shared.looks.is_any()",
+        find: "while shared.looks.is_any(keeps)",
+        replace: "while false && shared.looks.is_any(keeps)",
         tests: Tests::Runtime("metrics::who_looks"),
     },
     Mutant {
