@@ -37,7 +37,8 @@ pub struct Snapshot {
 pub struct GroupSnapshot {
     /// As [`Group::path`] has it.
     pub path: String,
-    /// Its number, which no other group has: a later one of the same path has another.
+    /// Its number, which no other group has that lives: a later one of the same path has another,
+    /// unless thousands came and went in between.
     pub id: u32,
     /// [`Group::usage`].
     pub usage_bytes: u64,

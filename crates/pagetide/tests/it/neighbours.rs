@@ -26,7 +26,10 @@ fn beside_prefetches(file: &File, work: impl FnOnce()) {
         });
         std::thread::sleep(Duration::from_millis(100));
         work();
+        // Who waits for all of them goes on when there are no more.
+        let went_on = goes_on();
         stop.store(true, Ordering::Relaxed);
+        assert!(went_on, "{:?}", begin.elapsed());
     });
 }
 
