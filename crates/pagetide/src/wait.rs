@@ -63,8 +63,8 @@ impl Waiters {
     /// Parks while `has_to_wait`, which is asked again under the bucket's lock: a wake-up between
     /// the question and the sleep cannot be lost, because waking takes the same lock.
     pub(crate) fn wait_while(&self, frame: Frame, has_to_wait: impl Fn() -> bool) {
-        let Bucket { tasks, threads, .. } = self.bucket(frame);
-        let _counted = Waits::begin(self.bucket(frame));
+        let counted = Waits::begin(self.bucket(frame));
+        let Bucket { tasks, threads, .. } = counted.0;
         let mut guard = locked(tasks);
         while has_to_wait() {
             guard = threads.sleep(|wakes| wakes.wait(guard));
@@ -78,8 +78,8 @@ impl Waiters {
         deadline: Instant,
         has_to_wait: impl Fn() -> bool,
     ) -> bool {
-        let Bucket { tasks, threads, .. } = self.bucket(frame);
-        let _counted = Waits::begin(self.bucket(frame));
+        let counted = Waits::begin(self.bucket(frame));
+        let Bucket { tasks, threads, .. } = counted.0;
         let mut guard = locked(tasks);
         while has_to_wait() {
             let left = deadline.saturating_duration_since(Instant::now());

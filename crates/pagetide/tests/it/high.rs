@@ -2,7 +2,7 @@
 
 use crate::slow::{PAGE, group_of, slow};
 use crate::swift::{assert_within, timed};
-use pagetide::{ByteSize, Error, File, Group, Memory, Order};
+use pagetide::{Buf, ByteSize, Error, File, Group, Memory, Order};
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
@@ -109,6 +109,14 @@ fn working_memory_above_high_is_slowed_down() {
     drop(used);
 }
 
+/// Has the calling thread owe for what it charges above the group's `high`: who has a page pinned
+/// pays later.
+fn owe(file: &File, group: &Group) -> Vec<Buf> {
+    let _held = file.pin(0).unwrap();
+    let alloc = |_| group.alloc(Order::new(0)).unwrap();
+    (0..2000).map(alloc).collect()
+}
+
 /// For who pays for another group nobody waits.
 #[test]
 fn a_taken_name_is_refused_at_once_while_somebody_pays() {
@@ -120,12 +128,7 @@ fn a_taken_name_is_refused_at_once_while_somebody_pays() {
     std::thread::scope(|scope| {
         let (tell, told) = std::sync::mpsc::channel();
         scope.spawn(move || {
-            // Who has a page pinned pays later.
-            let held = file.pin(0).unwrap();
-            let used: Vec<_> = (0..2000)
-                .map(|_| group.alloc(Order::new(0)).unwrap())
-                .collect();
-            drop(held);
+            let used = owe(&file, &group);
             tell.send(()).unwrap();
             drop(file.pin(7).unwrap());
             // Nobody may listen any more.
@@ -152,12 +155,8 @@ fn a_group_that_is_paid_for_as_it_goes_leaves_its_name_to_the_next_one() {
     std::thread::scope(|scope| {
         let (tell, told) = std::sync::mpsc::channel();
         scope.spawn(move || {
-            // Who has a page pinned pays later.
-            let held = file.pin(0).unwrap();
-            let used: Vec<_> = (0..2000)
-                .map(|_| own.alloc(Order::new(0)).unwrap())
-                .collect();
-            drop((held, own));
+            let used = owe(&file, &own);
+            drop(own);
             tell.send(()).unwrap();
             let begin = Instant::now();
             drop(file.pin(7).unwrap());

@@ -163,8 +163,9 @@ impl Shrinker for Ponders {
     }
 }
 
-#[test]
-fn who_pays_for_a_high_between_two_looks_at_a_page_keeps_no_reader_from_it() {
+/// Does something to a file while somebody who waits for its page 5 pays for a `high`, for longer
+/// than a reader waits; then that one goes on.
+fn beside_who_pays(meanwhile: impl FnOnce(&File)) {
     let memory = memory();
     let root = memory.root();
     let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
@@ -180,33 +181,26 @@ fn who_pays_for_a_high_between_two_looks_at_a_page_keeps_no_reader_from_it() {
         while !ponders.0.load(Ordering::SeqCst) {
             thread::yield_now();
         }
-        let mut byte = [0];
-        file.read_at(&mut byte, 5 * P).unwrap();
-        assert_eq!(byte, [7]);
+        meanwhile(&file);
         writing.join().unwrap().unwrap();
     });
 }
 
 #[test]
+fn who_pays_for_a_high_between_two_looks_at_a_page_keeps_no_reader_from_it() {
+    beside_who_pays(|file| {
+        let mut byte = [0];
+        file.read_at(&mut byte, 5 * P).unwrap();
+        assert_eq!(byte, [7]);
+    });
+}
+
+#[test]
 fn who_has_paid_for_a_high_waits_for_the_pins_that_came_meanwhile() {
-    let memory = memory();
-    let root = memory.root();
-    let file = open(&memory, Disk::of(vec![7; 16 * PAGE]));
-    let pinned = file.pin(5).unwrap();
-    let ponders = Arc::new(Ponders(AtomicBool::new(false)));
-    let _registered = root.add_shrinker(Arc::clone(&ponders));
-    root.set_high(ByteSize(P));
-    thread::scope(|scope| {
-        let writing = scope.spawn(|| file.write_at(&[1], 5 * P));
-        thread::sleep(SLOW / 6);
-        drop(pinned);
-        while !ponders.0.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
+    beside_who_pays(|file| {
         let pinned = file.pin(5).unwrap();
         thread::sleep(3 * SLOW + SLOW / 2);
         drop(pinned);
-        writing.join().unwrap().unwrap();
     });
 }
 
