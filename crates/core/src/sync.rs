@@ -193,8 +193,10 @@ mod spin {
 
     /// A spin lock of rank `RANK`, poisoned when its guard is dropped by unwinding.
     ///
-    /// One word beside the data. One read-modify-write to take, a store to release.
+    /// One word before the data, on its first line. One read-modify-write to take, a store to
+    /// release.
     #[derive(Debug)]
+    #[repr(C)]
     pub struct SpinLock<T, const RANK: u8> {
         state: AtomicU32,
         data: UnsafeCell<T>,
@@ -250,7 +252,11 @@ mod spin {
         ) -> Option<Guard<'_, T, RANK>> {
             let mut spins = 0;
             loop {
-                let guard = self.try_lock();
+                // The first try asks for the line once, to write it. Who waits only looks.
+                let guard = match spins > 0 && self.is_held() {
+                    true => None,
+                    false => self.try_lock(),
+                };
                 if guard.is_some() || gives_up() {
                     return guard;
                 }
@@ -269,10 +275,6 @@ mod spin {
         /// As [`SpinLock::lock`].
         #[inline]
         pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
-            // A look first: who finds it held needs no read-modify-write.
-            if self.state.load(Ordering::Relaxed) == HELD {
-                return None;
-            }
             // Acquire pairs with the Release in `Guard::drop`.
             match self
                 .state
@@ -305,10 +307,6 @@ mod spin {
         /// In debug builds where a lock of this or a higher rank is held already.
         #[inline(always)]
         pub fn try_brief(&self) -> Option<Brief<'_, T, RANK>> {
-            // A look first, as in `try_lock`.
-            if self.state.load(Ordering::Relaxed) != 0 {
-                return None;
-            }
             // Acquire pairs with the Release in `Guard::drop` and `Brief::open`.
             let taken = self
                 .state

@@ -59,22 +59,22 @@ pub struct Events {
 /// What a group counts beside its events, by the names of `memory.stat` where it has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Pages that were not resident when asked for. `pgmajfault`.
-    Pgmajfault,
-    /// Evicted pages of files that were asked for again while their shadow was there.
-    WorkingsetRefaultFile,
-    /// The same of anon pages.
-    WorkingsetRefaultAnon,
-    /// Of those of files, pages that the policy took for pages in use.
-    WorkingsetActivateFile,
-    /// The same of anon pages.
-    WorkingsetActivateAnon,
-    /// Of those of files, pages that should not have gone.
-    WorkingsetRestoreFile,
-    /// The same of anon pages.
-    WorkingsetRestoreAnon,
     /// Pages charged past a limit because the charge could not fail. Not a name of the kernel's.
     Pgforced,
+    /// Evicted anon pages that were asked for again and that the policy took for pages in use.
+    WorkingsetActivateAnon,
+    /// Evicted anon pages that were asked for again and should not have gone.
+    WorkingsetRestoreAnon,
+    /// Evicted anon pages that were asked for again while their shadow was there.
+    WorkingsetRefaultAnon,
+    /// Pages that were not resident when asked for. `pgmajfault`.
+    Pgmajfault,
+    /// [`Count::WorkingsetRefaultAnon`] of pages of files.
+    WorkingsetRefaultFile,
+    /// [`Count::WorkingsetActivateAnon`] of pages of files.
+    WorkingsetActivateFile,
+    /// [`Count::WorkingsetRestoreAnon`] of pages of files.
+    WorkingsetRestoreFile,
 }
 
 const NR_COUNTS: usize = 8;
@@ -132,47 +132,61 @@ struct Claims {
 }
 
 /// One node of the tree. All counts are pages.
+///
+/// By lines: what charges change, what reads of missing pages change, what seldom changes; in the
+/// last one what each charge looks at.
 #[derive(Debug, Default)]
+#[repr(C, align(64))]
 pub struct Group {
-    /// Id of the parent, 0 for the root.
-    pub(super) parent: AtomicU32,
     /// Live charges and stocks of the subtree.
     usage: AtomicU64,
     peak: AtomicU32,
-    /// `u32::MAX` is none: an arena has fewer pages.
-    limits: [AtomicU32; NR_LIMITS],
-    /// Claims by `min` and by `low`.
-    claims: Claims,
     /// Frames that reclaimers are taking of it, where it is protected. Never reset: a group may go
     /// with the last of them.
     taken: AtomicU32,
+    pub(super) nr_children: AtomicU32,
+    /// Bytes of charged pages that no CPU and no object has, below a page.
+    pub(super) parked: AtomicU32,
+    /// Bytes of the subtree by [`Item`], signed.
+    pub(super) state: [AtomicU64; NR_ITEMS],
+    counts: [AtomicU64; NR_COUNTS],
+    gauges: [AtomicU32; NR_GAUGES],
+    pub(super) pressure: Pressure,
+    /// Claims by `min` and by `low`.
+    claims: Claims,
+    /// Of the subtree, and of this very group.
+    events: [EventCounts; 2],
+    pub(super) links: Links,
+    pub(super) placement: Placement,
+    /// `u32::MAX` is none: an arena has fewer pages.
+    limits: [AtomicU32; NR_LIMITS],
+    /// Id of the parent, 0 for the root.
+    pub(super) parent: AtomicU32,
+    /// 1 once the last handle is gone: freed as soon as nothing is charged.
+    pub(super) dead: AtomicU32,
     /// Pages a stock slot keeps for this group; 0: charges are exact.
     pub(super) batch: AtomicU32,
     /// Pages that a CPU keeps for this group's large blocks; 0: none.
     large: AtomicU32,
     /// Pages that a CPU's part of the depot keeps for this group.
     depot: AtomicU32,
-    /// 1 once the last handle is gone: freed as soon as nothing is charged.
-    pub(super) dead: AtomicU32,
-    pub(super) nr_children: AtomicU32,
-    pub(super) links: Links,
     /// Id of the group's first lruvec, 0 before its first page.
     lruvec: AtomicU32,
     /// Id of its record of what reclaim counted, 0 before its first page.
     pub(super) reclaim_counts: AtomicU32,
     /// How its pages are replaced, in a number of those who do that, and its swappiness: half each.
     policy: AtomicU32,
-    /// Of the subtree, and of this very group.
-    events: [EventCounts; 2],
-    counts: [AtomicU64; NR_COUNTS],
-    gauges: [AtomicU32; NR_GAUGES],
-    pub(super) placement: Placement,
-    pub(super) pressure: Pressure,
-    /// Bytes of charged pages that no CPU and no object has, below a page.
-    pub(super) parked: AtomicU32,
-    /// Bytes of the subtree by [`Item`], signed.
-    pub(super) state: [AtomicU64; NR_ITEMS],
 }
+
+#[cfg(not(any(loom, shuttle)))]
+const _: () = {
+    use core::mem::offset_of;
+    const LINE: usize = 64;
+    let hot_counts = offset_of!(Group, counts) + Count::WorkingsetRefaultAnon as usize * 8;
+    let end_of_lock = offset_of!(Group, pressure) + 8;
+    assert!(hot_counts == LINE && end_of_lock == 2 * LINE);
+    assert!(offset_of!(Group, limits) == 7 * LINE);
+};
 
 /// Pages in 32 bits: an arena has fewer, whatever was forced or set.
 fn pages(nr_pages: u64) -> u32 {

@@ -110,22 +110,23 @@ fn class_of(word: Word) -> Class {
 
 /// Probation and the protected ring.
 #[derive(Debug)]
+#[repr(C)] // What each page-in changes lies close together: one CPU after the other fetches it.
 pub(super) struct Gated2q {
-    probation: Queue,
     protected: Queue,
-    page_ins: PageIns,
-    target: Target,
-    sample: Sample,
-    refaults: RefaultLog,
-    gate: Gate,
-    /// Generations of which the gate lets in what was queued then, at the last look.
-    nr_near: u64,
     /// When the coldest protected page was queued, by the clock of all lruvecs, at the last look.
     since: u64,
+    probation: Queue,
     /// Frames from which on the lruvec grows as it never did: what probation has beyond its target
     /// is protected, so that a first loop over too many pages keeps some. 0 before any reclaim.
     peak: u32,
     has_reclaimed: bool,
+    target: Target,
+    /// Generations of which the gate lets in what was queued then, at the last look.
+    nr_near: u64,
+    page_ins: PageIns,
+    sample: Sample,
+    refaults: RefaultLog,
+    gate: Gate,
 }
 
 impl Gated2q {
@@ -355,17 +356,17 @@ impl Gated2q {
 impl OneType for Gated2q {
     fn new() -> Gated2q {
         Gated2q {
-            probation: Queue::new(),
             protected: Queue::new(),
-            page_ins: PageIns::new(),
+            since: 0,
+            probation: Queue::new(),
+            peak: 0,
+            has_reclaimed: false,
             target: Target::START,
+            nr_near: 0,
+            page_ins: PageIns::new(),
             sample: Sample::NONE,
             refaults: RefaultLog::default(),
             gate: Gate::Open,
-            nr_near: 0,
-            since: 0,
-            peak: 0,
-            has_reclaimed: false,
         }
     }
 

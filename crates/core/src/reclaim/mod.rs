@@ -183,12 +183,13 @@ enum Queues {
 
 /// The evictable pages of one group on one node. Guarded by a lock of `rank::LRUVEC`.
 #[derive(Debug)]
+#[repr(C)] // What each page changes lies with the lock.
 pub struct Lruvec {
-    queues: Queues,
     /// Frames of the pages on the lists, and of those that are isolated, by type.
     nr_frames: [u32; 2],
     /// Such pages, by order.
     nr_of_order: [u32; NR_ORDERS],
+    queues: Queues,
 }
 
 /// Frames of the smallest and of the largest page of a lruvec; 0 where it has none.
@@ -233,9 +234,9 @@ impl Lruvec {
             Policy::TwoList => Queues::TwoList(ByType::new()),
         };
         Lruvec {
-            queues,
             nr_frames: [0; 2],
             nr_of_order: [0; NR_ORDERS],
+            queues,
         }
     }
 

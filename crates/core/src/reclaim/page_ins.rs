@@ -14,18 +14,19 @@ const PER_SIZE: u32 = 6;
 /// A distance is the number of frames that came in between two moments, to a generation: it is read
 /// off a table, so it stays true where the size moves.
 #[derive(Debug)]
+#[repr(C)] // What each page-in changes comes first.
 pub(super) struct PageIns {
     seq: u64,
-    /// The rest of its division by [`NR_STAMPS`].
-    stamp: u8,
     /// Frames that came in in the present generation.
     nr_frames: u32,
+    /// The rest of its division by [`NR_STAMPS`].
+    stamp: u8,
+    /// Frames that were evicted, by generation, and did not come back.
+    gone: [u32; NR_KEPT],
     /// Frames that had come in when they began, by generation: the present one and those before it.
     before: [u64; NR_KEPT],
     /// When they began, by the clocks that all lruvecs share.
     began: [(u64, u64); NR_KEPT],
-    /// Frames that were evicted, by generation, and did not come back.
-    gone: [u32; NR_KEPT],
 }
 
 const NR_KEPT: usize = 32;
@@ -36,11 +37,11 @@ impl PageIns {
     pub(super) const fn new() -> PageIns {
         PageIns {
             seq: NR_STAMPS as u64,
-            stamp: 0,
             nr_frames: 0,
+            stamp: 0,
+            gone: [0; NR_KEPT],
             before: [0; NR_KEPT],
             began: [(0, 0); NR_KEPT],
-            gone: [0; NR_KEPT],
         }
     }
 

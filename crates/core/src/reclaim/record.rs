@@ -28,12 +28,13 @@ impl Published {
 
 /// The evictable pages of one group on one node.
 #[derive(Debug, Default)]
+#[repr(C)] // The lock begins a line, and what its holder writes for others lies close together.
 pub struct LruvecRecord {
-    lists: SpinLock<Lruvec, { rank::LRUVEC }>,
-    published: [Published; 2],
-    inbox: Inbox,
     /// Read without the lock by each page-in: on a line that no other CPU writes to meanwhile.
     settings: Padded<Settings>,
+    lists: SpinLock<Lruvec, { rank::LRUVEC }>,
+    inbox: Inbox,
+    published: [Published; 2],
 }
 
 /// What a record is set up with.

@@ -67,19 +67,21 @@ fn is_within_reach(distance: u64, nr_resident: u32) -> bool {
 
 /// What was seen since the target was set last.
 #[derive(Debug)]
+#[repr(C)] // What each page-in changes comes last, beside what it changes of the refaults.
 pub(super) struct Sample {
+    /// Of the frames that came in, what a longer probation would have kept, in [`PARTS`] of a
+    /// frame: by the frames that it would have needed, at most the size, at most its half, and so
+    /// on.
+    saved: [u64; NR_WINDOWS],
     /// Frames that came in.
     nr_page_ins: u64,
-    /// Of those, what a longer probation would have kept, in [`PARTS`] of a frame: by the frames
-    /// that it would have needed, at most the size, at most its half, and so on.
-    saved: [u64; NR_WINDOWS],
 }
 
 impl Sample {
     /// Nothing seen.
     pub(super) const NONE: Sample = Sample {
-        nr_page_ins: 0,
         saved: [0; NR_WINDOWS],
+        nr_page_ins: 0,
     };
 
     /// Counts frames that came in.

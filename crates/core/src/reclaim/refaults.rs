@@ -48,19 +48,21 @@ const fn first_part(bucket: usize) -> u64 {
 /// What came in, came back and stayed of the pages of a lruvec or a group lately: counts that are
 /// halved when they are of eight sizes of page-ins. In frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)] // What each page-in changes comes first.
 pub struct Refaults {
-    /// Frames that are resident.
-    pub nr_resident: u64,
     /// Frames that came in.
     pub nr_page_ins: u64,
-    /// Of those, what as many frames more as [`Refaults::missing`] says would have kept.
-    refaults: [u64; NR_BUCKETS],
     /// Protected frames that were kept because they were read.
     nr_kept: u64,
     /// Of those, the ones that were not met for [`REACH_SIZES`].
     nr_kept_far: u64,
+    /// Frames that are resident.
+    pub nr_resident: u64,
     /// Frames that came in of all lruvecs meanwhile.
     nr_elapsed: u64,
+    /// Of the frames that came in, what as many frames more as [`Refaults::missing`] says would
+    /// have kept.
+    refaults: [u64; NR_BUCKETS],
 }
 
 /// One, in the unit of [`Refaults::misses_at`].
@@ -182,6 +184,7 @@ fn between((x, y): (u64, u64), (to_x, to_y): (u64, u64), at: u64) -> u64 {
 
 /// What one list of pages sees of [`Refaults`].
 #[derive(Debug, Default)]
+#[repr(C)] // As [`Refaults`].
 pub(super) struct RefaultLog {
     seen: Refaults,
     /// When it began, in frames that had come in of all lruvecs.
