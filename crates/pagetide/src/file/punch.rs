@@ -180,6 +180,7 @@ impl File {
     pub fn discard_dirty(&self) -> Result<u64, Error> {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         self.check_handle()?;
+        self.await_writes(0..=u64::MAX);
         let _alone = self.alone(0..=u64::MAX)?;
         let (mut next, mut nr_dropped) = (0, 0);
         while let Some(page) = dirty_in(shared, backing, next..=u64::MAX) {

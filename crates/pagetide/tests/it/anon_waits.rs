@@ -167,29 +167,36 @@ fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
 }
 
 #[test]
-fn who_punches_out_a_page_that_is_being_written_keeps_nobody_from_the_others() {
-    let gate = Gate::default();
-    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
-    let store = Box::new(gate.clone());
-    let file = memory.open_store(store, "gate", Order::new(0), &memory.root());
-    let file = file.unwrap();
-    file.write_at(&[1; 10 * 4096], 0).unwrap();
-    file.flush_range(..).unwrap();
-    file.write_at(&[2], 9 * PAGE).unwrap();
-    gate.set_shut(true);
-    let took = thread::scope(|scope| {
-        scope.spawn(|| file.flush_range(9 * PAGE..).unwrap());
-        gate.await_write();
-        let punch = scope.spawn(|| file.punch(9 * PAGE..10 * PAGE).unwrap());
-        // Whether it waits by now, only time tells.
-        thread::sleep(50 * MS);
-        let took = timed(|| _ = file.write_at(&[3], 0).unwrap());
-        let is_waiting = !punch.is_finished();
-        gate.set_shut(false);
-        (took, is_waiting)
-    });
-    assert!(took.0 < SOON && took.1, "{took:?}");
-    assert_eq!([0, 9].map(|page| file.pin(page).unwrap()[0]), [3, 0]);
+fn who_drops_a_page_that_is_being_written_keeps_nobody_from_the_others() {
+    type Drops = fn(&File) -> Result<(), Error>;
+    // And what the first and the last page have then.
+    let drops: [(Drops, [u8; 2]); 2] = [
+        (|file| file.punch(9 * PAGE..10 * PAGE), [3, 0]),
+        // It was written by then, and the other one is dirty.
+        (|file| file.discard_dirty().map(drop), [1, 2]),
+    ];
+    for (drop_it, expected) in drops {
+        let gate = Gate::default();
+        let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+        let file = gate.open(&memory, &memory.root());
+        file.write_at(&[1; 10 * 4096], 0).unwrap();
+        file.flush_range(..).unwrap();
+        file.write_at(&[2], 9 * PAGE).unwrap();
+        gate.set_shut(true);
+        let took = thread::scope(|scope| {
+            scope.spawn(|| file.flush_range(9 * PAGE..).unwrap());
+            gate.await_write();
+            let drops = scope.spawn(|| drop_it(&file).unwrap());
+            // Whether it waits by now, only time tells.
+            thread::sleep(50 * MS);
+            let took = timed(|| _ = file.write_at(&[3], 0).unwrap());
+            let is_waiting = !drops.is_finished();
+            gate.set_shut(false);
+            (took, is_waiting)
+        });
+        assert!(took.0 < SOON && took.1, "{took:?}");
+        assert_eq!([0, 9].map(|page| file.pin(page).unwrap()[0]), expected);
+    }
 }
 
 #[test]

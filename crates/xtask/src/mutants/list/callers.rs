@@ -216,11 +216,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("anon_waits::a_prefetch"),
     },
     Mutant {
-        name: "who makes a hole waits for a write with the file in hand",
+        name: "who drops pages waits for a write with the file in hand",
         file: "file/punch.rs",
         find: "            shared.wait(frame, version);\n        }",
         replace: "            let _ = (frame, version);\n        }",
-        tests: Tests::Runtime("anon_waits::who_punches"),
+        tests: Tests::Runtime("anon_waits::who_drops"),
     },
     Mutant {
         name: "who swaps out finds no slot beside who makes a hole",
