@@ -356,9 +356,7 @@ impl Group {
     /// [`Error::OverLimit`], [`Error::NoBlock`] where something that has to stay is in each block.
     pub fn alloc(&self, order: Order) -> Result<Buf, Error> {
         self.shared().check_process()?;
-        let (mut buf, _) = self.take_buf(order)?;
-        buf.fill(0);
-        Ok(buf)
+        self.take_buf(order, false)
     }
 
     /// Working memory of `order` with whatever this group left in it, for those who overwrite it
@@ -407,23 +405,27 @@ impl Group {
     #[inline(never)]
     fn take_unzeroed(&self, order: Order) -> Result<Buf, Error> {
         self.shared().check_process()?;
-        let (mut buf, was_ours) = self.take_buf(order)?;
-        if !was_ours {
-            buf.fill(0);
-        }
-        Ok(buf)
+        self.take_buf(order, true)
     }
 
+    /// A block with zeros in it, or, where it `may_keep` them, the group's own bytes.
     #[inline(always)] // Else its result, which is as large as an error, goes through memory.
-    fn take_buf(&self, order: Order) -> Result<(Buf, bool), Error> {
+    fn take_buf(&self, order: Order, may_keep: bool) -> Result<Buf, Error> {
         let (shared, order) = (self.shared(), order.to_core());
         let taken = shared
             .core
             .alloc_buf(shared.here().waiting_for_reads(), self.id(), order);
+        // Before anything foreign runs, which may unwind: then it goes back, as the group's.
+        let taken = taken.map(|(frame, was_ours)| {
+            let mut buf = Buf::new(shared, frame, order);
+            if !(may_keep && was_ours) {
+                buf.fill(0);
+            }
+            buf
+        });
         shared.settle();
-        let (frame, was_ours) =
-            taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
+        let buf = taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
         shared.pay_debt();
-        Ok((Buf::new(shared, frame, order), was_ours))
+        Ok(buf)
     }
 }

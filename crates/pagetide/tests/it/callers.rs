@@ -3,7 +3,8 @@
 use crate::data::numbered_file;
 use crate::disk::Disk;
 use pagetide::{
-    ByteSize, Error, File, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker, Store,
+    Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker,
+    Store,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::future::Future;
@@ -247,4 +248,41 @@ fn who_waits_for_what_another_thread_reads_leaves_the_cpu_to_others() {
         let spent = waiter.join().unwrap();
         assert!(spent < Duration::from_millis(50), "{spent:?} of 300 ms");
     });
+}
+
+/// A cache that unwinds where it is asked to give something up.
+struct Unwinds;
+
+impl Shrinker for Unwinds {
+    fn count(&self) -> u64 {
+        1 << 20
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        // Without a word to the panic hook.
+        std::panic::resume_unwind(Box::new("a shrinker that unwinds"));
+    }
+}
+
+#[test]
+fn a_block_goes_back_where_what_is_paid_for_another_group_unwinds() {
+    type Take = fn(&Group) -> Result<Buf, Error>;
+    let takes: [Take; 2] = [
+        |group| group.alloc(Order::new(0)),
+        |group| group.alloc_unzeroed(Order::new(0)),
+    ];
+    for take in takes {
+        let (memory, _disk, file) = file_of(4);
+        let [web, batch] = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+        let batch = batch.max(ByteSize(8 * PAGE)).unwrap();
+        let file = file.for_group(&web);
+        let _stays = file.pin(1).unwrap();
+        web.set_high(ByteSize(PAGE));
+        // Who changes a page leaves it to a later call to reclaim for it.
+        drop(file.pin_mut(0).unwrap());
+        let _registered = web.add_shrinker(Unwinds);
+        let taken = catch_unwind(AssertUnwindSafe(|| take(&batch).map(drop)));
+        assert!(taken.is_err(), "it does not pay");
+        assert_eq!(batch.usage(), ByteSize(0));
+    }
 }
