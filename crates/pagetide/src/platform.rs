@@ -131,15 +131,14 @@ impl Shared {
         if self.is_called() {
             return;
         }
-        let Some((group, nr_charged)) = throttle::take_deferred(stall::key(self)) else {
-            return;
-        };
-        // An earlier call may have charged it, and the group be gone: else this keeps it.
-        let _look = self.looks.begin(Some(group));
-        let node = self.names().node_of(group);
-        if node.is_some() || group == self.core.groups().root() {
-            self.core.reclaim_high(self.here(), group, nr_charged);
-            self.settle();
+        while let Some((group, nr_charged)) = throttle::take_deferred(stall::key(self)) {
+            // An earlier call may have charged it, and the group be gone: else this keeps it.
+            let _look = self.looks.begin(Some(group));
+            let node = self.names().node_of(group);
+            if node.is_some() || group == self.core.groups().root() {
+                self.core.reclaim_high(self.here(), group, nr_charged);
+                self.settle();
+            }
         }
     }
 

@@ -15,8 +15,9 @@ struct Thread {
     owed_ns: Cell<u64>,
     /// What the debt is about.
     about: Cell<About>,
-    /// Pages that were charged above a `high` and not reclaimed for yet, and whose.
-    deferred: Cell<(About, u32)>,
+    /// Pages that were charged above a `high` and not reclaimed for yet, and whose: of two groups,
+    /// the last first. With one lock of a file a page is charged, and what is noted of it perhaps.
+    deferred: Cell<[(About, u32); 2]>,
     /// Pinned pages made here less those dropped here. One that is dropped by another thread keeps
     /// this one from ever being slowed down again, until it drops one that it did not make.
     nr_held: Cell<u32>,
@@ -27,7 +28,7 @@ thread_local! {
         Thread {
             owed_ns: Cell::new(0),
             about: Cell::new((0, 0)),
-            deferred: Cell::new(((0, 0), 0)),
+            deferred: Cell::new([((0, 0), 0); 2]),
             nr_held: Cell::new(0),
         }
     };
@@ -59,40 +60,49 @@ pub(crate) fn owes() -> bool {
     THREAD.with(|thread| thread.owed_ns.get() >= MIN_SLEEP_NS && thread.nr_held.get() == 0)
 }
 
-/// Notes pages that were charged above a `high`, for which the thread is to reclaim. Of two groups
-/// it remembers the last.
+/// Notes pages that were charged above a `high`, for which the thread is to reclaim. Of three
+/// groups it remembers the last two.
 pub(crate) fn defer(about: About, nr_charged: u32) {
     THREAD.with(|thread| {
-        let (before, nr_before) = thread.deferred.get();
-        let nr_before = if before == about { nr_before } else { 0 };
+        let [last, first] = thread.deferred.get();
+        let (nr_before, other) = match about {
+            _ if last.0 == about => (last.1, first),
+            _ if first.0 == about => (first.1, last),
+            _ => (0, last),
+        };
         let nr_pages = nr_before.saturating_add(nr_charged);
-        thread.deferred.set((about, nr_pages));
+        thread.deferred.set([(about, nr_pages), other]);
     });
 }
 
 /// A group of a memory, and the pages for which the thread is to reclaim there: then it is not any
-/// more.
+/// more. There may be another one.
 pub(crate) fn take_deferred(memory: usize) -> Option<(u32, u32)> {
-    is_deferred_in(memory).then(|| {
-        THREAD.with(|thread| {
-            let ((_, group), nr_pages) = thread.deferred.take();
-            (group, nr_pages)
-        })
+    THREAD.with(|thread| {
+        let [last, first] = thread.deferred.get();
+        let is_here = |((whose, _), nr_pages): (About, u32)| nr_pages > 0 && whose == memory;
+        let (((_, group), nr_pages), other) = match is_here(last) {
+            true => (last, first),
+            false if is_here(first) => (first, last),
+            false => return None,
+        };
+        thread.deferred.set([other, Default::default()]);
+        Some((group, nr_pages))
     })
 }
 
 /// Whether [`take_deferred`] would say something of this memory.
 pub(crate) fn is_deferred_in(memory: usize) -> bool {
     THREAD.with(|thread| {
-        let ((whose, _), nr_pages) = thread.deferred.get();
-        nr_pages > 0 && whose == memory
+        let mut all = thread.deferred.get().into_iter();
+        all.any(|((whose, _), nr_pages)| nr_pages > 0 && whose == memory)
     })
 }
 
 /// Whether [`take_deferred`] would say something, for some memory.
 #[inline]
 pub(crate) fn is_deferred() -> bool {
-    THREAD.with(|thread| thread.deferred.get().1 > 0)
+    THREAD.with(|thread| thread.deferred.get()[0].1 > 0)
 }
 
 /// The thread holds one more pinned page.
@@ -136,9 +146,25 @@ mod tests {
         assert_eq!((is_deferred(), take_deferred(2)), (true, None));
         assert_eq!(take_deferred(1), Some((3, 7)));
         assert_eq!((is_deferred(), take_deferred(1)), (false, None));
-        defer((1, 3), 5);
-        defer((1, 4), 6);
-        assert_eq!(take_deferred(1), Some((4, 6)));
+    }
+
+    #[test]
+    fn what_was_deferred_for_two_groups_is_remembered_for_both() {
+        for (group, nr_charged) in [(3, 5), (4, 6), (3, 1), (4, 2)] {
+            defer((1, group), nr_charged);
+        }
+        let taken = [(); 3].map(|()| take_deferred(1));
+        assert_eq!(taken, [Some((4, 8)), Some((3, 6)), None]);
+        assert!(!is_deferred());
+        // Of two memories, too; of three the first is forgotten.
+        for memory in 1..=3 {
+            defer((memory, 7), 1);
+        }
+        assert_eq!([1, 2, 3].map(is_deferred_in), [false, true, true]);
+        assert_eq!(take_deferred(2), Some((7, 1)));
+        assert!(is_deferred());
+        assert_eq!(take_deferred(3), Some((7, 1)));
+        assert!(!is_deferred());
     }
 
     #[test]

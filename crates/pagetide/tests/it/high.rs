@@ -97,6 +97,24 @@ fn who_changes_pages_stays_below_high_and_is_not_slowed_down_while_clean_pages_g
     }
 }
 
+/// Its pages are charged to another group than its map, and both are above their `high`.
+#[test]
+fn a_group_whose_region_others_change_stays_below_high() {
+    let memory = memory(256);
+    let web = group(&memory, ByteSize(64 * PAGE));
+    let batch = memory.root().child("batch").unwrap();
+    let batch = batch.high(ByteSize(16 * PAGE));
+    let region = web.anon(1 << 20).unwrap().for_group(&batch);
+    let file = slow(&memory, &web, Duration::ZERO);
+    (0..64).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    // Each has a leaf of the map, of which seven are a page.
+    for leaf in 0..350 {
+        region.write_at(&[1], 128 * leaf * PAGE).unwrap();
+    }
+    let usage = web.usage();
+    assert!(usage <= ByteSize(72 * PAGE), "{usage}");
+}
+
 #[test]
 fn working_memory_above_high_is_slowed_down() {
     let memory = memory(64);
