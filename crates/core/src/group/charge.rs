@@ -66,7 +66,7 @@ impl Tree {
     }
 
     /// [`Tree::charge`] without counting a refusal.
-    pub(super) fn try_charge(
+    pub(crate) fn try_charge(
         &self,
         cpu: Cpu,
         id: u32,

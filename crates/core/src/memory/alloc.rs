@@ -117,7 +117,17 @@ impl Memory {
         mobility: Mobility,
     ) -> Result<Block, AllocError> {
         self.charge_pages(here, group, order.nr_pages())?;
-        let request = Request::new(order, mobility);
+        self.take_placed(here, group, Request::new(order, mobility))
+    }
+
+    /// [`Memory::take_block`] of what was charged.
+    #[inline(always)]
+    pub(super) fn take_placed(
+        &self,
+        here: Here<'_>,
+        group: u32,
+        request: Request,
+    ) -> Result<Block, AllocError> {
         let frame = match self.groups.place(group) {
             None => self.take_charged(here, group, request, true)?,
             Some(place) => {

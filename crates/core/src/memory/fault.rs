@@ -1,11 +1,11 @@
 //! Bringing a page in: an operation that is stepped.
 
-use super::alloc::Block;
+use super::alloc::{Amount, Block};
 use super::held::{Held, What};
 use super::{AllocError, Effect, Effects, Here, Io, Memory};
-use crate::alloc::Mobility;
+use crate::alloc::{Mobility, Request};
 use crate::frame::{State, Word, flag};
-use crate::group::Group;
+use crate::group::{Charged, Group};
 use crate::page_cache::{self, Access, Found};
 use crate::reclaim::{LruvecRecord, Token};
 use crate::units::{Cpu, Frame, Order, PageKey};
@@ -285,7 +285,14 @@ impl Memory {
         group: u32,
         order: Order,
     ) -> Result<(), AllocError> {
-        let Block { frame, was_ours } = self.take_block(here, group, order, Mobility::Movable)?;
+        let nr_pages = order.nr_pages();
+        match self.groups.try_charge(here.cpu, group, nr_pages) {
+            Ok(Charged::Within) => {}
+            // That a limit refuses it was counted when it was refused.
+            charged => self.charge(here, group, Amount::Pages(nr_pages), charged)?,
+        }
+        let request = Request::new(order, Mobility::Movable);
+        let Block { frame, was_ours } = self.take_placed(here, group, request)?;
         let block = Held::new(self, here.cpu, What::Block(frame));
         self.have_lruvec(here, (group, self.group_with_handle(group)), frame)?;
         if was_ours {

@@ -85,6 +85,27 @@ fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
     assert_eq!(cached(&memory.root()), 4096);
 }
 
+/// Room is made for it without a lock of its file, once it was refused with that.
+#[test]
+fn a_page_that_is_missing_meets_the_limit_as_often_for_who_changes_it_as_for_who_reads() {
+    type Use = fn(&File, u64) -> Result<(), Error>;
+    let uses: [Use; 3] = [
+        |file, page| file.pin(page).map(drop),
+        |file, page| file.pin_mut(page).map(drop),
+        |file, page| file.pin_new(page).map(drop),
+    ];
+    let met = uses.map(|use_page| {
+        let data = numbered_file(600);
+        let memory = builder().build().unwrap();
+        let web = memory.root().child("web").unwrap();
+        let web = web.max(ByteSize(64 * 4096)).unwrap();
+        let file = memory.open_rw(data.path(), &web).unwrap();
+        (0..600).for_each(|page| use_page(&file, page).unwrap());
+        web.events().max
+    });
+    assert!(met[0] > 0 && met == [met[0]; 3], "{met:?}");
+}
+
 #[test]
 fn what_came_lately_stays_where_the_budget_is_met() {
     let data = numbered_file(6000);
