@@ -423,6 +423,7 @@ impl MemoryWait {
                 break;
             }
             if let Err(error) = self.queue_under(level) {
+                self.leave();
                 return Poll::Ready(Err(error));
             }
         }

@@ -59,6 +59,30 @@ fn a_wait_that_only_waiters_could_end_is_refused() {
     assert!(poll_refused(&mut second).is_pending());
 }
 
+/// Also where he is kept, as a future may be.
+#[test]
+fn who_was_refused_while_he_waited_is_ahead_of_nobody() {
+    let web = group(ByteSize::kib(32));
+    let mut kept = waits(&web, 2, 0);
+    assert!(poll_refused(&mut kept).is_pending());
+    let root = Group::root(web.shared());
+    let room = Limits::of(&web.shared().core).room(root.id());
+    let mut other = waits(&root, 2, room - 2);
+    assert!(poll_refused(&mut other).is_pending());
+    // From now on he holds what the other one waits for.
+    let holds = kept.wanted.holds.as_ref().unwrap();
+    holds.store(2 * PAGE_BYTES as u64, Ordering::Relaxed);
+    let refused = || -> Result<(), _> { Err(AllocError::OverLimit { group: root.id() }) };
+    let polled = kept.poll(Waker::noop(), &mut { refused });
+    assert!(matches!(
+        polled,
+        Poll::Ready(Err(Error::WouldDeadlock { .. }))
+    ));
+    drop(other);
+    let mut plain = waits(&web, 1, 0);
+    assert!(plain.poll(Waker::noop(), &mut || Ok(())).is_ready());
+}
+
 #[test]
 fn more_than_the_limit_with_what_is_held_is_refused_at_once() {
     let web = group(ByteSize::kib(32));
