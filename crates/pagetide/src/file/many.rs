@@ -44,6 +44,16 @@ pub(super) struct Begun<'a> {
     nr_pages: Cell<usize>,
 }
 
+/// What a step of an operation ended with.
+pub(super) enum Stepped<'a> {
+    Done(Pin<'a>),
+    /// As [`Step::Wait`].
+    Wait {
+        frame: Frame,
+        version: u32,
+    },
+}
+
 /// What a first step of an operation came to.
 enum Begin<'a> {
     Done(Pin<'a>),
@@ -162,14 +172,19 @@ impl<'a> Begun<'a> {
     }
 
     /// Steps an operation; begins the read that it asks for.
-    pub(super) fn step(&self, op: &mut PageIn) -> Result<Step, PageError> {
+    pub(super) fn step(&self, op: &mut PageIn) -> Result<Stepped<'a>, PageError> {
         self.step_from(self.here(), op)
     }
 
-    fn step_from(&self, here: Here<'_>, op: &mut PageIn) -> Result<Step, PageError> {
+    fn step_from(&self, here: Here<'_>, op: &mut PageIn) -> Result<Stepped<'a>, PageError> {
         let shared = &self.open.shared;
         let mut effects = Effects::new();
         let step = op.step(&shared.core, here, &mut effects);
+        // Before anything foreign runs, which may unwind: then the page is let go.
+        let step = step.map(|step| match step {
+            Step::Done(frame) => Stepped::Done(Pin::new(shared, frame, self.open.order)),
+            Step::Wait { frame, version } => Stepped::Wait { frame, version },
+        });
         self.carry_out(&mut effects);
         self.hand_over_many();
         step
@@ -192,12 +207,12 @@ impl<'a> Begun<'a> {
         let step = self.step_from(here, op);
         let is_reading = op.is_reading();
         Ok(match step? {
-            Step::Done(frame) => {
+            Stepped::Done(pin) => {
                 fault.op = None;
-                Begin::Done(Pin::new(shared, frame, self.open.order))
+                Begin::Done(pin)
             }
-            Step::Wait { .. } if is_reading => Begin::Reading(fault),
-            Step::Wait { frame, version } => Begin::Latched { frame, version },
+            Stepped::Wait { .. } if is_reading => Begin::Reading(fault),
+            Stepped::Wait { frame, version } => Begin::Latched { frame, version },
         })
     }
 }

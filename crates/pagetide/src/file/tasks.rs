@@ -1,6 +1,6 @@
 //! Pages of a file for tasks: futures of any executor.
 
-use super::many::Begun;
+use super::many::{Begun, Stepped};
 use super::{File, patience};
 use crate::cpu;
 use crate::group::Group;
@@ -10,7 +10,7 @@ use crate::page;
 use crate::pins::Counted;
 use crate::wait::Ticket;
 use crate::{Error, Page};
-use pagetide_core::memory::{AllocError, Effects, PageError, PageIn, Step};
+use pagetide_core::memory::{AllocError, Effects, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found};
 use pagetide_core::units::PageKey;
 use std::future::Future;
@@ -99,8 +99,8 @@ impl<'a> BringIn<'a> {
     }
 
     /// Steps the operation; the read that it asks for goes on in the background.
-    fn step(&mut self) -> Result<Step, PageError> {
-        let open = &self.file.open;
+    fn step(&mut self) -> Result<Stepped<'a>, PageError> {
+        let open = &*self.file.open;
         let _flight = Flight::new(open.shared.shared(), &open.backing);
         let begun = Begun::in_background(open);
         let new = || PageIn::new(self.key, self.group.id(), self.access);
@@ -108,7 +108,7 @@ impl<'a> BringIn<'a> {
         let step = begun.step(op);
         begun.hand_over();
         open.shared.settle();
-        if step.is_err() {
+        if !matches!(step, Ok(Stepped::Wait { .. })) {
             // It is over and holds nothing.
             self.op = None;
         }
@@ -116,7 +116,7 @@ impl<'a> BringIn<'a> {
     }
 
     /// [`BringIn::step`], waiting for memory where others' pins leave no room.
-    fn try_step(&mut self, waker: &Waker) -> Poll<Result<Step, Error>> {
+    fn try_step(&mut self, waker: &Waker) -> Poll<Result<Stepped<'a>, Error>> {
         let mut wait = match self.wait.take() {
             Some(wait) => wait,
             None => match self.step() {
@@ -170,12 +170,8 @@ impl<'a> Future for BringIn<'a> {
                 Poll::Pending => return Poll::Pending,
             };
             match step {
-                Step::Done(frame) => {
-                    self.op = None;
-                    let order = self.file.open.order;
-                    return Poll::Ready(Ok(page::Pin::new(shared, frame, order)));
-                }
-                Step::Wait { frame, version } => {
+                Stepped::Done(pin) => return Poll::Ready(Ok(pin)),
+                Stepped::Wait { frame, version } => {
                     let is_same = || shared.core.frames().word(frame).version() == version;
                     self.ticket = shared.waiters.register(frame, context.waker(), is_same);
                     if self.ticket.is_some() {

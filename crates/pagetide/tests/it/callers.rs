@@ -11,7 +11,8 @@ use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -285,4 +286,56 @@ fn a_block_goes_back_where_what_is_paid_for_another_group_unwinds() {
         assert!(taken.is_err(), "it does not pay");
         assert_eq!(batch.usage(), ByteSize(0));
     }
+}
+
+/// Gives up a block where it is told to, and reads a page of a file.
+struct Reads {
+    blocks: Mutex<Vec<Buf>>,
+    is_told: AtomicBool,
+    file: File,
+}
+
+impl Shrinker for Reads {
+    fn count(&self) -> u64 {
+        self.is_told.load(Ordering::Relaxed).into()
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        self.file.read_at(&mut [0], 0).unwrap();
+        self.blocks.lock().unwrap().pop().map(|_| 1)
+    }
+}
+
+/// It comes in for somebody else just when there is memory for it, and then another one is to ask.
+#[test]
+fn a_page_that_was_waited_for_is_let_go_where_the_next_ones_waker_unwinds() {
+    let (memory, _disk, file) = file_of(4);
+    let full = memory.root().child("full").unwrap();
+    let full = full.max(ByteSize(4 * PAGE)).unwrap();
+    let reads = Arc::new(Reads {
+        blocks: Mutex::new((0..4).map(|_| full.alloc(Order::new(0)).unwrap()).collect()),
+        is_told: AtomicBool::new(false),
+        file: file.clone(),
+    });
+    let _registered = full.add_shrinker(Arc::clone(&reads));
+    let own = file.for_group(&full);
+    {
+        let (mut task, mut next) = (pin!(own.pin_async(0)), pin!(own.pin_async(1)));
+        let waker = Waker::from(Arc::new(Unwinding));
+        let mut idle = Context::from_waker(Waker::noop());
+        assert!(task.as_mut().poll(&mut idle).is_pending());
+        let polled = next.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        reads.is_told.store(true, Ordering::Relaxed);
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            task.as_mut().poll(&mut idle).is_ready()
+        }));
+        assert!(polled.is_err(), "nobody was woken: {polled:?}");
+    }
+    let again = file.pin_mut(0).map(drop);
+    if again.is_err() {
+        // Its close would wait for ever.
+        std::mem::forget((file, own, reads));
+    }
+    again.unwrap();
 }

@@ -333,7 +333,8 @@ fn a_waker_that_unwinds_fails_no_other_read() {
             let Ok(Begin::Reading(fault)) = begin else {
                 panic!("page {page} was there")
             };
-            let Ok(Step::Wait { frame, .. }) = begun.step(&mut { fault }.op.take().unwrap()) else {
+            let Ok(Stepped::Wait { frame, .. }) = begun.step(&mut { fault }.op.take().unwrap())
+            else {
                 panic!("page {page} is there")
             };
             let waker = Arc::clone(&task).into();
