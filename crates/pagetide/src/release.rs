@@ -109,12 +109,20 @@ impl Shared {
         }
     }
 
-    /// [`Shared::fill_balloon`], where that was put off. One load where it was not.
+    /// What was put off. One load where nothing was.
     #[inline]
     pub(crate) fn fill_put_off(&self) {
         let is_put_off = &self.release.is_put_off;
         if is_put_off.load(Ordering::Relaxed) && is_put_off.swap(false, Ordering::Relaxed) {
-            self.fill_balloon();
+            self.settle_short();
+        }
+    }
+
+    /// [`Shared::settle`], by who has a lock of a file: it is put off.
+    #[inline]
+    pub(crate) fn settle_later(&self) {
+        if self.core.is_balloon_short() {
+            self.release.put_off();
         }
     }
 
@@ -211,8 +219,10 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ByteSize, Memory, Order};
+    use crate::{ByteSize, Error, File, Memory, Order};
     use std::sync::atomic::AtomicBool;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_reservation_returns_when_no_other_has_memory_in_its_hands() {
@@ -253,5 +263,46 @@ mod tests {
             drop(alone);
         });
         assert!(returned.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn the_memory_of_pages_that_are_dropped_goes_without_their_file() {
+        type Drops = fn(&File) -> Result<(), Error>;
+        let drops: [Drops; 3] = [
+            |file| file.punch(..),
+            |file| file.set_len(0),
+            |file| file.invalidate_range(..),
+        ];
+        for drop_them in drops {
+            let builder = Memory::builder().budget(ByteSize::mib(16));
+            let memory = builder.without_thread().build().unwrap();
+            let (root, shared) = (memory.root(), memory.home());
+            let data = tempfile::NamedTempFile::new().unwrap();
+            data.as_file().set_len(4 * 4096).unwrap();
+            let file = memory.open_rw(data.path(), &root).unwrap();
+            let backing = shared.backings().values().next().cloned().unwrap();
+            let pinned = file.pin_many(&[0, 1, 2, 3]).unwrap();
+            // More is to go to the OS than there is.
+            let forced = root.reserve(ByteSize(0)).unwrap();
+            forced.grow(ByteSize::mib(32));
+            drop(pinned);
+            assert!(shared.core.is_balloon_short());
+            let (is_free, is_waiting) = thread::scope(|scope| {
+                let alone = shared.release.lock();
+                let drops = scope.spawn(|| drop_them(&file).unwrap());
+                while shared.core.nr_resident(backing.mapping) == 4 {
+                    thread::yield_now();
+                }
+                let until = Instant::now() + Duration::from_secs(2);
+                let is_free = || backing.length.try_share().is_some();
+                while !is_free() && Instant::now() < until {
+                    thread::yield_now();
+                }
+                let found = (is_free(), !drops.is_finished());
+                drop(alone);
+                found
+            });
+            assert!(is_free && is_waiting);
+        }
     }
 }

@@ -320,12 +320,14 @@ impl Anon {
         loop {
             let alone = backing.length.take();
             let alone = alone.ok_or_else(|| self.file.busy(next))?;
-            let Some(in_hand) = self.discard_from(&mut next, end) else {
-                return Ok(());
-            };
+            let in_hand = self.discard_from(&mut next, end);
             // Whoever changes it may need the lock to go on, and nobody who changes other pages
             // waits for a slow disk.
             drop(alone);
+            shared.fill_put_off();
+            let Some(in_hand) = in_hand else {
+                return Ok(());
+            };
             let InHand {
                 page,
                 frame,
@@ -393,7 +395,7 @@ impl Anon {
         shared.wake_all(&mut effects);
         match discarded {
             Discard::Gone => {
-                shared.settle();
+                shared.settle_later();
                 None
             }
             Discard::Wait { frame, version } => Some(InHand {

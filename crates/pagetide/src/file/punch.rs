@@ -45,6 +45,7 @@ impl File {
         while let Err(obstacle) = self.punch_alone(bytes, &mut wait)? {
             wait.on(obstacle)?;
         }
+        self.open.shared.fill_put_off();
         self.open.shared.pay_debt();
         Ok(())
     }
@@ -131,7 +132,7 @@ impl File {
         self.check_process()?;
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let page_bytes = self.open.order.bytes() as u64;
-        let _alone = self.alone(0..=u64::MAX)?;
+        let alone = self.alone(0..=u64::MAX)?;
         backing.catch_up(shared)?;
         let asked = bytes_of(range).map(|bytes| backing.pages_of(bytes));
         let old_len = backing.len();
@@ -157,6 +158,8 @@ impl File {
         backing.set_len_found(len);
         let stale = asked.into_iter().chain(changed(len));
         stale.for_each(|pages| self.drop_pages(pages));
+        drop(alone);
+        shared.fill_put_off();
         Ok(())
     }
 
@@ -181,7 +184,7 @@ impl File {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         self.check_handle()?;
         self.await_writes(0..=u64::MAX);
-        let _alone = self.alone(0..=u64::MAX)?;
+        let alone = self.alone(0..=u64::MAX)?;
         let (mut next, mut nr_dropped) = (0, 0);
         while let Some(page) = dirty_in(shared, backing, next..=u64::MAX) {
             nr_dropped += 1;
@@ -197,6 +200,8 @@ impl File {
         // Whoever gives up knows of the errors.
         let errors = shared.core.write_errors(self.open.mapping);
         self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
+        drop(alone);
+        shared.fill_put_off();
         Ok(nr_dropped)
     }
 
@@ -318,7 +323,8 @@ fn dirty_in(shared: &Shared, backing: &Backing, pages: RangeInclusive<u64>) -> O
     None
 }
 
-/// Drops a page, when nobody reads, writes or changes it any more.
+/// Drops a page, when nobody reads, writes or changes it any more. The caller has a lock of the
+/// file.
 pub(super) fn discard(shared: &Shared, backing: &Backing, page: u64) {
     let Some(key) = backing.key(page) else { return };
     loop {
@@ -326,7 +332,7 @@ pub(super) fn discard(shared: &Shared, backing: &Backing, page: u64) {
         let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
         shared.wake_all(&mut effects);
         match discarded {
-            Discard::Gone => return shared.settle(),
+            Discard::Gone => return shared.settle_later(),
             Discard::Wait { frame, version } => shared.wait(frame, version),
         }
     }

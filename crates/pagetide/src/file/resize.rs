@@ -33,10 +33,13 @@ impl File {
             return Err(self.past_end(last));
         }
         let first = len / self.open.order.bytes() as u64;
-        let _alone = self.alone(first..=u64::MAX)?;
+        let alone = self.alone(first..=u64::MAX)?;
         if len < backing.len() {
             self.check_droppable()?;
-            return self.cut(len);
+            self.cut(len)?;
+            drop(alone);
+            self.open.shared.fill_put_off();
+            return Ok(());
         }
         self.check_writable()?;
         if let Err(error) = backing.source.written().set_len(len) {
