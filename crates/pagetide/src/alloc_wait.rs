@@ -44,7 +44,7 @@ impl Group {
     /// [`Error::NoBlock`] as [`Group::alloc`].
     pub fn alloc_by(&self, order: Order, deadline: Instant) -> Result<Buf, Error> {
         let order = order.to_core();
-        let wait = MemoryWait::new(self, u64::from(order.nr_pages()), None, deadline);
+        let wait = MemoryWait::new(self, order.bytes() as u64, None, deadline);
         let buf = wait.block(|| self.take_zeroed(order))?;
         self.shared().pay_debt();
         Ok(buf)
@@ -66,7 +66,7 @@ impl Group {
         deadline: Instant,
     ) -> impl Future<Output = Result<Buf, Error>> + Send + use<> {
         let order = order.to_core();
-        let wait = MemoryWait::new(self, u64::from(order.nr_pages()), None, deadline).driven();
+        let wait = MemoryWait::new(self, order.bytes() as u64, None, deadline).driven();
         let group = self.clone();
         let attempt = move || group.take_zeroed(order);
         Asking { wait, attempt }

@@ -58,8 +58,8 @@ struct Queue {
 pub(crate) struct Wanted {
     /// The group that asks.
     group: u32,
-    /// Pages asked for.
-    nr_pages: u64,
+    /// Bytes asked for.
+    nr_bytes: u64,
     /// Bytes charged to the group that the asker keeps while it waits. Others may give some back
     /// meanwhile, and wait for more of the same.
     holds: Option<Arc<AtomicU64>>,
@@ -69,12 +69,23 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Pages that the asker keeps just now.
-    fn held_pages(&self) -> u64 {
+    /// Bytes that the asker keeps just now. No pages: many that are smaller share some.
+    fn held_bytes(&self) -> u64 {
         let held = self.holds.as_ref();
-        let bytes = held.map_or(0, |held| held.load(Ordering::Relaxed));
-        bytes.div_ceil(PAGE_BYTES as u64)
+        held.map_or(0, |held| held.load(Ordering::Relaxed))
     }
+
+    /// Pages asked for beyond those that the asker keeps: one at least, as others may have the rest
+    /// of his last one.
+    fn nr_pages(&self) -> u64 {
+        let held = self.held_bytes();
+        let total = held.saturating_add(self.nr_bytes);
+        (pages_of(total) - pages_of(held)).max(1)
+    }
+}
+
+fn pages_of(nr_bytes: u64) -> u64 {
+    nr_bytes.div_ceil(PAGE_BYTES as u64)
 }
 
 struct Waiter {
@@ -113,7 +124,7 @@ impl Queue {
         let mut ahead: Vec<u32> = Vec::new();
         self.waiters.values_mut().filter(move |waiter| {
             let mut ahead_of_it = ahead.iter();
-            let is_behind = waiter.wanted.held_pages() == 0
+            let is_behind = waiter.wanted.held_bytes() == 0
                 && ahead_of_it.any(|&level| groups.is_in(waiter.wanted.group, level));
             if waiter.is_ahead(now) && !ahead.contains(&waiter.level) {
                 ahead.push(waiter.level);
@@ -124,7 +135,7 @@ impl Queue {
 
     /// The limit under which somebody is ahead of who has this ticket, or comes now.
     fn behind(&self, groups: &Tree, ticket: Option<u64>, wanted: &Wanted) -> Option<u32> {
-        if wanted.held_pages() > 0 {
+        if wanted.held_bytes() > 0 {
             return None;
         }
         let now = Instant::now();
@@ -148,8 +159,9 @@ impl Queue {
         });
         let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);
         let claims = claims_of(all, wanted);
-        match claims::is_stuck(&claims, |()| limits.room(level)) {
-            true => Err(claims::held_at(&claims, ())),
+        let room = limits.room(level).saturating_mul(PAGE_BYTES as u64);
+        match claims::is_stuck(&claims, |()| room) {
+            true => Err(pages_of(claims::held_at(&claims, ()))),
             false => Ok(()),
         }
     }
@@ -160,15 +172,15 @@ impl Queue {
 fn claims_of<'a>(all: impl Iterator<Item = &'a Wanted>, last: &Wanted) -> Vec<Claim<'static, ()>> {
     let claim = |wanted: &Wanted| Claim {
         levels: &[()],
-        held: wanted.held_pages(),
-        need: wanted.nr_pages,
+        held: wanted.held_bytes(),
+        need: wanted.nr_bytes,
     };
     let mut claims = BTreeMap::new();
     for wanted in all {
         if let Some(holds) = &wanted.holds {
             let of_it = claims.entry(Arc::as_ptr(holds));
             let of_it = of_it.or_insert_with(|| claim(wanted));
-            of_it.need = of_it.need.min(wanted.nr_pages);
+            of_it.need = of_it.need.min(wanted.nr_bytes);
         }
     }
     let holds = last.holds.as_ref();
@@ -331,16 +343,16 @@ impl Drop for MemoryWait {
 }
 
 impl MemoryWait {
-    /// For `nr_pages` of a group by an asker that keeps as many bytes of it as `holds` says.
+    /// For `nr_bytes` of a group by an asker that keeps as many bytes of it as `holds` says.
     pub(crate) fn new(
         group: &Group,
-        nr_pages: u64,
+        nr_bytes: u64,
         holds: Option<Arc<AtomicU64>>,
         deadline: Instant,
     ) -> Self {
         let wanted = Wanted {
             group: group.id(),
-            nr_pages,
+            nr_bytes,
             holds,
             deadline,
             is_driven: false,
@@ -469,7 +481,7 @@ impl MemoryWait {
         let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
             group: shared.name_of(level),
             what: "memory",
-            asked_pages: self.wanted.nr_pages,
+            asked_pages: self.wanted.nr_pages(),
             held_pages,
             max_pages: limits.room(level),
             by_file: shared.pinned_by_file(level),
@@ -486,14 +498,14 @@ impl MemoryWait {
     /// which somebody waits in turn.
     fn may_wait(&self) -> bool {
         let limits = Limits::of(&self.group.shared().core);
-        let held_pages = self.wanted.held_pages();
-        let total = self.wanted.nr_pages.saturating_add(held_pages);
+        let held = self.wanted.held_bytes();
+        let total = pages_of(held.saturating_add(self.wanted.nr_bytes));
         let mut path = limits.groups.path(self.wanted.group);
         !shrinker::is_shrinking() && path.all(|(level, _)| total <= limits.room(level))
     }
 
     fn error(&self, error: AllocError) -> Error {
-        let order = u32::try_from(self.wanted.nr_pages).map_or(0, u32::ilog2);
+        let order = u32::try_from(self.wanted.nr_pages()).map_or(0, u32::ilog2);
         let order = u8::try_from(order).ok().and_then(Order::new);
         let shared = self.group.shared();
         shared.alloc_error(error, self.wanted.group, order.unwrap_or(Order::ZERO))
@@ -507,7 +519,7 @@ impl MemoryWait {
         Error::TimedOut {
             group: shared.name_of(level),
             what: "memory",
-            asked_pages: self.wanted.nr_pages,
+            asked_pages: self.wanted.nr_pages(),
             usage_pages: record.map_or(0, |group| group.usage()),
             max_pages: record.map_or(0, |group| group.max()),
             by_file: shared.pinned_by_file(level),

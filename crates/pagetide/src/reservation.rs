@@ -187,10 +187,8 @@ impl Reservation {
 
     /// The wait of who wants so many bytes beside those that it has.
     fn wait_for(&self, more: u64, deadline: Instant) -> MemoryWait {
-        let size = self.size().as_u64();
-        let [held, total] = [size, size + more].map(|size| size.div_ceil(PAGE_BYTES as u64));
         let holds = Some(Arc::clone(&self.nr_bytes));
-        MemoryWait::new(&self.group, total - held, holds, deadline)
+        MemoryWait::new(&self.group, more, holds, deadline)
     }
 
     /// Bytes to reserve.

@@ -121,9 +121,9 @@ impl<'a> BringIn<'a> {
             Some(wait) => wait,
             None => match self.step() {
                 Err(error) if patience::is_passing(&error) => {
-                    let nr_pages = self.file.open.order.nr_pages();
+                    let nr_bytes = self.file.open.order.bytes() as u64;
                     let deadline = Instant::now() + PATIENCE;
-                    MemoryWait::new(self.group, nr_pages.into(), None, deadline).driven()
+                    MemoryWait::new(self.group, nr_bytes, None, deadline).driven()
                 }
                 done => return Poll::Ready(done.map_err(|error| self.error(error))),
             },

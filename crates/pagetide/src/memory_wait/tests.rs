@@ -20,9 +20,9 @@ fn group(max: ByteSize) -> Group {
 
 /// A wait for pages by an asker that keeps some meanwhile.
 fn waits(group: &Group, nr_pages: u64, held_pages: u64) -> MemoryWait {
-    let bytes = held_pages * PAGE_BYTES as u64;
-    let holds = Some(Arc::new(bytes.into()));
-    MemoryWait::new(group, nr_pages, holds, later())
+    let [nr_bytes, held] = [nr_pages, held_pages].map(|pages| pages * PAGE_BYTES as u64);
+    let holds = Some(Arc::new(held.into()));
+    MemoryWait::new(group, nr_bytes, holds, later())
 }
 
 /// A poll by an asker whose every attempt the group's limit refuses.

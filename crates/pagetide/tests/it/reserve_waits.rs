@@ -152,6 +152,40 @@ fn what_two_hold_together_counts_once() {
     assert_eq!(shared.size(), pages(56));
 }
 
+/// A page has forty of them: they could wait for each other only if each held one.
+#[test]
+fn reservations_below_a_page_wait_for_what_others_have() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 8);
+    let small = [(); 20].map(|()| group.reserve(ByteSize(100)).unwrap());
+    let others = group.reserve(pages(7)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut waits: Vec<_> = small
+        .iter()
+        .map(|own| Box::pin(own.grow_async(ByteSize(4000), later())))
+        .collect();
+    for grows in &mut waits {
+        let polled = grows.as_mut().poll(&mut context);
+        assert!(polled.is_pending(), "{polled:?}");
+    }
+    drop(others);
+    assert!(waits[0].as_mut().poll(&mut context).is_ready());
+}
+
+#[test]
+fn a_part_of_a_page_is_refused_as_a_page_is() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 4);
+    let [small, _rest] = [100, 3996].map(|bytes| group.reserve(ByteSize(bytes)).unwrap());
+    // Their page is full, and no other one will be there.
+    assert!(group.set_max(ByteSize(0)).is_err());
+    let refused = small.grow_by(ByteSize(100), later());
+    assert!(
+        matches!(refused, Err(Error::OverLimit { .. })),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn what_a_waiter_gave_back_meanwhile_is_not_held_by_it() {
     let memory = memory();
