@@ -135,7 +135,7 @@ impl Queue {
 
     /// The limit under which somebody is ahead of who has this ticket, or comes now.
     fn behind(&self, groups: &Tree, ticket: Option<u64>, wanted: &Wanted) -> Option<u32> {
-        if wanted.held_bytes() > 0 {
+        if wanted.held_bytes() > 0 || wanted.nr_bytes == 0 {
             return None;
         }
         let now = Instant::now();

@@ -173,6 +173,18 @@ fn reservations_below_a_page_wait_for_what_others_have() {
 }
 
 #[test]
+fn a_reservation_of_nothing_waits_for_nobody() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 8);
+    let _all = group.reserve(pages(8)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut first = pin!(group.reserve_async(pages(1), later()));
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    let nothing = group.reserve_by(ByteSize(0), Instant::now());
+    assert_eq!(nothing.unwrap().size(), ByteSize(0));
+}
+
+#[test]
 fn a_part_of_a_page_is_refused_as_a_page_is() {
     let memory = memory();
     let group = group_of(&memory, "query", 4);
