@@ -3,6 +3,7 @@
 use super::File;
 use super::write::bytes_of;
 use crate::Error;
+use crate::memory_wait::Limits;
 use crate::page::Page;
 use pagetide_core::memory::AllocError;
 use std::fmt;
@@ -147,12 +148,14 @@ impl File {
 
     /// Whether the group may have so many of the file's pages at all: before they are listed.
     fn check_room(&self, nr_pages: u64) -> Result<(), Error> {
-        let (shared, group) = (&self.open.shared, self.group.id());
+        let (shared, own) = (&self.open.shared, self.group.id());
         let nr_frames = nr_pages.saturating_mul(self.open.order.nr_pages().into());
-        match nr_frames <= shared.room(group) {
-            true => Ok(()),
-            false => {
-                Err(shared.alloc_error(AllocError::OverLimit { group }, group, self.open.order))
+        let limits = Limits::of(&shared.core);
+        let mut levels = shared.core.groups().path(own).map(|(level, _)| level);
+        match levels.find(|&level| nr_frames > limits.room(level)) {
+            None => Ok(()),
+            Some(group) => {
+                Err(shared.alloc_error(AllocError::OverLimit { group }, own, self.open.order))
             }
         }
     }

@@ -89,8 +89,19 @@ fn empty_ranges_ranges_behind_the_end_and_ranges_that_have_no_room() {
     let large = options.open(&memory_of_large, path, &memory_of_large.root());
     let large = large.unwrap();
     large.set_len(1 << 42).unwrap();
-    let refused = large.pin_range(..).unwrap_err();
-    assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+    let root = memory_of_large.root();
+    let small = root.child("small").unwrap().max(ByteSize::mib(1)).unwrap();
+    // Whose limit it is, whoever asks.
+    for (group, of) in [(&root, "root"), (&small, "small")] {
+        for group in [group, &group.child("below").unwrap()] {
+            let refused = large.for_group(group).pin_range(..).unwrap_err();
+            let is_of = |group: &str| group == of;
+            assert!(
+                matches!(&refused, Error::OverLimit { group, .. } if is_of(group)),
+                "{refused}"
+            );
+        }
+    }
     assert_eq!(
         large.pin_range(1 << 41..(1 << 41) + 9000).unwrap().len(),
         9000
