@@ -13,7 +13,7 @@ use crate::length_lock::LengthLock;
 use crate::shared::Shared;
 use crate::spill::{Expected, Region};
 use crate::stall::in_read;
-use crate::store::{DirectFile, Store};
+use crate::store::{DirectFile, Store, uninterrupted};
 use crate::writeback::in_write;
 use crate::{Error, page};
 use pagetide_core::memory::{AllocError, Io};
@@ -239,9 +239,7 @@ impl Backing {
             // Nobody makes the file longer before this is done. The store may be shorter, too,
             // where only what was behind the new end had been written.
             let len = self.len();
-            store
-                .set_len(len)
-                .map_err(|error| self.failed_with(&error))?;
+            uninterrupted(|| store.set_len(len)).map_err(|error| self.failed_with(&error))?;
             self.has_stored(len);
             self.tried.fetch_min(len, Ordering::AcqRel);
         }
@@ -251,11 +249,12 @@ impl Backing {
             // Beyond what it has there is nothing to give up.
             let mut end = self.stored.load(Ordering::Acquire);
             if self.may_have_more() {
-                end = store.len().map_err(|error| self.failed_with(&error))?;
+                let found = uninterrupted(|| store.len());
+                end = found.map_err(|error| self.failed_with(&error))?;
             }
             let end = end.min(pages.end * page_bytes);
             if start < end {
-                let punched = store.punch(start, end - start);
+                let punched = uninterrupted(|| store.punch(start, end - start));
                 punched.map_err(|error| {
                     // As where a page could not be written.
                     if store.has_lost_writes() {
@@ -282,7 +281,7 @@ impl Backing {
         // What it took and said it had not is what it has.
         if self.may_have_more()
             && !self.behind.is_any()
-            && let Ok(found) = self.source.store().len()
+            && let Ok(found) = uninterrupted(|| self.source.store().len())
         {
             self.set_len_found(found);
             return Some(stored.min(found));

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::backing::{Backing, NO_NUMBER, code_of};
 use crate::shared::{Shared, locked};
+use crate::store::uninterrupted;
 use crate::writeback::in_write;
 use std::fs;
 use std::io;
@@ -51,7 +52,9 @@ impl Backing {
         // It may ask for memory: a shrinker that syncs the file would wait for this very call.
         let _in_write = in_write(shared);
         // What a store has lost that unwinds, nobody knows.
-        let synced = catch_unwind(AssertUnwindSafe(|| self.source.written().sync()));
+        let synced = catch_unwind(AssertUnwindSafe(|| {
+            uninterrupted(|| self.source.written().sync())
+        }));
         let synced = synced.unwrap_or_else(|panic| {
             self.poison(NO_NUMBER);
             resume_unwind(panic)
@@ -72,7 +75,7 @@ impl Backing {
         let mut new_in = locked(&self.durability.new_in);
         if let Some(folder) = new_in.as_ref() {
             // The kernel tells of it once, as of the file's own writes.
-            let synced = rustix::fs::fsync(folder);
+            let synced = rustix::io::retry_on_intr(|| rustix::fs::fsync(folder));
             synced.unwrap_or_else(|error| self.poison(code_of(&error.into())));
             self.check_poison()?;
             *new_in = None;

@@ -19,7 +19,7 @@ use crate::backing::code_of;
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::sleepers::Sleepers;
-use crate::store::{DirectFile, Store};
+use crate::store::{DirectFile, Store, uninterrupted};
 use crate::writeback::write_all;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation};
 use cipher::Cipher;
@@ -375,7 +375,7 @@ impl Spill {
             // The kernel writes its copy later, and tells of an error those alone who sync: while
             // the pages are here still.
             Bytes::File(file) if self.nr_buffered_writes() != nr_buffered => {
-                self.syncs.sync(nr_failed, || file.sync())
+                self.syncs.sync(nr_failed, || uninterrupted(|| file.sync()))
             }
             _ => Ok(()),
         }

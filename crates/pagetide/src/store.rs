@@ -22,7 +22,8 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Called from any thread, several at once. No two calls at a time write the same bytes. A call
 /// must not wait for a lock that somebody holds while calling the same `Memory`: what it is called
 /// for may hold what that one waits for. Nor may it use the same `Memory`, except that writes may
-/// ask it for working memory: a few pages are kept for that.
+/// ask it for working memory: a few pages are kept for that. A call that ends with
+/// [`io::ErrorKind::Interrupted`] is made again.
 pub trait Store: Send + Sync {
     /// Reads into `buf` from `offset`; returns the bytes read, 0 at the end only.
     ///
@@ -105,16 +106,24 @@ pub trait Store: Send + Sync {
     }
 }
 
+/// Makes a call again as long as a signal ends it.
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 fn write_zeros<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> io::Result<()> {
     let mut at = offset;
     let end = offset.saturating_add(len);
     while at < end {
         let part = usize::try_from(end - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-        match store.write_at(&ZEROS[..part], at) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => at += written.min(part) as u64,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        match uninterrupted(|| store.write_at(&ZEROS[..part], at))? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => at += written.min(part) as u64,
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::hooks::{Given, Hooked};
 use crate::park::Panics;
 use crate::policy::Order;
 use crate::shared::FileKey;
-use crate::store::{DirectFile, Store};
+use crate::store::{DirectFile, Store, uninterrupted};
 use crate::trace;
 use pagetide_core::memory::Here;
 use std::fmt;
@@ -151,7 +151,7 @@ impl Open {
             path: name.clone().into(),
             source,
         };
-        let len = len_found.map_or_else(|| source.store().len(), Ok);
+        let len = len_found.map_or_else(|| uninterrupted(|| source.store().len()), Ok);
         let len = len.map_err(failed)?;
         let (shared, order) = (mapping.shared, mapping.order);
         let mapping = mapping.take();

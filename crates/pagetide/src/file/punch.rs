@@ -7,6 +7,7 @@ use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::shared::Shared;
 use crate::shrinker::is_shrinking;
+use crate::store::uninterrupted;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
 use pagetide_core::frame::flag;
@@ -166,7 +167,7 @@ impl File {
     /// Length of the store.
     fn stored_len(&self) -> Result<u64, Error> {
         let backing = &*self.open.backing;
-        let len = backing.source.store().len();
+        let len = uninterrupted(|| backing.source.store().len());
         len.map_err(|source| Error::Open {
             path: (*backing.name).into(),
             source,

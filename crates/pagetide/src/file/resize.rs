@@ -3,6 +3,7 @@
 use super::File;
 use crate::Error;
 use crate::backing::Source;
+use crate::store::uninterrupted;
 use crate::writeback::{Which, in_write};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -42,9 +43,8 @@ impl File {
             return Ok(());
         }
         self.check_writable()?;
-        if let Err(error) = backing.source.written().set_len(len) {
-            return Err(backing.failed_with(&error));
-        }
+        let made = uninterrupted(|| backing.source.written().set_len(len));
+        made.map_err(|error| backing.failed_with(&error))?;
         backing.grow(len);
         backing.has_stored(len);
         Ok(())
@@ -90,7 +90,7 @@ impl File {
         }
         let _in_write = in_write(&self.open.shared);
         let (len, has_all) = (backing.len(), backing.has_all());
-        match store.set_len(len) {
+        match uninterrupted(|| store.set_len(len)) {
             Ok(()) => {
                 backing.has_stored(len);
                 backing.can_be_cut.store(true, Ordering::Relaxed);

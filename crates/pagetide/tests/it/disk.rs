@@ -20,6 +20,7 @@ pub(crate) enum Fault {
     Unwinds,
 }
 
+pub(crate) const EINTR: i32 = 4;
 pub(crate) const EIO: i32 = 5;
 pub(crate) const ENOSPC: i32 = 28;
 

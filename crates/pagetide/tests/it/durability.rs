@@ -1,9 +1,10 @@
 //! What a crash or a failing store leaves, against a model: each byte is what the last `sync` made
 //! durable or what was written to it since.
 
-use crate::disk::{Disk, EIO, ENOSPC, Fault};
+use crate::disk::{Disk, EINTR, EIO, ENOSPC, Fault};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use proptest::prelude::*;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const PAGE: usize = 4096;
@@ -433,6 +434,69 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     let file = open(&memory, &group, &disk, 0);
     file.write_at(&[3; 100], 0).unwrap();
     file.sync().unwrap();
+}
+
+/// A disk that makes a hole by one call.
+struct Holed(Disk);
+
+impl Store for Holed {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        // It reads none of them.
+        self.0.read_at(&mut [], 0)?;
+        self.0.len()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeros = vec![0; usize::try_from(len).unwrap()];
+        self.0.write_at(&zeros, offset).map(drop)
+    }
+}
+
+#[test]
+fn what_a_signal_ends_is_done_again() {
+    const P: u64 = PAGE as u64;
+    type Call = fn(&File) -> Result<(), Error>;
+    let calls: [(Call, usize); 7] = [
+        (|file| file.invalidate_range(..), 8),
+        (|file| file.sync(), 8),
+        (|file| file.punch(..2 * P), 8),
+        (|file| file.set_len(3 * P), 3),
+        (|file| file.set_len(20 * P), 20),
+        (|file| file.read_at(&mut [0; 10], 5 * P).map(drop), 8),
+        (|file| file.write_at(&[1; 10], 5 * P).map(drop), 8),
+    ];
+    for (call, nr_pages) in calls {
+        let (disk, (memory, group)) = (Disk::of(vec![7; 8 * PAGE]), memory());
+        let store = Box::new(Holed(disk.clone()));
+        let file = memory.open_store(store, "disk", Order::new(0), &group);
+        let file = file.unwrap();
+        let next = disk.state().nr_calls + 1;
+        disk.state().fault = Some((next, 3, Fault::Error(EINTR)));
+        call(&file).unwrap();
+        assert!(disk.state().nr_calls > next + 2, "no call failed");
+        file.sync().unwrap();
+        assert_eq!(disk.state().durable.len(), nr_pages * PAGE);
+    }
 }
 
 #[test]

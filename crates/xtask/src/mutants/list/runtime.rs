@@ -69,9 +69,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "the name of a new file is not made durable",
         file: "durability.rs",
-        find: "let synced = rustix::fs::fsync(folder);",
-        replace: "let synced = rustix::io::Result::Ok(drop(folder.metadata()));",
+        find: "rustix::io::retry_on_intr(|| rustix::fs::fsync(folder));",
+        replace: "rustix::io::Result::Ok(drop(folder.metadata()));",
         tests: Tests::Runtime("system_calls::"),
+    },
+    Mutant {
+        name: "a sync that a signal ends has failed",
+        file: "durability.rs",
+        find: "uninterrupted(|| self.source.written().sync())",
+        replace: "self.source.written().sync()",
+        tests: Tests::Runtime("durability::what_a_signal"),
     },
     Mutant {
         name: "a length that was found before the file was closed is taken",
@@ -111,8 +118,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a store is cut to what it is known to have",
         file: "backing.rs",
-        find: "let len = self.len();\n            store\n",
-        replace: "let len = self.stored.load(Ordering::Acquire);\n            store\n",
+        find: "let len = self.len();\n            uninterrupted",
+        replace: "let len = self.stored.load(Ordering::Acquire);\n            uninterrupted",
         tests: Tests::Runtime("cuts::a_write_under_way"),
     },
     Mutant {
