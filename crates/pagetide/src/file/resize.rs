@@ -43,7 +43,9 @@ impl File {
             return Ok(());
         }
         self.check_writable()?;
+        let in_write = in_write(&self.open.shared);
         let made = uninterrupted(|| backing.source.written().set_len(len));
+        drop(in_write);
         made.map_err(|error| backing.failed_with(&error))?;
         backing.grow(len);
         backing.has_stored(len);

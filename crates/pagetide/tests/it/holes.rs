@@ -383,28 +383,42 @@ impl Store for Asks {
         copy.copy_from_slice(&buf[..copy.len()]);
         self.disk.write_at(copy, offset)
     }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let _writing = self.writing.lock().unwrap();
+        let _record = self.group.alloc(Order::new(0)).map_err(io::Error::other)?;
+        self.disk.set_len(len)
+    }
 }
 
 #[test]
-fn a_store_that_makes_a_hole_by_writes_has_working_memory_for_them() {
-    let memory = memory();
-    let group = memory.root().child("small").unwrap();
-    let group = group.max(ByteSize(64 * P)).unwrap();
-    let disk = Disk::of(vec![7; 20 * PAGE]);
-    let store = Box::new(Asks {
-        disk: disk.clone(),
-        group: group.clone(),
-        writing: Mutex::default(),
-    });
-    let file = memory.open_store(store, "disk", Order::new(0), &group);
-    let file = file.unwrap();
-    file.write_at(&[1; 10 * PAGE], 10 * P).unwrap();
-    // All that could go is dirty.
-    let more = || group.alloc(Order::new(0)).ok();
-    let _bufs: Vec<_> = std::iter::from_fn(more).take(54).collect();
-    assert_eq!(disk.state().nr_writes, 0);
-    file.punch(..2 * P).unwrap();
-    assert_eq!(disk.state().nr_writes, 2, "of the hole only");
+fn a_store_has_working_memory_to_make_a_hole_by_writes_or_to_get_shorter_or_longer() {
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [(Change, u64); 3] = [
+        (|file| file.punch(..2 * P), 2),
+        (|file| file.set_len(2 * P), 0),
+        (|file| file.set_len(30 * P), 0),
+    ];
+    for (change, nr_writes) in changes {
+        let memory = memory();
+        let group = memory.root().child("small").unwrap();
+        let group = group.max(ByteSize(64 * P)).unwrap();
+        let disk = Disk::of(vec![7; 20 * PAGE]);
+        let store = Box::new(Asks {
+            disk: disk.clone(),
+            group: group.clone(),
+            writing: Mutex::default(),
+        });
+        let file = memory.open_store(store, "disk", Order::new(0), &group);
+        let file = file.unwrap();
+        file.write_at(&[1; 10 * PAGE], 10 * P).unwrap();
+        // All that could go is dirty.
+        let more = || group.alloc(Order::new(0)).ok();
+        let _bufs: Vec<_> = std::iter::from_fn(more).take(54).collect();
+        assert_eq!(disk.state().nr_writes, 0);
+        change(&file).unwrap();
+        assert_eq!(disk.state().nr_writes, nr_writes, "of the hole only");
+    }
 }
 
 /// A store that may lose what it took when a write fails.
