@@ -1,11 +1,10 @@
 //! How a file is opened, in the words of `std::fs::OpenOptions`.
 
 use crate::hooks::Given;
-use crate::store::{Behind, DirectFile, Store, UNBLOCKED};
+use crate::store::{Behind, DirectFile, Store, open_file};
 use crate::{ByteSize, Error, File, Group, Hooks, Memory, Order};
 use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -215,10 +214,10 @@ impl OpenOptions {
     /// The file, and its folder where it was created.
     fn open_file(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
         let mut options = fs::OpenOptions::new();
-        options.read(true).write(self.write).custom_flags(UNBLOCKED);
+        options.read(true).write(self.write);
         // Who creates for reading only is refused below.
         if !self.create_new && (self.write || !self.create) {
-            match options.open(path) {
+            match open_file(&options, 0, path) {
                 Err(error) if self.create && error.kind() == io::ErrorKind::NotFound => {}
                 opened => return Ok((opened?, None)),
             }
@@ -228,7 +227,7 @@ impl OpenOptions {
         match options.clone().create_new(true).open(path) {
             // The name is a link to what is not there, or somebody has just made the file.
             Err(error) if !self.create_new && error.kind() == io::ErrorKind::AlreadyExists => {
-                let file = options.create(true).open(path)?;
+                let file = open_file(options.create(true), 0, path)?;
                 Ok((file, Some(folder_of(&fs::canonicalize(path)?)?)))
             }
             opened => Ok((opened?, Some(folder))),

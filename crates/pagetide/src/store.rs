@@ -11,10 +11,6 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// For opening: a pipe without a writer, which is refused, does not keep its opener waiting. A
-/// regular file is as without.
-pub(crate) const UNBLOCKED: i32 = libc::O_NONBLOCK;
-
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Bytes that can be read at an offset, and written where the store says so.
@@ -221,17 +217,33 @@ struct Found {
     align: Option<usize>,
 }
 
+/// Opens a file by these options and `flags`. A pipe without a writer, which is refused, does not
+/// keep its opener waiting; a regular file on which somebody has a lease, a file server perhaps,
+/// does until that is broken.
+pub(crate) fn open_file(
+    options: &fs::OpenOptions,
+    flags: i32,
+    path: &Path,
+) -> io::Result<fs::File> {
+    let open = |flags| options.clone().custom_flags(flags).open(path);
+    match open(libc::O_NONBLOCK | flags) {
+        Err(leased)
+            if leased.kind() == io::ErrorKind::WouldBlock
+                && fs::metadata(path).is_ok_and(|found| found.is_file()) =>
+        {
+            open(flags)
+        }
+        opened => opened,
+    }
+}
+
 impl DirectFile {
     /// Opens a file for reading, by one descriptor where the file system takes `O_DIRECT`.
     ///
     /// # Errors
     /// [`Error::Open`], also for what is no regular file.
     pub(crate) fn open(path: &Path) -> Result<DirectFile, Error> {
-        let open = |flags| {
-            let mut options = fs::OpenOptions::new();
-            options.read(true).custom_flags(UNBLOCKED | flags);
-            options.open(path)
-        };
+        let open = |flags| open_file(fs::OpenOptions::new().read(true), flags, path);
         let file = match direct(open) {
             Err(refused) if refused.kind() == io::ErrorKind::InvalidInput => {
                 open(0).and_then(|file| DirectFile::new(file, false))

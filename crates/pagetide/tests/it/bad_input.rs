@@ -4,9 +4,9 @@
 use crate::data::numbered_file;
 use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order};
 use std::fs;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 const PAGE: usize = 4096;
 
@@ -162,6 +162,50 @@ fn what_is_no_regular_file_is_refused() {
     let read_only = OpenOptions::new().create(true);
     refused(read_only.open(&memory, folder.path().join("new"), &root));
     assert!(!folder.path().join("new").exists());
+}
+
+/// Another process that has a lease on a file, as file servers do, and gives it up once it is told.
+struct Lease(Child);
+
+impl Lease {
+    fn take(path: &Path) -> Option<Lease> {
+        let script = "import fcntl, os, signal, sys\n\
+             file = os.open(sys.argv[1], os.O_RDWR)\n\
+             give_up = lambda *_: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)\n\
+             signal.signal(signal.SIGIO, give_up)\n\
+             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+             print('taken', flush=True)\n\
+             while True: signal.pause()";
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(path).stdout(Stdio::piped());
+        let mut child = python.spawn().ok()?;
+        let stdout = child.stdout.take().unwrap();
+        let lease = Lease(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        (line == "taken\n").then_some(lease)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ended = (self.0.kill(), self.0.wait());
+    }
+}
+
+#[test]
+fn a_file_on_which_somebody_has_a_lease_is_waited_for() {
+    let memory = memory();
+    // Closed: nobody gets a lease on what others have open.
+    let data = numbered_file(3).into_temp_path();
+    for is_written in [false, true] {
+        let Some(_lease) = Lease::take(&data) else {
+            return println!("skipped: leases: no python3 to take one, or none to be had");
+        };
+        let create = OpenOptions::new().write(is_written).create(is_written);
+        let file = create.open(&memory, &data, &memory.root()).unwrap();
+        assert_eq!(file.pin(2).unwrap()[..8], 2_u64.to_le_bytes());
+    }
 }
 
 #[test]
