@@ -164,7 +164,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Bytes that differ from place to place.
-fn pattern(at: usize, len: usize, byte: u8) -> Vec<u8> {
+pub(crate) fn pattern(at: usize, len: usize, byte: u8) -> Vec<u8> {
     let bytes = (at..at + len).map(|at| byte.wrapping_add((at / 97 % 251).to_le_bytes()[0]));
     bytes.collect()
 }

@@ -29,7 +29,7 @@ const LIMIT_KIB: u64 = 4 * NR_PAGES / 2;
 /// Later writes of a word's writer that are looked at.
 const LOOK_BACK: u64 = 256;
 
-fn seconds() -> Duration {
+pub(crate) fn seconds() -> Duration {
     let text = std::env::var("PAGETIDE_STRESS_SECONDS");
     Duration::from_secs(text.map_or(5, |text| text.parse().unwrap()))
 }
