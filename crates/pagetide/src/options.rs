@@ -186,7 +186,12 @@ impl OpenOptions {
         let file = file.behind(self.base);
         let name = path.display().to_string();
         let with = (self.order, self.hooks.clone());
-        let file = File::open_direct(memory.home(), (file, nr_closed), name, with, group)?;
+        let opened = File::open_direct(memory.home(), (file, nr_closed), name, with, group);
+        if let (Err(_), Some(folder)) = (&opened, &folder) {
+            // Who tries again finds the file, and does not know that its name is new.
+            let _synced = rustix::io::retry_on_intr(|| rustix::fs::fsync(folder));
+        }
+        let file = opened?;
         if let Some(folder) = folder {
             file.is_new_in(folder);
         }

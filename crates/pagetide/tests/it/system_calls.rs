@@ -3,11 +3,12 @@
 //! process of its own.
 
 use crate::child;
-use pagetide::{ByteSize, Memory, OpenOptions};
+use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 const PAGE: usize = 4096;
 
@@ -18,10 +19,23 @@ pub(crate) fn say(what: &str) {
     out.flush().unwrap();
 }
 
-/// Creates a file, writes it, syncs it; writes on, syncs again; has nothing to sync.
-fn write_and_sync(folder: &Path) {
+/// Hooks that do nothing, by memory of their own.
+struct Idle;
+
+impl Hooks for Idle {}
+
+/// Creates a file, writes it, syncs it; writes on, syncs again; has nothing to sync. Perhaps it is
+/// refused first, when the file is there.
+fn write_and_sync(folder: &Path, is_refused: bool) {
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let options = OpenOptions::new().write(true).create(true);
+    if is_refused {
+        let small = memory.root().child("small").unwrap();
+        let small = small.max(ByteSize::kib(4)).unwrap();
+        let hooked = options.clone().hooks(Arc::new(Idle));
+        let refused = hooked.open(&memory, folder.join("data"), &small);
+        assert!(matches!(refused, Err(Error::OverLimit { .. })));
+    }
     let file = options.open(&memory, folder.join("data"), &memory.root());
     let file = file.unwrap();
     for round in ["first", "second"] {
@@ -96,12 +110,21 @@ pub(crate) fn traced(test: &str, calls: &str, folder: &Path) -> Result<String, S
 
 #[test]
 fn a_sync_makes_bytes_and_name_durable() {
+    check_sync("system_calls::a_sync_makes_bytes_and_name_durable", false);
+}
+
+#[test]
+fn a_file_that_was_created_in_vain_has_a_durable_name_for_who_opens_it_next() {
+    let test = "a_file_that_was_created_in_vain_has_a_durable_name_for_who_opens_it_next";
+    check_sync(&format!("system_calls::{test}"), true);
+}
+
+fn check_sync(test: &str, is_refused: bool) {
     if let Some(role) = child::role() {
-        return write_and_sync(Path::new(&role));
+        return write_and_sync(Path::new(&role), is_refused);
     }
     let folder = tempfile::tempdir().unwrap();
     let folder_path = folder.path().canonicalize().unwrap();
-    let test = "system_calls::a_sync_makes_bytes_and_name_durable";
     let calls = "trace=write,pwrite64,pwritev,pwritev2,fsync,fdatasync,ftruncate,io_uring_enter";
     let trace = match traced(test, calls, &folder_path) {
         Ok(trace) => trace,
