@@ -63,8 +63,9 @@ impl Drop for Open {
         // A sync that was given up may be under way: it cuts no file that is opened anew.
         backing.behind.turn().end();
         if let Some(region) = backing.source.region() {
-            // Now, though the flusher may be looking at it: the slots are for others.
-            region.give_up();
+            // Now, though somebody may be looking at it: the slots are for others, and the name of
+            // its group for the next one.
+            panics.catch(|| region.give_up());
         }
         let mut backings = shared.backings();
         // The number may be another file's already.

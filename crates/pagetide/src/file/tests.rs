@@ -1,6 +1,7 @@
 //! Who stalls on a page of the working set, and what reads see that were under way.
 
 use super::*;
+use crate::pins::Paged;
 use crate::store::tests::Takes;
 use crate::{ByteSize, Memory, Order, Store};
 use pagetide_core::memory::Effect;
@@ -286,4 +287,18 @@ fn what_the_map_of_a_region_takes_goes_out_of_use_without_a_tick() {
         region.write_at(&[1], leaf * 128 * 4096).unwrap();
     }
     assert!(nr_offline() >= before + 512, "{}", nr_offline() - before);
+}
+
+/// The thread that ended a read of its may have it for a moment more.
+#[test]
+fn a_region_that_somebody_still_has_keeps_its_group_from_nobody() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let root = memory.build().unwrap().root();
+    let query = root.child("query").unwrap();
+    let region = query.anon(1024).unwrap();
+    region.pin_new(7).unwrap()[0] = 1;
+    let had = Arc::clone(&region.file().open.backing);
+    drop((region, query));
+    root.child("query").unwrap();
+    drop(had);
 }

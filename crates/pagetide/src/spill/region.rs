@@ -3,22 +3,22 @@
 use super::map::{Place, SlotMap};
 use super::zswap::{Pool, Stored};
 use super::{Bytes, MAX_RUN, NONE, Spill};
-use crate::shared::Shared;
+use crate::shared::{Shared, locked};
 use crate::store::Store;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::units::Order;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 /// The pages of one anon region, those that are not in memory.
 #[derive(Debug)]
 pub(crate) struct Region {
     spill: Arc<Spill>,
     map: Arc<SlotMap>,
-    /// Charges the map.
-    records: Reservation,
+    /// Charges the map, and keeps the region's group, while there are handles of the region.
+    records: Mutex<Option<Arc<Reservation>>>,
     order: Order,
 }
 
@@ -102,10 +102,10 @@ impl Expected<'_> {
 impl Drop for Expected<'_> {
     fn drop(&mut self) {
         if self.is_counted {
-            let Region { map, records, .. } = self.region;
-            let units = self.region.units_of(self.page);
-            let nr_forgotten = map.end_expected(units, self.is_changed, records);
-            self.region.spill.uncommit(nr_forgotten);
+            let region = self.region;
+            let (units, records) = (region.units_of(self.page), region.records());
+            let nr_forgotten = region.map.end_expected(units, self.is_changed, &records);
+            region.spill.uncommit(nr_forgotten);
         }
     }
 }
@@ -120,7 +120,7 @@ impl Region {
         Ok(Region {
             spill: shared.swap.have_spill(&Group::root(shared))?,
             map: Arc::default(),
-            records: group.reserve(ByteSize(0))?,
+            records: Mutex::new(Some(Arc::new(group.reserve(ByteSize(0))?))),
             order,
         })
     }
@@ -139,6 +139,11 @@ impl Region {
         self.spill.give(slot);
     }
 
+    fn records(&self) -> Arc<Reservation> {
+        let records = locked(&self.records).clone();
+        records.expect("who changes or discards pages has a handle of the region")
+    }
+
     /// Makes room for what has to be known of a page that is about to be changed: without reclaim,
     /// unless it `may_reclaim`. The refusal is inside then.
     ///
@@ -150,8 +155,9 @@ impl Region {
         may_reclaim: bool,
     ) -> Result<Result<Expected<'_>, AllocError>, Error> {
         let commit = |nr_units| self.spill.commit(nr_units);
-        let records = (&self.records, may_reclaim);
-        let expected = self.map.expect(self.units_of(page), records, commit)?;
+        let records = self.records();
+        let charge = (&*records, may_reclaim);
+        let expected = self.map.expect(self.units_of(page), charge, commit)?;
         Ok(expected.map(|is_counted| self.expected(page, is_counted)))
     }
 
@@ -172,7 +178,7 @@ impl Region {
 
     /// Forgets a page that has no slots and is not in memory.
     pub(crate) fn forget(&self, page: u64) {
-        let nr_units = self.map.forget(self.units_of(page), &self.records);
+        let nr_units = self.map.forget(self.units_of(page), &self.records());
         self.spill.uncommit(nr_units);
     }
 
@@ -196,10 +202,12 @@ impl Region {
         }
     }
 
-    /// Gives up all that the spill file has of it: its last page has gone.
+    /// Gives up all that the spill file has of it, and its group: its last page has gone.
     pub(crate) fn give_up(&self) {
         let nr_known = self.map.take_all(|slot| self.give(slot));
         self.spill.uncommit(nr_known);
+        let records = locked(&self.records).take();
+        drop(records);
     }
 
     /// Fills a page; returns the bytes read.

@@ -25,6 +25,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_place_in_a_map_stays"),
     },
     Mutant {
+        name: "a region that somebody still has keeps its group",
+        file: "spill/region.rs",
+        find: "        let records = locked(&self.records).take();\n",
+        replace: "        let records = locked(&self.records).clone();\n",
+        tests: Tests::RuntimeUnit("a_region_that_somebody_still_has"),
+    },
+    Mutant {
         name: "what was discarded counts as changed for who is about to change it",
         file: "spill/map.rs",
         find: "            expected.is_changed = false;\n",
