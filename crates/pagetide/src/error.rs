@@ -101,10 +101,15 @@ pub enum Error {
         what: &'static str,
     },
     /// A group's `max` is met and nothing in it can be evicted.
-    #[error("group {group} over max: {usage_pages} of {max_pages} pages, none can be evicted")]
+    #[error(
+        "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, none \
+         can be evicted"
+    )]
     OverLimit {
         /// The group whose limit it is.
         group: String,
+        /// Pages asked for.
+        asked_pages: u64,
         /// Its usage in pages.
         usage_pages: u64,
         /// Its limit in pages.

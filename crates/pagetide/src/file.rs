@@ -578,7 +578,8 @@ impl File {
         let file = open.backing.name.to_string();
         let source = match error {
             PageError::Alloc(error) => {
-                return open.shared.alloc_error(error, group.id(), open.order);
+                let asked_pages = open.order.nr_pages().into();
+                return open.shared.alloc_error(error, group.id(), asked_pages);
             }
             PageError::TooManyPins => return Error::TooManyPins { file, page },
             PageError::Io(BUSY) => return Error::PageBusy { file, page },

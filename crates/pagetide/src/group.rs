@@ -424,7 +424,8 @@ impl Group {
             buf
         });
         shared.settle();
-        let buf = taken.map_err(|error| shared.alloc_error(error, self.id(), order))?;
+        let refused = |error| shared.alloc_error(error, self.id(), order.nr_pages().into());
+        let buf = taken.map_err(refused)?;
         shared.pay_debt();
         Ok(buf)
     }

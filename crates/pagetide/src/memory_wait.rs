@@ -15,7 +15,7 @@ use crate::stall::Stall;
 use crate::{Error, Group, PAGE_BYTES, park};
 use pagetide_core::group::{Event, Tree};
 use pagetide_core::memory::{AllocError, Memory as Core};
-use pagetide_core::units::{Frame, Order};
+use pagetide_core::units::Frame;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -505,10 +505,8 @@ impl MemoryWait {
     }
 
     fn error(&self, error: AllocError) -> Error {
-        let order = u32::try_from(self.wanted.nr_pages()).map_or(0, u32::ilog2);
-        let order = u8::try_from(order).ok().and_then(Order::new);
         let shared = self.group.shared();
-        shared.alloc_error(error, self.wanted.group, order.unwrap_or(Order::ZERO))
+        shared.alloc_error(error, self.wanted.group, self.wanted.nr_pages())
     }
 
     #[cold]

@@ -4,7 +4,6 @@ use crate::alloc_wait::Asking;
 use crate::memory_wait::MemoryWait;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, cpu};
 use pagetide_core::memory::{AllocError, Here};
-use pagetide_core::units::Order;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -132,7 +131,8 @@ impl Reservation {
         let shared = self.group.shared();
         let more = self.check_more(more)?;
         let charged = self.reserve_more(shared.here().waiting_for_reads(), more);
-        drop(charged.map_err(|error| shared.alloc_error(error, self.group.id(), Order::ZERO))?);
+        let refused = |error| shared.alloc_error(error, self.group.id(), self.pages_of(more));
+        drop(charged.map_err(refused)?);
         shared.pay_debt();
         Ok(())
     }
@@ -191,6 +191,13 @@ impl Reservation {
         MemoryWait::new(&self.group, more, holds, deadline)
     }
 
+    /// Pages that it would have more of with so many bytes more.
+    fn pages_of(&self, more: u64) -> u64 {
+        let size = self.size().as_u64();
+        let [held, total] = [size, size.saturating_add(more)];
+        total.div_ceil(PAGE_BYTES as u64) - held.div_ceil(PAGE_BYTES as u64)
+    }
+
     /// Bytes to reserve.
     ///
     /// # Errors
@@ -200,7 +207,7 @@ impl Reservation {
         let more = more.as_u64();
         match self.has_room(more) {
             true => Ok(more),
-            false => Err(self.too_large()),
+            false => Err(self.too_large(more)),
         }
     }
 
@@ -308,11 +315,11 @@ impl Reservation {
     }
 
     #[cold]
-    fn too_large(&self) -> Error {
+    fn too_large(&self, more: u64) -> Error {
         let root = self.group.shared().core.groups().root();
         let error = AllocError::OverLimit { group: root };
         let shared = self.group.shared();
-        shared.alloc_error(error, self.group.id(), Order::ZERO)
+        shared.alloc_error(error, self.group.id(), self.pages_of(more))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::writeback::Landings;
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
 use pagetide_core::sync::PerCpu;
-use pagetide_core::units::{Frame, Node, Order};
+use pagetide_core::units::{Frame, Node};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -393,13 +393,14 @@ impl Shared {
         groups.get(groups.root()).expect("the root stays").max()
     }
 
-    pub(crate) fn alloc_error(&self, error: AllocError, group: u32, order: Order) -> Error {
-        let error = self.error_of_alloc(error, group, order);
+    /// The error of who asked for so many pages for a group.
+    pub(crate) fn alloc_error(&self, error: AllocError, group: u32, asked_pages: u64) -> Error {
+        let error = self.error_of_alloc(error, group, asked_pages);
         trace::refused(&error);
         error
     }
 
-    fn error_of_alloc(&self, error: AllocError, group: u32, order: Order) -> Error {
+    fn error_of_alloc(&self, error: AllocError, group: u32, asked_pages: u64) -> Error {
         match error {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);
@@ -423,6 +424,7 @@ impl Shared {
                     }
                     None => Error::OverLimit {
                         group,
+                        asked_pages,
                         usage_pages,
                         max_pages,
                     },
@@ -435,7 +437,7 @@ impl Shared {
                     min_ttl: Duration::from_nanos(self.core.config().min_ttl_ns),
                 }
             }
-            AllocError::NoBlock { .. } => Error::NoBlock {
+            AllocError::NoBlock { order } => Error::NoBlock {
                 order: order.get(),
                 group: self.name_of(group),
             },

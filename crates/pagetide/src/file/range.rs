@@ -154,9 +154,7 @@ impl File {
         let mut levels = shared.core.groups().path(own).map(|(level, _)| level);
         match levels.find(|&level| nr_frames > limits.room(level)) {
             None => Ok(()),
-            Some(group) => {
-                Err(shared.alloc_error(AllocError::OverLimit { group }, own, self.open.order))
-            }
+            Some(group) => Err(shared.alloc_error(AllocError::OverLimit { group }, own, nr_frames)),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::pins::Counted;
 use crate::{Error, Group};
 use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
-use pagetide_core::units::{Frame, Order, PageKey};
+use pagetide_core::units::{Frame, PageKey};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -219,7 +219,7 @@ impl File {
         };
         let shared = &self.open.shared;
         let root = shared.core.groups().root();
-        let over = |error| shared.alloc_error(error, root, Order::ZERO);
+        let over = |error| shared.alloc_error(error, root, 1);
         let room = backing.expect_dirty(shared, key.page(), true);
         let room = match room.and_then(|room| room.map_err(over)) {
             Ok(room) => room,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::park::tests::Counted;
 use crate::{ByteSize, Memory};
+use pagetide_core::units::Order;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Context;

@@ -4,6 +4,7 @@ use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::disk::Disk;
 use pagetide::{ByteSize, Error, Memory, Order, Page};
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_group_full_of_pins_refuses_and_names_itself() {
@@ -20,7 +21,7 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     let error = file.pin(16).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "group web over max: 16 of 16 pages, none can be evicted"
+        "group web over max: 1 more than 16 of 16 pages, none can be evicted"
     );
     let over = web.set_max(ByteSize::kib(32)).unwrap_err();
     assert_eq!(
@@ -203,4 +204,28 @@ fn what_is_charged_ahead_is_told_and_drained_before_anybody_is_refused() {
     assert_eq!((group.usage(), group.stat().stock), (ByteSize(used), 0));
     assert!(memory.stock_stats().remote_drains > stats.remote_drains);
     drop(bufs);
+}
+
+#[test]
+fn who_is_refused_is_told_how_much_was_asked_for() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::mib(1)).unwrap();
+    let asked_by = |refused: Result<(), Error>| match refused {
+        Err(Error::OverLimit { asked_pages, .. }) => asked_pages,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(asked_by(work.alloc(Order::new(10)).map(drop)), 1024);
+    assert_eq!(asked_by(work.reserve(ByteSize::mib(2)).map(drop)), 512);
+    let later = Instant::now() + Duration::from_secs(60);
+    assert_eq!(
+        asked_by(work.reserve_by(ByteSize::mib(2), later).map(drop)),
+        512
+    );
+    let used = work.reserve(ByteSize(100)).unwrap();
+    assert_eq!(asked_by(used.try_grow(ByteSize(1 << 20))), 256);
+    assert_eq!(asked_by(used.try_grow(ByteSize(u64::MAX))), u64::MAX >> 12);
+    let data = numbered_file(300);
+    let file = memory.open(data.path(), &work).unwrap();
+    assert_eq!(asked_by(file.pin_range(..).map(drop)), 300);
 }
