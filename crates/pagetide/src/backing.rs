@@ -8,12 +8,13 @@ use crate::dirty_list::{self, DirtyList, Pages};
 use crate::durability::Durability;
 use crate::file::Asked;
 use crate::flusher::Pace;
-use crate::hooks::{Hooked, REFUSED};
+use crate::hooks::Hooked;
 use crate::length_lock::LengthLock;
 use crate::shared::Shared;
 use crate::spill::{Expected, Region};
 use crate::stall::in_read;
 use crate::store::{DirectFile, Store, uninterrupted};
+use crate::told::Told;
 use crate::writeback::in_write;
 use crate::{Error, page};
 use pagetide_core::memory::{AllocError, Io};
@@ -123,6 +124,8 @@ pub(crate) struct Backing {
     dirty: DirtyList,
     /// Why the file takes no more writes, or 0.
     poison: AtomicU32,
+    /// What its store and its hooks said of failures.
+    pub(crate) told: Told,
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
     /// The last page whose write failed.
@@ -167,6 +170,7 @@ impl Backing {
             tried: AtomicU64::new(0),
             dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
+            told: Told::default(),
             is_failing: AtomicBool::new(false),
             failed_page: AtomicU64::new(0),
             can_be_cut: AtomicBool::new(false),
@@ -258,7 +262,7 @@ impl Backing {
                 punched.map_err(|error| {
                     // As where a page could not be written.
                     if store.has_lost_writes() {
-                        self.poison(code_of(&error));
+                        self.poison(self.told.code_of(&error));
                     }
                     self.failed_with(&error)
                 })?;
@@ -379,7 +383,7 @@ impl Backing {
                 Ok(0) => return Err(SHORT),
                 Ok(read) => filled += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(code_of(&error)),
+                Err(error) => return Err(self.told.code_of(&error)),
             }
         }
         let filled = filled.min(wanted);
@@ -401,7 +405,8 @@ impl Backing {
         match self.hooked.get() {
             Some(hooked) if !bytes.is_empty() => {
                 let _in_read = in_read(shared);
-                hooked.after_read(page, bytes)
+                let read = hooked.after_read(page, bytes);
+                read.map_err(|error| self.told.code_of(&error))
             }
             _ => Ok(()),
         }
@@ -536,26 +541,31 @@ impl Backing {
 
     /// The error of pages that wait for the log.
     pub(crate) fn log_behind(&self) -> Error {
-        let hooked = self.hooked.get();
         Error::LogBehind {
             file: self.name.to_string(),
             dirty_pages: self.nr_dirty(),
-            durable: hooked.map_or(0, Hooked::durable),
-            source: error_of(hooked.map_or(NO_NUMBER, Hooked::log_error)),
+            durable: self.hooked.get().map_or(0, Hooked::durable),
+            source: self.log_error(),
         }
+    }
+
+    /// Why pages wait for the log.
+    pub(crate) fn log_error(&self) -> io::Error {
+        let said = self.hooked.get().and_then(Hooked::log_error);
+        said.unwrap_or_else(|| io::Error::other("the log is no further"))
     }
 
     /// The error of a store. What it has no way to do is told as that.
     pub(crate) fn failed_with(&self, error: &io::Error) -> Error {
         match error.kind() {
             kind @ io::ErrorKind::Unsupported => self.failed_by(kind.into()),
-            _ => self.failed(code_of(error)),
+            _ => self.failed(self.told.code_of(error)),
         }
     }
 
     /// The error of a write that failed with a code.
     pub(crate) fn failed(&self, code: u32) -> Error {
-        self.failed_by(error_of(code))
+        self.failed_by(self.told.error_of(code))
     }
 
     fn failed_by(&self, source: io::Error) -> Error {
@@ -570,24 +580,4 @@ impl Backing {
 /// The number of a mapping in the keys of its pages.
 pub(crate) fn number_of(mapping: u32) -> u32 {
     mapping & PageKey::MAX_MAPPING
-}
-
-/// What core keeps of an error.
-pub(crate) fn code_of(error: &io::Error) -> u32 {
-    let number = error.raw_os_error().and_then(|n| u32::try_from(n).ok());
-    let number = number.filter(|&number| number != NONE);
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero => SHORT,
-        _ => number.unwrap_or(NO_NUMBER),
-    }
-}
-
-/// The error of a write with this code.
-pub(crate) fn error_of(code: u32) -> io::Error {
-    match code {
-        SHORT => io::Error::new(io::ErrorKind::WriteZero, "the store took no more bytes"),
-        NO_NUMBER => io::Error::other("the store failed"),
-        REFUSED => io::Error::new(io::ErrorKind::InvalidData, "a hook refused the bytes"),
-        number => io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(0)),
-    }
 }

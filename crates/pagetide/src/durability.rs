@@ -1,7 +1,7 @@
 //! How what a store has is made durable: one call of it at a time, for all who ask meanwhile.
 
 use crate::Error;
-use crate::backing::{Backing, NO_NUMBER, code_of};
+use crate::backing::{Backing, NO_NUMBER};
 use crate::shared::{Shared, locked};
 use crate::store::uninterrupted;
 use crate::writeback::in_write;
@@ -64,7 +64,7 @@ impl Backing {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 return Err(self.failed_with(&error));
             }
-            Err(error) => self.poison(code_of(&error)),
+            Err(error) => self.poison(self.told.code_of(&error)),
             Ok(()) => {}
         }
         self.check_poison()
@@ -76,7 +76,7 @@ impl Backing {
         if let Some(folder) = new_in.as_ref() {
             // The kernel tells of it once, as of the file's own writes.
             let synced = rustix::io::retry_on_intr(|| rustix::fs::fsync(folder));
-            synced.unwrap_or_else(|error| self.poison(code_of(&error.into())));
+            synced.unwrap_or_else(|error| self.poison(self.told.code_of(&error.into())));
             self.check_poison()?;
             *new_in = None;
         }

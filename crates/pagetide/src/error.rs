@@ -305,6 +305,8 @@ pub enum Error {
         group: String,
         /// The file.
         file: String,
+        /// Why the log is no further.
+        source: io::Error,
     },
     /// A page whose bytes are not written yet and would be lost.
     #[error("page {page} of {file} is dirty")]

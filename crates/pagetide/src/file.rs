@@ -26,7 +26,7 @@ pub(crate) use sync::{Asked, SyncJob};
 pub use view::UpgradeError;
 pub use write::CloseError;
 
-use crate::backing::{BUSY, NO_NUMBER, Room, SHORT, error_of};
+use crate::backing::{BUSY, NO_NUMBER, Room, SHORT};
 use crate::group::Group;
 use crate::home::Home;
 use crate::page::{self, Page, Pin};
@@ -587,7 +587,7 @@ impl File {
                 io::ErrorKind::UnexpectedEof,
                 format!("the file ended before its {} bytes", self.len()),
             ),
-            PageError::Io(code) => error_of(code),
+            PageError::Io(code) => open.backing.told.error_of(code),
         };
         let error = Error::Io { file, page, source };
         trace::read_failed(&error);

@@ -1,18 +1,16 @@
 //! What an engine does with the bytes of pages between the cache and the store: checksums,
 //! encryption, a log that has to be written first.
 
-use crate::backing::{NO_NUMBER, code_of};
 use crate::page::Buf;
 use crate::shared::locked;
+use crate::told;
 use crate::{Error, Group, Order};
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The code of an error of a hook that has no number of the system's.
-pub(crate) const REFUSED: u32 = u32::MAX - 3;
 /// The code of a page that waits for the log.
 pub(crate) const GATED: u32 = u32::MAX - 4;
 /// Order of the buffer for bytes that are written instead of a page's, where a page is no larger.
@@ -52,7 +50,8 @@ pub trait Hooks: Send + Sync {
     /// pages. Not in the background: there, pages wait for [`File::log_durable`].
     ///
     /// # Errors
-    /// Pages that need it stay dirty. Default: cannot.
+    /// Pages that need it stay dirty; it is the source of [`Error::LogBehind`] and
+    /// [`Error::DirtyLimit`]. Default: cannot.
     ///
     /// [`File::log_durable`]: crate::File::log_durable
     fn flush_log(&self, _position: u64) -> io::Result<u64> {
@@ -64,8 +63,8 @@ pub trait Hooks: Send + Sync {
     /// are.
     ///
     /// # Errors
-    /// The page stays dirty, as where the store fails. Of an error only the OS's number is kept;
-    /// one without a number is told as a hook that refused the bytes.
+    /// The page stays dirty, as where the store fails. All who are told of it get an error of the
+    /// same kind and text, and the OS's number where it has one.
     fn before_write(&self, _page: u64, _bytes: &[u8], _instead: &mut [u8]) -> io::Result<Content> {
         Ok(Content::AsIs)
     }
@@ -73,8 +72,8 @@ pub trait Hooks: Send + Sync {
     /// A page was read, and nobody has seen it: may check or change its bytes. Default: neither.
     ///
     /// # Errors
-    /// The read fails for all who wait for it, and nothing is cached. Of the error is kept what is
-    /// of [`Hooks::before_write`]'s.
+    /// The read fails for all who wait for it, and nothing is cached. They are told of it as of
+    /// [`Hooks::before_write`]'s.
     fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
         Ok(())
     }
@@ -102,7 +101,7 @@ pub(crate) struct Hooked {
     /// The last write left pages that wait for the log.
     is_gated: AtomicBool,
     /// Why the log was not made durable, when it was asked for last.
-    log_error: AtomicU32,
+    log_error: Mutex<Option<io::Error>>,
 }
 
 impl Hooked {
@@ -126,7 +125,7 @@ impl Hooked {
             spare: Mutex::new(spare),
             durable: AtomicU64::new(0),
             is_gated: AtomicBool::new(false),
-            log_error: AtomicU32::new(NO_NUMBER),
+            log_error: Mutex::default(),
         })
     }
 
@@ -164,23 +163,23 @@ impl Hooked {
         self.is_gated.store(is_gated, Ordering::Relaxed);
     }
 
-    /// Why pages wait for the log.
-    pub(crate) fn log_error(&self) -> u32 {
-        self.log_error.load(Ordering::Relaxed)
+    /// What the engine said when its log was not made durable, where it was asked last.
+    pub(crate) fn log_error(&self) -> Option<io::Error> {
+        locked(&self.log_error).as_ref().map(told::again)
     }
 
     /// Asks for the log up to `position`, once.
     pub(crate) fn flush_log(&self, position: u64) {
         match guarded(|| self.hooks.flush_log(position)) {
             Ok(durable) => {
-                self.log_error.store(NO_NUMBER, Ordering::Relaxed);
+                *locked(&self.log_error) = None;
                 self.set_durable(durable);
             }
-            Err(code) => self.log_error.store(code, Ordering::Relaxed),
+            Err(error) => *locked(&self.log_error) = Some(error),
         }
     }
 
-    pub(crate) fn log_position(&self, page: u64, bytes: &[u8]) -> Result<u64, u32> {
+    pub(crate) fn log_position(&self, page: u64, bytes: &[u8]) -> io::Result<u64> {
         guarded(|| Ok(self.hooks.log_position(page, bytes)))
     }
 
@@ -189,20 +188,17 @@ impl Hooked {
         page: u64,
         bytes: &[u8],
         instead: &mut [u8],
-    ) -> Result<Content, u32> {
+    ) -> io::Result<Content> {
         guarded(|| self.hooks.before_write(page, bytes, instead))
     }
 
-    pub(crate) fn after_read(&self, page: u64, bytes: &mut [u8]) -> Result<(), u32> {
+    pub(crate) fn after_read(&self, page: u64, bytes: &mut [u8]) -> io::Result<()> {
         guarded(|| self.hooks.after_read(page, bytes))
     }
 }
 
 /// Runs a hook; one that panics has said so, and fails.
-fn guarded<T>(hook: impl FnOnce() -> io::Result<T>) -> Result<T, u32> {
-    let result = catch_unwind(AssertUnwindSafe(hook)).map_err(|_| REFUSED)?;
-    result.map_err(|error| match code_of(&error) {
-        NO_NUMBER => REFUSED,
-        code => code,
-    })
+fn guarded<T>(hook: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(hook));
+    result.unwrap_or_else(|_| Err(io::Error::other("a hook panicked")))
 }

@@ -99,6 +99,7 @@ mod stat;
 mod stats;
 mod store;
 mod throttle;
+mod told;
 mod topology;
 mod trace;
 mod wait;

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::arena::Arena;
-use crate::backing::{Backing, error_of};
+use crate::backing::Backing;
 use crate::cpu;
 use crate::file::{AheadCounts, Open};
 use crate::flusher::Flusher;
@@ -18,6 +18,7 @@ use crate::release::Release;
 use crate::shrinker::Shrinkers;
 use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
+use crate::told;
 use crate::topology::Topology;
 use crate::trace;
 use crate::wait::Waiters;
@@ -419,7 +420,7 @@ impl Shared {
                             max_pages,
                             used_bytes,
                             max_bytes,
-                            source: error_of(code),
+                            source: told::error_of(code),
                         }
                     }
                     None => Error::OverLimit {

@@ -15,11 +15,11 @@ mod zswap;
 pub(crate) use options::Config;
 pub(crate) use region::{Expected, Region};
 
-use crate::backing::code_of;
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::sleepers::Sleepers;
 use crate::store::{DirectFile, Store, uninterrupted};
+use crate::told::code_of;
 use crate::writeback::write_all;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation};
 use cipher::Cipher;
@@ -366,7 +366,10 @@ impl Spill {
         let (nr_buffered, nr_failed) = (self.nr_buffered_writes(), self.syncs.nr_failed());
         match &self.cipher {
             Some(cipher) => {
-                let write = |bytes: &[u8]| write_all(store, &mut [IoSlice::new(bytes)], offset);
+                let write = |bytes: &[u8]| {
+                    let written = write_all(store, &mut [IoSlice::new(bytes)], offset);
+                    written.map_err(|error| code_of(&error))
+                };
                 cipher.seal(first, units, write)?;
             }
             None => self.write_plain(offset, units)?,
@@ -397,7 +400,7 @@ impl Spill {
             *slice = IoSlice::new(bytes);
         }
         let slices = &mut slices[..units.len()];
-        write_all(store, slices, offset)
+        write_all(store, slices, offset).map_err(|error| code_of(&error))
     }
 
     /// Reads slots that follow each other.

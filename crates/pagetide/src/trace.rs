@@ -51,7 +51,7 @@ pub(crate) fn read_failed(error: &Error) {
 pub(crate) fn write_failed(backing: &Backing, code: u32) {
     #[cfg(feature = "tracing")]
     guarded(|| {
-        let (file, error) = (&*backing.name, crate::backing::error_of(code));
+        let (file, error) = (&*backing.name, backing.told.error_of(code));
         tracing::warn!(file, %error, "write failed");
     });
 }

@@ -258,6 +258,7 @@ impl File {
             Some(level) if self.is_gated() => Err(Error::DirtyLimit {
                 group: shared.name_of(level),
                 file: backing.name.to_string(),
+                source: backing.log_error(),
             }),
             _ => Ok(()),
         }

@@ -1,10 +1,11 @@
 //! Reads of pages that follow each other in one file: one read of the file into all their frames.
 
 use super::registered::FileSlot;
-use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::backing::{Backing, NO_NUMBER, SHORT};
 use crate::page;
 use crate::park;
 use crate::shared::Shared;
+use crate::told;
 use crate::{cpu, store::DirectFile};
 use pagetide_core::memory::{Ended, Io};
 use pagetide_core::units::Frame;
@@ -308,7 +309,7 @@ impl Run {
                     self.read_each();
                     return Next::Over;
                 }
-                _ => return self.fail(code_of(&error)),
+                _ => return self.fail(told::code_of(&error)),
             },
         };
         if next == Next::Over {

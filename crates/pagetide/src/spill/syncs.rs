@@ -3,8 +3,8 @@
 //! The kernel tells of bytes that it could not write once for each open file: to whoever syncs
 //! first, whosever bytes they were. So a failure is one of all writes that had begun by then.
 
-use crate::backing::code_of;
 use crate::shared::locked;
+use crate::told::code_of;
 use std::io;
 use std::sync::Mutex;
 #[cfg(test)]

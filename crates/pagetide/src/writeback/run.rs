@@ -3,7 +3,7 @@
 //! be handed over, so that its caller begins pages of another one meanwhile.
 
 use super::{MAX_FAILURES, Woken, in_write};
-use crate::backing::{Backing, NO_NUMBER, SHORT, code_of};
+use crate::backing::{Backing, NO_NUMBER};
 use crate::hooks::{Content, GATED, Hooked};
 use crate::io::{Piece, UnderWay};
 use crate::shared::Shared;
@@ -263,7 +263,7 @@ impl<'a> Run<'a> {
                             slices.pop();
                             slices.push(IoSlice::new(instead));
                         }
-                        Err(code) => *outcome = Err(code),
+                        Err(error) => *outcome = Err(self.backing.told.code_of(&error)),
                     }
                 }
             }
@@ -281,7 +281,7 @@ impl<'a> Run<'a> {
             }
             match hooked.log_position(*page, bytes) {
                 Ok(position) => positions[at] = position,
-                Err(code) => outcomes[at] = Err(code),
+                Err(error) => outcomes[at] = Err(self.backing.told.code_of(&error)),
             }
         }
         let furthest = positions.iter().max().copied().unwrap_or(0);
@@ -377,7 +377,9 @@ impl<'a> Run<'a> {
         let store = self.backing.source.written();
         let pages: Many<IoSlice<'_>> = slices.iter().copied().collect();
         let mut at = piece.offset;
+        let code_of = |error: io::Error| self.backing.told.code_of(&error);
         let (mut nr_taken, written) = finish(store, slices, piece);
+        let written = written.map_err(code_of);
         // A part of a page, too: where that is dropped, the store has it still.
         self.backing.has_taken(at, nr_taken as u64);
         let mut is_first = true;
@@ -390,7 +392,7 @@ impl<'a> Run<'a> {
                 Err(_) if !is_first && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
                     let (nr_bytes, written) = write_some(store, &mut [page], at);
                     self.backing.has_taken(at, nr_bytes as u64);
-                    written
+                    written.map_err(code_of)
                 }
                 written => written,
             };
@@ -500,14 +502,14 @@ fn finish(
     store: &dyn Store,
     mut slices: &mut [IoSlice<'_>],
     piece: Piece,
-) -> (usize, Result<(), u32>) {
+) -> (usize, io::Result<()>) {
     let nr_bytes = match piece.result {
         None => 0,
         Some(Ok(nr_bytes)) => nr_bytes,
         Some(Err(error)) => match error.raw_os_error() {
             // It may be done without a ring, or through the kernel's page cache.
             Some(libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => 0,
-            _ => return (0, Err(code_of(&error))),
+            _ => return (0, Err(error)),
         },
     };
     IoSlice::advance_slices(&mut slices, nr_bytes);
@@ -520,7 +522,7 @@ pub(crate) fn write_all(
     store: &dyn Store,
     slices: &mut [IoSlice<'_>],
     offset: u64,
-) -> Result<(), u32> {
+) -> io::Result<()> {
     write_some(store, slices, offset).1
 }
 
@@ -529,13 +531,13 @@ fn write_some(
     store: &dyn Store,
     mut slices: &mut [IoSlice<'_>],
     offset: u64,
-) -> (usize, Result<(), u32>) {
+) -> (usize, io::Result<()>) {
     let mut nr_written = 0;
     // Leading empty ones go: an empty write says nothing.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         match store.write_vectored_at(slices, offset + nr_written as u64) {
-            Ok(0) => return (nr_written, Err(SHORT)),
+            Ok(0) => return (nr_written, Err(io::ErrorKind::WriteZero.into())),
             Ok(written) => {
                 let left: usize = slices.iter().map(|slice| slice.len()).sum();
                 // A store that says more than it was given is a bug of its own.
@@ -544,7 +546,7 @@ fn write_some(
                 nr_written += written;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return (nr_written, Err(code_of(&error))),
+            Err(error) => return (nr_written, Err(error)),
         }
     }
     (nr_written, Ok(()))

@@ -78,6 +78,7 @@ fn a_flipped_bit_is_an_error_for_all_who_read_it_and_is_not_cached() {
                     panic!("{error}");
                 };
                 assert_eq!(source.kind(), io::ErrorKind::InvalidData);
+                assert_eq!(source.to_string(), "page 3");
             });
         }
     });

@@ -70,6 +70,7 @@ mod swift;
 mod syncs;
 mod system_calls;
 mod tasks;
+mod told;
 mod torture;
 #[cfg(feature = "tracing")]
 mod tracing;

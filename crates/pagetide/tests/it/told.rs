@@ -1,0 +1,83 @@
+//! What stores and engines say of a failure comes out.
+
+use crate::disk::Disk;
+use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions, Order, Store};
+use std::io;
+use std::sync::Arc;
+
+/// Fails at all that it is asked for, and says so without a number of the system's.
+struct Says;
+
+impl Store for Says {
+    fn read_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Err(io::Error::new(io::ErrorKind::NotFound, "no such object"))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(8192)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, _buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Err(io::Error::other("the bucket is full"))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Its log fails.
+struct NoLog;
+
+impl Hooks for NoLog {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        1
+    }
+
+    fn flush_log(&self, _position: u64) -> io::Result<u64> {
+        Err(io::Error::other("the log is full"))
+    }
+}
+
+#[test]
+fn an_error_says_what_the_store_or_the_engine_said() {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let file = memory.open_store(Box::new(Says), "says", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    match file.pin(0).unwrap_err() {
+        Error::Io { source, .. } => {
+            assert_eq!(source.kind(), io::ErrorKind::NotFound);
+            assert_eq!(source.to_string(), "no such object");
+        }
+        other => panic!("{other}"),
+    }
+    file.pin_new(0).unwrap()[0] = 1;
+    match file.sync().unwrap_err() {
+        Error::WritebackFailed { source, .. } => {
+            assert_eq!(source.to_string(), "the bucket is full");
+        }
+        other => panic!("{other}"),
+    }
+    file.discard_dirty().unwrap();
+    let small = memory.root().child("small").unwrap();
+    let small = small.max(ByteSize::kib(256)).unwrap();
+    let options = OpenOptions::new().hooks(Arc::new(NoLog));
+    let disk = Box::new(Disk::default());
+    let file = options.open_store(&memory, disk, "disk", &small).unwrap();
+    let change = |page| file.pin_new(page).map(|mut page| page[0] = 1);
+    let refused = (0..64).find_map(|page| change(page).err());
+    match refused.expect("not all may be dirty") {
+        Error::DirtyLimit { source, .. } => assert_eq!(source.to_string(), "the log is full"),
+        other => panic!("{other}"),
+    }
+    match file.sync().unwrap_err() {
+        Error::LogBehind { source, .. } => assert_eq!(source.to_string(), "the log is full"),
+        other => panic!("{other}"),
+    }
+    file.discard_dirty().unwrap();
+}
