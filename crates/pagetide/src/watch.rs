@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem;
@@ -33,6 +32,8 @@ const TURN_STEP: Duration = Duration::from_millis(1);
 const BACKLOG: i32 = 16;
 /// Bytes of a question at most.
 const MAX_QUESTION: u64 = 4096;
+/// Groups that are named to who asks for one that is not there.
+const MAX_NAMED: usize = 16;
 
 /// What can be asked for: each name, followed by a group's path where it is of one group.
 pub const VIEWS: &[&str] = &[
@@ -233,25 +234,18 @@ impl State {
             ("memory.events", _) => {
                 return self.of_group(path, |group| format!("{}\n", group.events()));
             }
-            _ => {
-                let mut text = format!("no view '{question}': one of");
-                for name in VIEWS {
-                    let written = write!(text, " {name}");
-                    debug_assert!(written.is_ok(), "writing to a string");
-                }
-                return Answer::Error(text);
-            }
+            _ => return Answer::Error(no_view(question)),
         };
         Answer::Text(text)
     }
 
-    /// The root where no path is given.
+    /// The root where no path is given; of one the first slash may be left out.
     fn of_group(&self, path: &str, view: impl FnOnce(&Group) -> String) -> Answer {
-        let path = if path.is_empty() { "/" } else { path };
+        let path = format!("/{}", path.strip_prefix('/').unwrap_or(path));
         let groups = self.memory.groups();
-        match groups.iter().find(|(of_group, _)| of_group == path) {
+        match groups.iter().find(|(of_group, _)| *of_group == path) {
             Some((_, group)) => Answer::Text(view(group)),
-            None => Answer::Error(format!("no group '{path}'")),
+            None => Answer::Error(no_group(&path, &groups)),
         }
     }
 
@@ -264,6 +258,22 @@ impl State {
         drop(told);
         snapshot
     }
+}
+
+fn no_view(question: &str) -> String {
+    match question.split_once(' ') {
+        Some((view, _)) if VIEWS.contains(&view) => {
+            format!("no view '{question}': {view} is of the whole memory")
+        }
+        _ => format!("no view '{question}': one of {}", VIEWS.join(" ")),
+    }
+}
+
+fn no_group(path: &str, groups: &[(String, Group)]) -> String {
+    let named = groups.iter().take(MAX_NAMED);
+    let paths: Vec<&str> = named.map(|(path, _)| &**path).collect();
+    let more = if groups.len() > MAX_NAMED { " .." } else { "" };
+    format!("no group '{path}': one of {}{more}", paths.join(" "))
 }
 
 /// A connection that is given up after [`PATIENCE`], also where bytes come or go all the time.

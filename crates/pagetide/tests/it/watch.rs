@@ -119,10 +119,14 @@ fn what_was_told_of_a_group_is_not_said_of_its_successor() {
 #[test]
 fn what_cannot_be_answered_is_said() {
     let dir = tempfile::tempdir().unwrap();
-    let (_memory, _watch, path) = watched(&dir);
+    let (memory, _watch, path) = watched(&dir);
+    let _web = memory.root().child("web").unwrap();
     for (question, expected) in [
-        ("memory.stat /gone", "no group '/gone'"),
-        ("vmstat /web", "no view 'vmstat /web'"),
+        ("memory.stat /gone", "no group '/gone': one of / /web"),
+        (
+            "vmstat /web",
+            "no view 'vmstat /web': vmstat is of the whole memory",
+        ),
         ("", "no view ''"),
         ("memory.max", "no view 'memory.max': one of snapshot vmstat"),
     ] {
@@ -131,6 +135,8 @@ fn what_cannot_be_answered_is_said() {
         };
         assert!(error.contains(expected), "{question}: {error}");
     }
+    let of_web = |path_of_web| text(&path, &format!("memory.stat {path_of_web}"));
+    assert_eq!(of_web("web"), of_web("/web"));
     // Who hangs up, or sends what is no text, costs the next one nothing.
     drop(UnixStream::connect(&path).unwrap());
     let mut rubbish = UnixStream::connect(&path).unwrap();
