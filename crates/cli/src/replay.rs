@@ -190,6 +190,10 @@ fn replay(
 
 fn table(report: &Report) -> String {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let time = |count, nanos| match count {
+        0 => "-".to_owned(),
+        _ => output::time(nanos),
+    };
     let rows = vec![
         row("trace", report.trace.clone()),
         row("policy", report.policy.clone()),
@@ -202,10 +206,10 @@ fn table(report: &Report) -> String {
         row("misses", output::count(report.misses)),
         row("hit ratio", output::percent(report.hit_ratio)),
         row("read", output::mib(report.bytes_read)),
-        row("hit, median", output::time(report.hit_ns_p50)),
-        row("hit, p99", output::time(report.hit_ns_p99)),
-        row("miss, median", output::time(report.miss_ns_p50)),
-        row("miss, p99", output::time(report.miss_ns_p99)),
+        row("hit, median", time(report.hits, report.hit_ns_p50)),
+        row("hit, p99", time(report.hits, report.hit_ns_p99)),
+        row("miss, median", time(report.misses, report.miss_ns_p50)),
+        row("miss, p99", time(report.misses, report.miss_ns_p99)),
         row(
             "resident memory, peak",
             output::mib(report.peak_resident_bytes),
