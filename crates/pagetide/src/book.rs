@@ -9,6 +9,12 @@ struct ReplacingMmap;
 #[doc = include_str!("../../../book/replacing-an-object-cache.md")]
 struct ReplacingAnObjectCache;
 
+#[doc = include_str!("../../../book/engines.md")]
+struct Engines;
+
+#[doc = include_str!("../../../book/serving.md")]
+struct Serving;
+
 #[doc = include_str!("../../../book/sizing.md")]
 struct Sizing;
 
