@@ -189,7 +189,7 @@ pub enum Error {
         max_pages: u64,
     },
     /// A group's name is empty, too long, has a slash, or is taken by a sibling.
-    #[error("group name '{name}' {problem}")]
+    #[error("group name '{}' {problem}", name.escape_debug())]
     GroupName {
         /// The name.
         name: String,

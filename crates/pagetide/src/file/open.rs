@@ -101,6 +101,17 @@ impl fmt::Debug for Open {
 }
 
 impl Open {
+    /// The error of who opens its file with pages of another size or beginning.
+    fn refuses(&self, name: String) -> Error {
+        let base = self.key.map_or(0, |(_, _, (_, base))| base);
+        let problem = format!(
+            "it is open with pages of {} bytes, the first at byte {base}",
+            self.backing.order.bytes()
+        );
+        let (path, source) = (name.into(), io::Error::other(problem));
+        Error::Open { path, source }
+    }
+
     /// One more opens it, by `file`: it writes by this one where it is writable and nothing was
     /// written by another one before.
     fn join(&self, file: DirectFile, given: Option<&Given>) -> Result<(), Error> {
@@ -292,10 +303,8 @@ impl File {
             let others: Vec<_> = others.map(|(_, open)| open.upgrade()).collect();
             let is_closing = others.iter().any(Option::is_none);
             kept.extend(others.into_iter().flatten());
-            if kept.iter().any(writes) {
-                let source = io::Error::other("it is open with pages of another size or beginning");
-                let path = name.into();
-                return Err(Error::Open { path, source });
+            if let Some(open) = kept.iter().find(|open| writes(open)) {
+                return Err(open.refuses(name));
             }
             if is_closing {
                 // The last handle of one is just writing it back.

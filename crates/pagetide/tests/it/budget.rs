@@ -114,6 +114,11 @@ fn dropped_groups_give_everything_back_and_names_are_checked() {
             "{name:?}"
         );
     }
+    let refused = root.child("a\n").unwrap_err().to_string();
+    assert!(
+        refused.starts_with("group name 'a\\n' must not"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -267,7 +267,11 @@ fn one_beginning_for_those_who_write_and_any_for_those_who_read() {
     assert_eq!((whole.len(), rest.len()), (2 * PAGE as u64, PAGE as u64));
     assert_eq!((whole.pin(0).unwrap()[0], rest.pin(0).unwrap()[0]), (1, 2));
     let refused = open(at(0).write(true)).unwrap_err();
-    assert!(matches!(refused, Error::Open { .. }), "{refused}");
+    let Error::Open { source, .. } = refused else {
+        panic!("{refused}")
+    };
+    let open_as = "it is open with pages of 4096 bytes, the first at byte 4096";
+    assert_eq!(source.to_string(), open_as);
     drop(rest);
     let writer = open(at(0).write(true)).unwrap();
     assert!(open(at(PAGE as u64)).is_err());
