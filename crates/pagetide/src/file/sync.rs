@@ -235,6 +235,10 @@ pub(crate) struct SyncJob {
 }
 
 impl Job for SyncJob {
+    fn file(&self) -> usize {
+        self.backing.as_ptr().addr()
+    }
+
     fn run(self) {
         let (Some(shared), Some(backing)) = (self.shared.upgrade(), self.backing.upgrade()) else {
             return;

@@ -414,7 +414,7 @@ impl Engine {
             Some(Some(background)) => background.reap(),
             _ => false,
         };
-        self.pool.help(1) || has_reaped
+        self.pool.help() || has_reaped
     }
 
     /// A read in the background begins, or something that may begin one.

@@ -17,19 +17,82 @@ const MAX_THREADS: usize = 16;
 
 /// What a thread does.
 pub(crate) trait Job: Send + 'static {
+    /// Of which file it is: the same number for all of one.
+    fn file(&self) -> usize;
+
     /// Does it. Whoever waits for it is told also where a store or a waker panics.
     fn run(self);
 }
 
 impl Job for Run {
+    fn file(&self) -> usize {
+        self.backing_addr()
+    }
+
     fn run(mut self) {
         self.read_now();
     }
 }
 
+/// Files have turns, and none has all threads: a store that hangs keeps no other waiting.
 struct Queue<J> {
-    jobs: VecDeque<J>,
+    /// Files with jobs that nobody has begun, whose turn is next first, and the jobs of each.
+    files: VecDeque<(usize, VecDeque<J>)>,
+    nr_jobs: usize,
+    /// The files of jobs that threads have begun.
+    begun: Vec<usize>,
     is_over: bool,
+}
+
+impl<J: Job> Queue<J> {
+    /// The jobs of this one's file, which is made the first or the last where it has none yet.
+    fn jobs_beside(&mut self, job: &J, is_first: bool) -> &mut VecDeque<J> {
+        self.nr_jobs += 1;
+        let file = job.file();
+        let at = self.files.iter().position(|&(other, _)| other == file);
+        let at = at.unwrap_or_else(|| {
+            let at = if is_first { 0 } else { self.files.len() };
+            self.files.insert(at, (file, VecDeque::new()));
+            at
+        });
+        &mut self.files[at].1
+    }
+
+    fn push_back(&mut self, job: J) {
+        self.jobs_beside(&job, false).push_back(job);
+    }
+
+    fn push_front(&mut self, job: J) {
+        self.jobs_beside(&job, true).push_front(job);
+    }
+
+    /// The next job of a file; its next turn comes after the others'.
+    fn take(&mut self, is_wanted: impl Fn(usize) -> bool) -> Option<J> {
+        let mut files = self.files.iter();
+        let at = files.position(|&(file, _)| is_wanted(file))?;
+        let (file, mut jobs) = self.files.remove(at)?;
+        let job = jobs.pop_front();
+        if !jobs.is_empty() {
+            self.files.push_back((file, jobs));
+        }
+        self.nr_jobs -= 1;
+        job
+    }
+
+    /// The next job for a thread.
+    fn begin(&mut self) -> Option<J> {
+        let begun = mem::take(&mut self.begun);
+        let nr_begun = |file| begun.iter().filter(|&&other| other == file).count();
+        let job = self.take(|file| nr_begun(file) < MAX_THREADS - 1);
+        self.begun = begun;
+        self.begun.extend(job.as_ref().map(Job::file));
+        job
+    }
+
+    fn end(&mut self, file: usize) {
+        let at = self.begun.iter().position(|&other| other == file);
+        self.begun.swap_remove(at.expect("it was begun"));
+    }
 }
 
 struct State<J> {
@@ -40,7 +103,9 @@ struct State<J> {
 impl<J: Job> State<J> {
     fn new() -> State<J> {
         let queue = Queue {
-            jobs: VecDeque::new(),
+            files: VecDeque::new(),
+            nr_jobs: 0,
+            begun: Vec::new(),
             is_over: false,
         };
         State {
@@ -50,15 +115,20 @@ impl<J: Job> State<J> {
     }
 
     fn work(&self) {
-        while let Some(job) = self.next() {
+        let mut ended = None;
+        while let Some(job) = self.next(ended) {
+            ended = Some(job.file());
             piece(|| job.run());
         }
     }
 
-    fn next(&self) -> Option<J> {
+    fn next(&self, ended: Option<usize>) -> Option<J> {
         let mut queue = locked(&self.queue);
+        if let Some(file) = ended {
+            queue.end(file);
+        }
         loop {
-            if let Some(job) = queue.jobs.pop_front() {
+            if let Some(job) = queue.begin() {
                 return Some(job);
             }
             if queue.is_over {
@@ -100,34 +170,36 @@ impl<J: Job> Pool<J> {
     /// Queues jobs that the caller does not wait for. Where no thread can be started for them, they
     /// are done here.
     pub(crate) fn queue(&self, jobs: impl IntoIterator<Item = J>) {
-        if self.enqueue(|queued| queued.extend(jobs)) == 0 {
-            self.help(usize::MAX);
+        if self.enqueue(|queue| jobs.into_iter().for_each(|job| queue.push_back(job))) == 0 {
+            while self.help() {}
         }
     }
 
     /// Queues a job from within another one: whoever does that looks for more.
     pub(crate) fn queue_from_job(&self, job: J) {
-        self.enqueue(|queued| queued.push_back(job));
+        self.enqueue(|queue| queue.push_back(job));
     }
 
-    /// Does jobs for whoever waits for them, before all that is queued. The caller takes part;
-    /// what others have begun may go on when it returns.
+    /// Does jobs of one file for whoever waits for them, before all that is queued of it. The
+    /// caller takes part; what others have begun may go on when it returns.
     pub(crate) fn work_on(&self, jobs: Vec<J>) {
+        let Some(file) = jobs.first().map(Job::file) else {
+            return;
+        };
         let nr_jobs = jobs.len();
-        self.enqueue(|queued| {
-            jobs.into_iter()
-                .rev()
-                .for_each(|job| queued.push_front(job))
+        self.enqueue(|queue| {
+            let jobs = jobs.into_iter().rev();
+            jobs.for_each(|job| queue.push_front(job));
         });
-        self.help(nr_jobs);
+        self.help_with(nr_jobs, |other| other == file);
     }
 
     /// Queues jobs; returns how many threads there are for them.
-    fn enqueue(&self, push: impl FnOnce(&mut VecDeque<J>)) -> usize {
+    fn enqueue(&self, push: impl FnOnce(&mut Queue<J>)) -> usize {
         let mut queue = locked(&self.state.queue);
-        push(&mut queue.jobs);
+        push(&mut queue);
         let nr_idle = self.state.idle.wake_all(&queue);
-        let missing = queue.jobs.len().saturating_sub(nr_idle);
+        let missing = queue.nr_jobs.saturating_sub(nr_idle);
         drop(queue);
         self.start(missing)
     }
@@ -152,10 +224,15 @@ impl<J: Job> Pool<J> {
         threads.len()
     }
 
-    /// Does on this thread what nobody has begun, so many jobs at most; whether there was one.
-    pub(crate) fn help(&self, most: usize) -> bool {
+    /// Does a job on this thread that nobody has begun; whether there was one.
+    pub(crate) fn help(&self) -> bool {
+        self.help_with(1, |_| true)
+    }
+
+    /// Does so many jobs of these files at most.
+    fn help_with(&self, most: usize, is_wanted: impl Fn(usize) -> bool) -> bool {
         let mut has_helped = false;
-        let queued = iter::from_fn(|| locked(&self.state.queue).jobs.pop_front());
+        let queued = iter::from_fn(|| locked(&self.state.queue).take(&is_wanted));
         park::to_each(queued.take(most), |job| {
             has_helped = true;
             job.run();
@@ -185,5 +262,43 @@ impl<J: Job> Pool<J> {
             // One that panicked said so itself.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job of a file, with its number.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Numbered(usize, u32);
+
+    impl Job for Numbered {
+        fn file(&self) -> usize {
+            self.0
+        }
+
+        fn run(self) {}
+    }
+
+    #[test]
+    fn files_have_turns_none_has_all_threads_and_who_waits_is_first_of_his() {
+        let state = State::new();
+        let mut queue = locked(&state.queue);
+        for job in [Numbered(1, 1), Numbered(1, 2), Numbered(2, 3)] {
+            queue.push_back(job);
+        }
+        queue.push_front(Numbered(1, 0));
+        let taken = [(); 4].map(|()| queue.take(|_| true).unwrap().1);
+        assert_eq!(taken, [0, 3, 1, 2]);
+        assert_eq!((queue.take(|_| true), queue.nr_jobs), (None, 0));
+        (0..20).for_each(|number| queue.push_back(Numbered(1, number)));
+        let begun = iter::from_fn(|| queue.begin()).count();
+        assert_eq!(begun, MAX_THREADS - 1);
+        queue.push_back(Numbered(2, 0));
+        assert_eq!(queue.begin(), Some(Numbered(2, 0)));
+        assert_eq!(queue.begin(), None);
+        queue.end(1);
+        assert_eq!(queue.begin(), Some(Numbered(1, 15)));
     }
 }

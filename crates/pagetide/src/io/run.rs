@@ -256,6 +256,11 @@ impl Run {
         Some((direct.unwrap_or_else(|| file.buffered()), offset))
     }
 
+    /// The same number for all runs of a file, while there are any.
+    pub(super) fn backing_addr(&self) -> usize {
+        Arc::as_ptr(&self.reader.backing).addr()
+    }
+
     /// The place of its file in the tables of rings, where what was asked for last goes past the
     /// kernel's page cache.
     pub(crate) fn file_slot(&self) -> Option<&FileSlot> {

@@ -5,8 +5,8 @@ use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::{assert_within, timed};
 use pagetide::{ByteSize, File, Group, Memory, Order, Store};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -266,4 +266,46 @@ fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
         // As long as the gate is shut at most.
         assert!(worst < Duration::from_secs(1), "{worst:?}");
     });
+}
+
+/// A store of zeros whose reads last until its gate opens, where it has one.
+struct Reads(Option<Arc<(Mutex<bool>, Condvar)>>);
+
+impl Store for Reads {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        if let Some(gate) = &self.0 {
+            let is_open = gate.0.lock().unwrap();
+            drop(gate.1.wait_while(is_open, |is_open| !*is_open).unwrap());
+        }
+        buf.fill(0);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(4096 * PAGE)
+    }
+}
+
+#[test]
+fn a_task_waits_for_no_reads_of_another_files_store() {
+    let memory = memory(16);
+    let gate = Arc::<(Mutex<bool>, Condvar)>::default();
+    let open = |gate| {
+        let store = Box::new(Reads(gate));
+        let file = memory.open_store(store, "reads", Order::new(0), &memory.root());
+        file.unwrap()
+    };
+    let (hangs, other) = (open(Some(Arc::clone(&gate))), open(None));
+    // More reads than there are threads for them.
+    assert_eq!(hangs.prefetch((0..64).map(|nth| 50 * nth)), 64);
+    let (tell, told) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        let read = futures_executor::block_on(other.pin_async(7)).map(drop);
+        tell.send(read).unwrap();
+    });
+    let read = told.recv_timeout(Duration::from_secs(10));
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    reader.join().unwrap();
+    read.expect("it waited for the other store").unwrap();
 }

@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "a store that hangs has all threads",
+        file: "io/pool.rs",
+        find: "nr_begun(file) < MAX_THREADS - 1",
+        replace: "nr_begun(file) < MAX_THREADS",
+        tests: Tests::Runtime("slow_stores::a_task_waits_for_no_reads"),
+    },
+    Mutant {
         name: "what a file that grew twice has at its end is dropped unseen",
         file: "file/punch.rs",
         find: "if changed(len).is_none_or(|pages| is_seen(*pages.start())) {",
@@ -62,15 +69,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reads that somebody waits for come after all others",
         file: "io/pool.rs",
-        find: "queued.push_front(job)",
-        replace: "queued.push_back(job)",
-        tests: Tests::Runtime("neighbours::a_batch_of_pins"),
+        find: "self.jobs_beside(&job, true).push_front(job)",
+        replace: "self.jobs_beside(&job, true).push_back(job)",
+        tests: Tests::RuntimeUnit("files_have_turns"),
     },
     Mutant {
         name: "who waits for reads reads all that is queued",
         file: "io/pool.rs",
-        find: "queued.take(most)",
-        replace: "queued.take(most.max(1 << 20))",
+        find: "self.help_with(nr_jobs, |other| other == file);",
+        replace: "self.help_with(usize::MAX, |_| true);",
         tests: Tests::Runtime("neighbours::a_batch_of_pins"),
     },
     Mutant {
