@@ -197,8 +197,10 @@ impl Hooked {
     }
 }
 
-/// Runs a hook; one that panics has said so, and fails.
+/// Runs a hook; one that panics has said so, and fails. Of its error kind and text are kept, or the
+/// number: what is foreign in it ends here.
 fn guarded<T>(hook: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let hook = || hook().map_err(|error| told::again(&error));
     let result = catch_unwind(AssertUnwindSafe(hook));
     result.unwrap_or_else(|_| Err(io::Error::other("a hook panicked")))
 }
