@@ -12,7 +12,7 @@ pub use list::{FileList, List};
 pub use record::{BOUNCE, MAX_SAVING, Record};
 pub use word::{MAX_GENERATION, MAX_PINS, MAX_REFS, State, Word, flag};
 
-use crate::sync::{NoMetadata, Ordering, Words, prefetch};
+use crate::sync::{NoMetadata, Ordering, Words, prefetch, prefetch_to_write};
 use crate::units::{Frame, Order, PageKey, PageType, index};
 
 /// Bytes of one frame record.
@@ -406,13 +406,13 @@ impl FrameTable {
     }
 
     /// Has the record of the neighbour towards the head on its main list fetched, for a caller that
-    /// comes to it soon; returns the neighbour. A hint, without a lock: it may be any frame.
+    /// changes it soon; returns the neighbour. A hint, without a lock: it may be any frame.
     #[inline]
     pub(crate) fn touch_before(&self, frame: Frame) -> Option<Frame> {
         let (prev, _) = self.links(Chain::Main, frame);
         let prev = prev.filter(|prev| prev.number() < self.nr_frames);
         if let Some(prev) = prev {
-            self.touch(prev);
+            prefetch_to_write(self.field(prev, LINKS));
         }
         prev
     }
@@ -420,7 +420,7 @@ impl FrameTable {
     /// Has the links of a frame on its file's list fetched.
     #[inline]
     pub(crate) fn touch_file_links(&self, frame: Frame) {
-        prefetch(self.chain(Chain::File, frame));
+        prefetch_to_write(self.chain(Chain::File, frame));
     }
 
     /// Has the links fetched of a frame's neighbours on its file's list, for a caller that takes it
@@ -429,7 +429,7 @@ impl FrameTable {
     pub(crate) fn touch_neighbours(&self, frame: Frame) {
         let (prev, next) = self.links(Chain::File, frame);
         for neighbour in [prev, next].into_iter().flatten() {
-            prefetch(self.chain(Chain::File, neighbour));
+            prefetch_to_write(self.chain(Chain::File, neighbour));
         }
     }
 
@@ -441,12 +441,14 @@ impl FrameTable {
 
     #[inline]
     fn set_prev(&self, chain: Chain, frame: Frame, prev: Option<Frame>) {
+        prefetch_to_write(self.chain(chain, frame));
         let (_, next) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);
     }
 
     #[inline]
     fn set_next(&self, chain: Chain, frame: Frame, next: Option<Frame>) {
+        prefetch_to_write(self.chain(chain, frame));
         let (prev, _) = self.links(chain, frame);
         self.set_links(chain, frame, prev, next);
     }

@@ -6,7 +6,7 @@ use super::placement::Placement;
 use super::pressure::Pressure;
 use super::stock::{NR_ITEMS, Shares};
 use super::walk::Links;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, prefetch_to_write};
 use crate::units::PageType;
 
 /// No limit.
@@ -358,6 +358,12 @@ impl Group {
     #[must_use]
     pub fn count(&self, count: Count) -> u64 {
         self.counts[count as usize].load(Ordering::Relaxed)
+    }
+
+    /// Has fetched what is counted of pages that are read, for a caller that counts soon.
+    #[inline]
+    pub fn touch_counts(&self) {
+        prefetch_to_write(&raw const self.gauges);
     }
 
     /// Counts more of something. One read-modify-write.

@@ -67,6 +67,7 @@ impl Came {
 struct Incoming<'a> {
     memory: &'a Memory,
     lists: Lists<'a>,
+    group: &'a Group,
     came: [Came; 2],
     /// The first of those whose pages left their file before they were listed, which are chained.
     gone: Option<Frame>,
@@ -74,9 +75,13 @@ struct Incoming<'a> {
 
 impl<'a> Incoming<'a> {
     fn of(memory: &'a Memory, lists: Lists<'a>) -> Incoming<'a> {
+        let group = memory.groups.get(lists.record().group());
+        let group = group.expect("a group lives while a page is charged to it");
+        group.touch_counts();
         Incoming {
             memory,
             lists,
+            group,
             came: [Came::default(); 2],
             gone: None,
         }
@@ -123,12 +128,9 @@ impl<'a> Incoming<'a> {
 
     /// Lists what others left here, tells the group, and opens the lock.
     fn end(mut self, cpu: Cpu) {
-        let memory = self.memory;
+        let (memory, group) = (self.memory, self.group);
         let record = self.lists.record();
         let is_alone = record.close(&memory.frames, |given| self.list_given(given));
-        let id = record.group();
-        let group = memory.groups.get(id);
-        let group = group.expect("a group lives while a page is charged to it");
         if !is_alone {
             // Before the lock is open: the group may go with the pages of others. Not before they
             // count as listed: who lacks memory looks at both.
@@ -141,7 +143,7 @@ impl<'a> Incoming<'a> {
             Came::tell(&self.came, group);
         }
         if !is_walked {
-            memory.groups.join_walk(id);
+            memory.groups.join_walk(record.group());
         }
         let mut gone = self.gone;
         while let Some(frame) = gone {
@@ -217,6 +219,7 @@ impl Memory {
         let (first, _) = first.as_ref().expect("one to begin with");
         let lruvec = self.lruvec_at(first.frame);
         let lruvec = lruvec.expect("made before the page was published");
+        lruvec.touch();
         let is_here = |io: &Io| {
             self.frames.group(io.frame) == lruvec.group()
                 && self.zones.node_of(&self.frames, io.frame) == lruvec.node()

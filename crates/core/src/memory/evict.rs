@@ -76,10 +76,10 @@ impl Memory {
         freed
     }
 
-    /// Has fetched the entries that the eviction of a frame's page looks at, whatever page that is.
+    /// Has fetched the entries that the eviction of a frame's page changes, whatever page that is.
     pub(super) fn touch_entries_of(&self, frame: Frame) {
         if let Some(key) = self.frames.key(frame) {
-            self.index.touch(key);
+            self.index.touch_to_write(key);
             self.shadows.touch(key);
         }
     }

@@ -181,6 +181,7 @@ impl PageIn {
         // What was remembered of the page comes from memory while a frame is found for it.
         memory.shadows.touch(self.key);
         let mapping = memory.mapping_of(self.key);
+        mapping.touch();
         let order = mapping.order();
         let block = match self.mobility {
             Mobility::Unmovable => memory.take_unmovable(here, self.group, order),
@@ -189,6 +190,7 @@ impl PageIn {
         let Block { frame, was_ours } = block.map_err(PageError::Alloc)?;
         let block = Held::new(memory, here.cpu, What::Block(frame));
         let group = memory.group_with_handle(self.group);
+        group.touch_counts();
         let lruvec = memory
             .have_lruvec(here, (self.group, group), frame)
             .map_err(PageError::Alloc)?;

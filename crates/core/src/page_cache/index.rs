@@ -1,7 +1,9 @@
 //! The index: from a page to its frame. A hint to readers, the truth under its lock.
 
 use crate::frame::{FrameTable, Record, State};
-use crate::sync::{AtomicU64, Guard, NoMetadata, Ordering, Stripes, Words, prefetch, rank};
+use crate::sync::{
+    AtomicU64, Guard, NoMetadata, Ordering, Stripes, Words, prefetch, prefetch_to_write, rank,
+};
 use crate::units::{Frame, PageKey, count, index};
 
 const WORDS_PER_BUCKET: usize = 8;
@@ -243,10 +245,16 @@ impl Index {
         true
     }
 
-    /// Has the line of a page's home bucket fetched, for a caller that comes to it soon.
+    /// Has the line of a page's home bucket fetched, for a caller that looks there soon.
     #[inline]
     pub fn touch(&self, key: PageKey) {
         prefetch(self.passed(self.home(key)));
+    }
+
+    /// [`Index::touch`], for a caller that changes it.
+    #[inline]
+    pub fn touch_to_write(&self, key: PageKey) {
+        prefetch_to_write(self.passed(self.home(key)));
     }
 
     /// Entries there are. O(buckets), for checks at rest.

@@ -13,7 +13,9 @@ pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgra
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, Inbox, Record, State, Word, flag};
-use crate::sync::{AtomicU32, AtomicU64, Guard, NoMetadata, Ordering, SpinLock, Table, rank};
+use crate::sync::{
+    AtomicU32, AtomicU64, Guard, NoMetadata, Ordering, SpinLock, Table, prefetch_to_write, rank,
+};
 use crate::units::{Cpu, Frame, Order, PageKey, PageType};
 use claims::Claimed;
 
@@ -93,6 +95,12 @@ impl Mapping {
         self.errors.store(0, Ordering::Relaxed);
         // Release pairs with the AcqRel in `begin_write`: who holds it sees which mapping it is.
         self.writes.store(0, Ordering::Release);
+    }
+
+    /// Has fetched what is changed by whoever lists a page, for a caller that does soon.
+    #[inline]
+    pub fn touch(&self) {
+        prefetch_to_write(&raw const self.resident);
     }
 
     /// The order of all its pages.

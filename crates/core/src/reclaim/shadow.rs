@@ -1,6 +1,6 @@
 //! The shadow table: what is remembered of evicted pages, bounded.
 
-use crate::sync::{AtomicU64, NoMetadata, Ordering, Words, prefetch};
+use crate::sync::{AtomicU64, NoMetadata, Ordering, Words, prefetch_to_write};
 use crate::units::{PageKey, index};
 
 /// What a policy remembers of a page it evicted: [`Token::BITS`] bits of its own.
@@ -73,7 +73,7 @@ impl Shadows {
     /// Has the line of a page's entries fetched, for a caller that comes to it soon.
     #[inline]
     pub fn touch(&self, key: PageKey) {
-        prefetch(self.word(self.bucket(key), 0));
+        prefetch_to_write(self.word(self.bucket(key), 0));
     }
 
     /// Leaves an entry for an evicted page. No read-modify-write: of two threads that come to a
