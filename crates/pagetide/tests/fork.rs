@@ -117,8 +117,12 @@ struct Held {
     buf: Buf,
     reservation: Reservation,
     permit: PinPermit,
-    future: Pin<Box<dyn Future<Output = Result<Page, Error>>>>,
+    future: BoxFuture<Page>,
+    /// Holds pages 3 and 4 while it waits for others. None where it is ready at once.
+    many: Option<BoxFuture<Vec<Page>>>,
 }
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>>>>;
 
 /// In the child: everything is refused, and what is dropped changes nothing.
 fn refuse_and_drop(mut held: Held, data: &Path) {
@@ -148,6 +152,10 @@ fn refuse_and_drop(mut held: Held, data: &Path) {
         .as_mut()
         .poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Ready(Err(Error::Forked))));
+    if let Some(many) = &mut held.many {
+        let polled = many.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Ready(Err(Error::Forked))));
+    }
     let closed = file.clone().close().unwrap_err();
     assert!(matches!(closed.error(), Error::Forked));
     drop((closed, held));
@@ -178,6 +186,7 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
             reservation: group.reserve(ByteSize::mib(1)).unwrap(),
             permit: group.pin_permit(4, None).unwrap(),
             future: Box::pin(file.pin_async(1500)),
+            many: Some(Box::pin(file.pin_many_async(&[3, 1600, 4, 1602]))),
             memory,
             group,
             file,
@@ -187,6 +196,10 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
         // Ready where no thread reads: then the child polls another one.
         if held.future.as_mut().poll(&mut context).is_ready() {
             held.future = Box::pin(held.file.pin_async(1501));
+        }
+        let polled = held.many.as_mut().unwrap().as_mut().poll(&mut context);
+        if polled.is_ready() {
+            held.many = None;
         }
         // Reads are under way while it forks.
         assert!(held.file.prefetch((0..400).map(|page| page * 5)) > 300);

@@ -136,7 +136,7 @@ struct Claims {
 /// By lines: what charges change, what reads of missing pages change, what seldom changes; in the
 /// last one what each charge looks at.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C)] // Begins a line in its table.
 pub struct Group {
     /// Live charges and stocks of the subtree.
     usage: AtomicU64,

@@ -17,14 +17,15 @@ pub struct Table<T> {
 }
 
 #[derive(Debug, Default)]
+#[repr(C, align(64))] // A record begins a line: what of it lies on one is its own matter.
 struct Slot<T> {
+    value: T,
     /// The id that lives here, 0 where none does.
     id: AtomicU32,
     /// While free: the next free slot's number. Guarded by `Table::free`.
     next: AtomicU32,
     /// The stamp of the last id. Guarded by `Table::free`.
     stamp: AtomicU32,
-    value: T,
 }
 
 #[derive(Debug, Default)]

@@ -256,6 +256,17 @@ impl Anon {
         self.file.pin_async(page)
     }
 
+    /// [`Anon::pin_many`] as a future, as [`File::pin_many_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::pin_many`] and [`File::pin_many_async`].
+    pub fn pin_many_async(
+        &self,
+        pages: &[u64],
+    ) -> impl Future<Output = Result<Vec<Page>, Error>> + Send + 'static + use<> {
+        self.file.pin_many_async(pages)
+    }
+
     /// [`Anon::read_at`] as a future, as [`File::read_at_async`].
     ///
     /// # Errors

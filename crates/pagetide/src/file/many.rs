@@ -1,6 +1,7 @@
 //! Many pages of a file at once: pinned together, or brought in for later.
 
 mod prefetch;
+mod tasks;
 
 use super::patience::Patience;
 use super::{Fault, File, Fill, Open};
@@ -322,9 +323,14 @@ impl File {
         &self,
         group: &Group,
         pages: &[u64],
-        mut counted: Option<Counted<'_>>,
+        counted: Option<Counted<'_>>,
     ) -> Result<Vec<Page>, Error> {
         let slots = self.pin_all(group, pages)?;
+        Ok(self.pages_of(slots, counted))
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn pages_of(&self, slots: Vec<Slot<'_>>, mut counted: Option<Counted<'_>>) -> Vec<Page> {
         let nr_pages = self.open.order.nr_pages();
         let mut pinned = Vec::with_capacity(slots.len());
         // In no closure: each page knows the line of the caller.
@@ -333,7 +339,7 @@ impl File {
             let pin = pin.expect("all of them are pinned");
             pinned.push(pin.into_page(len, account));
         }
-        Ok(pinned)
+        pinned
     }
 
     /// Pins pages, and again while other readers' pins leave no room.
@@ -353,29 +359,34 @@ impl File {
                     }
                     return Ok(slots);
                 }
-                Err(Stop::PastEnd(page)) => return Err(self.past_end(page)),
                 // Nothing is held here: whoever changes the page may have waited for that.
                 Err(Stop::Latched(page, frame, version)) => {
                     let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
                     if is_shrinking() || !shared.wait_until(frame, version, until) {
-                        return Err(self.error(group, PageError::Io(BUSY), page));
+                        let stop = Stop::Latched(page, frame, version);
+                        return Err(self.stopped(group, stop));
                     }
                 }
                 // None of these pages is held meanwhile.
                 Err(Stop::Page(_, error))
                     if self.may_fit(group, pages) && patience.goes_on(&shared.core, &error) => {}
-                Err(Stop::Page(page, error)) => return Err(self.error(group, error, page)),
+                Err(stop) => return Err(self.stopped(group, stop)),
             }
         }
     }
 
-    /// Whether pages, some of them named twice perhaps, are no more than the group may have.
+    fn stopped(&self, group: &Group, stop: Stop) -> Error {
+        match stop {
+            Stop::PastEnd(page) => self.past_end(page),
+            Stop::Page(page, error) => self.error(group, error, page),
+            Stop::Latched(page, ..) => self.error(group, PageError::Io(BUSY), page),
+        }
+    }
+
+    /// Whether pages are no more than the group may have.
     #[cold]
     fn may_fit(&self, group: &Group, pages: &[u64]) -> bool {
-        let mut asked = pages.to_vec();
-        asked.sort_unstable();
-        asked.dedup();
-        let nr_pages = asked.len() as u64 * u64::from(self.open.order.nr_pages());
+        let nr_pages = nr_distinct(pages) * u64::from(self.open.order.nr_pages());
         nr_pages <= self.open.shared.room(group.id())
     }
 
@@ -388,7 +399,8 @@ impl File {
         }
         // In their order: neighbours are one read.
         missing.sort_unstable_by_key(|missing| missing.key.page());
-        let mut begins = self.begin_missing(group, &missing)?.into_iter();
+        let begun = Begun::for_pages(&self.open, missing.len());
+        let mut begins = self.begin_missing(&begun, group, &missing)?.into_iter();
         let mut last: Option<(u64, Frame)> = None;
         for Missing { key, at, .. } in missing {
             let (page, core) = (key.page(), &self.open.shared.core);
@@ -469,8 +481,12 @@ impl File {
 
     /// Begins the reads of pages, each once, and hands them over. What they need is charged
     /// together, so that reclaim is not in the midst of them.
-    fn begin_missing(&self, group: &Group, missing: &[Missing]) -> Result<Vec<Begin<'_>>, Stop> {
-        let begun = Begun::for_pages(&self.open, missing.len());
+    fn begin_missing<'a>(
+        &'a self,
+        begun: &Begun<'a>,
+        group: &Group,
+        missing: &[Missing],
+    ) -> Result<Vec<Begin<'a>>, Stop> {
         let mut begins = Vec::with_capacity(missing.len());
         let mut distinct = Vec::with_capacity(missing.len());
         distinct.extend_from_slice(missing);
@@ -480,7 +496,7 @@ impl File {
             let nr_missing = u32::try_from(missing.len()).expect("a chunk is short");
             let nr_pages = nr_missing * self.open.order.nr_pages();
             let ahead = core.charge_ahead(begun.here(), group.id(), nr_pages);
-            let begin = self.begin_chunk((&begun, &ahead), group, missing, &mut begins);
+            let begin = self.begin_chunk((begun, &ahead), group, missing, &mut begins);
             if let Err(stop) = begin {
                 begun.hand_over();
                 return Err(stop);
@@ -554,6 +570,14 @@ impl File {
         let key = self.open.backing.key(page).filter(|_| len > 0);
         key.map(|key| (key, len)).ok_or_else(|| self.past_end(page))
     }
+}
+
+/// Pages, of which some may be named twice.
+fn nr_distinct(pages: &[u64]) -> u64 {
+    let mut asked = pages.to_vec();
+    asked.sort_unstable();
+    asked.dedup();
+    asked.len() as u64
 }
 
 impl Shared {

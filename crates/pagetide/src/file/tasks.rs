@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 /// How long a task waits for other readers' pins before a full group refuses it: longer than a
 /// thread, because a page whose read has ended is pinned for its task until that is polled.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A page on its way to being pinned.
-struct BringIn<'a> {
+pub(super) struct BringIn<'a> {
     file: &'a File,
     group: &'a Group,
     key: PageKey,
@@ -56,6 +56,18 @@ impl<'a> BringIn<'a> {
             ticket: None,
             wait: None,
         }
+    }
+
+    /// One of many pages of a call, whose operation has begun: no sequential reader is looked for.
+    pub(super) fn begun(file: &'a File, op: PageIn) -> BringIn<'a> {
+        let mut bring_in = BringIn::new(file, op.key(), Access::Pin);
+        bring_in.op = Some(op);
+        bring_in
+    }
+
+    /// Whether it waits for nothing but a read, which ends by itself.
+    pub(super) fn is_reading(&self) -> bool {
+        self.op.as_ref().is_some_and(PageIn::is_reading)
     }
 
     fn forget(&mut self) {

@@ -42,6 +42,7 @@ mod lru_gen;
 mod machine;
 mod many;
 mod many_reclaim;
+mod many_tasks;
 mod many_writes;
 mod memcg;
 #[cfg(feature = "metrics")]

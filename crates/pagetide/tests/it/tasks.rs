@@ -16,7 +16,7 @@ type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An executor of one thread: polls what was woken, drops what it is told to.
 #[derive(Default)]
-struct Executor {
+pub(crate) struct Executor {
     tasks: Vec<Option<Task>>,
     woken: Arc<Woken>,
 }
@@ -40,7 +40,7 @@ impl Wake for WakeOne {
 }
 
 impl Executor {
-    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.woken.queue.lock().unwrap().push_back(self.tasks.len());
         self.tasks.push(Some(Box::pin(task)));
     }
@@ -71,7 +71,7 @@ impl Executor {
     }
 
     /// Polls until all are over; `tick` is what the program's loop does beside.
-    fn run(&mut self, tick: impl Fn()) {
+    pub(crate) fn run(&mut self, tick: impl Fn()) {
         let begin = Instant::now();
         while self.nr_left() > 0 {
             self.poll_one(Duration::from_millis(1));
@@ -86,10 +86,10 @@ impl Executor {
 }
 
 /// Random numbers of one seed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -179,7 +179,7 @@ fn an_executor_of_others_runs_them() {
 }
 
 #[derive(Default)]
-struct Flag(AtomicBool);
+pub(crate) struct Flag(AtomicBool);
 
 impl Wake for Flag {
     fn wake(self: Arc<Flag>) {
@@ -188,18 +188,18 @@ impl Wake for Flag {
 }
 
 impl Flag {
-    fn is_woken(&self) -> bool {
+    pub(crate) fn is_woken(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
 }
 
-fn poll<F: Future + Unpin>(future: &mut F, flag: &Arc<Flag>) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F, flag: &Arc<Flag>) -> Poll<F::Output> {
     let waker = Waker::from(Arc::clone(flag));
     Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
 /// Until woken, with ticks.
-fn await_wake(memory: &Memory, flag: &Flag) {
+pub(crate) fn await_wake(memory: &Memory, flag: &Flag) {
     let begin = Instant::now();
     while !flag.is_woken() {
         memory.tick();
@@ -210,13 +210,13 @@ fn await_wake(memory: &Memory, flag: &Flag) {
 
 /// A store whose reads wait until they are let go, fail at page 5, and panic at page 6.
 #[derive(Clone, Default)]
-struct Gated {
+pub(crate) struct Gated {
     open: Arc<(Mutex<bool>, Condvar)>,
     reads: Arc<AtomicU64>,
 }
 
 impl Gated {
-    fn let_go(&self) {
+    pub(crate) fn let_go(&self) {
         *self.open.0.lock().unwrap() = true;
         self.open.1.notify_all();
     }
@@ -241,7 +241,7 @@ impl Store for Gated {
     }
 }
 
-fn gated(memory: &Memory) -> (File, Gated) {
+pub(crate) fn gated(memory: &Memory) -> (File, Gated) {
     let store = Gated::default();
     let group = memory.root().child("gated").unwrap();
     let of = Box::new(store.clone());

@@ -357,6 +357,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("waits::large_pages_of_tasks"),
     },
     Mutant {
+        name: "a task that finds no memory for all of its pages is refused at once",
+        file: "file/many/tasks.rs",
+        find: "Err(Stop::Page(_, error)) if is_passing(&error) => {",
+        replace: "Err(Stop::Page(_, error)) if is_passing(&error) && false => {",
+        tests: Tests::Runtime("many_tasks::of_tasks"),
+    },
+    Mutant {
+        name: "a task that was refused once waits for no block",
+        file: "file/many/tasks.rs",
+        find: "Err(Stop::Page(_, PageError::Alloc(error))) => Err(error),",
+        replace: "",
+        tests: Tests::Runtime("many_tasks::of_tasks"),
+    },
+    Mutant {
         name: "huge pages are not asked for",
         file: "arena.rs",
         find: "true => Advice::LinuxHugepage,",

@@ -1,0 +1,207 @@
+//! Many pages for a task.
+
+use super::{Begin, Begun, Missing, Slot, Stop, nr_distinct};
+use crate::file::File;
+use crate::file::patience::is_passing;
+use crate::file::tasks::{BringIn, PATIENCE};
+use crate::io::Flight;
+use crate::memory_wait::MemoryWait;
+use crate::{Error, Page};
+use pagetide_core::memory::{AllocError, PageError, PageIn};
+use pagetide_core::page_cache::Access;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// Pages for a task: those that are pinned, and those that are being read.
+struct UnderWay<'a> {
+    file: &'a File,
+    slots: Vec<Slot<'a>>,
+    missing: Vec<Missing>,
+    /// How those were begun, each page once.
+    begins: VecDeque<Begin<'a>>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.file.home().is_forked() {
+            // They are the parent's.
+            mem::forget((mem::take(&mut self.slots), mem::take(&mut self.begins)));
+        }
+    }
+}
+
+/// A page that somebody changes, or that needs memory once more: who waits for it holds nothing.
+struct InTheWay(u64);
+
+impl File {
+    /// [`File::pin_many`] as a future, as [`File::pin_async`]: all of the pages, in this order, or
+    /// none. What is missing is read together.
+    ///
+    /// While it waits for memory, or for somebody who changes one of the pages, it holds none of
+    /// them: of tasks that each need most of what there is, one comes after the other.
+    ///
+    /// # Errors
+    /// As [`File::pin_async`], for the first page that fails: no page stays pinned, and those that
+    /// were read stay cached. [`Error::OverLimit`] at once where the pages are more than the group
+    /// may have.
+    pub fn pin_many_async(
+        &self,
+        pages: &[u64],
+    ) -> impl Future<Output = Result<Vec<Page>, Error>> + Send + 'static + use<> {
+        let (file, pages) = (self.clone(), pages.to_vec());
+        async move {
+            file.check_process()?;
+            let nr_pages = pages.len() as u64 * u64::from(file.open.order.nr_pages());
+            let counted = file.group.count_if_limited(nr_pages)?;
+            let slots = file.pin_all_async(&pages).await?;
+            Ok(file.pages_of(slots, counted))
+        }
+    }
+
+    async fn pin_all_async(&self, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
+        let mut deadline = None;
+        loop {
+            let begun = self.begin_all_async(pages, &mut deadline).await?;
+            let ended = match begun {
+                Ok(under_way) => under_way.end().await?,
+                Err(in_the_way) => Err(in_the_way),
+            };
+            match ended {
+                Ok(mut slots) => {
+                    for (slot, &page) in slots.iter_mut().zip(pages) {
+                        slot.len = self.still_of(page, slot.len)?;
+                    }
+                    return Ok(slots);
+                }
+                Err(InTheWay(page)) => {
+                    let (key, _) = self.key_and_len(page)?;
+                    let op = PageIn::new(key, self.group.id(), Access::Pin);
+                    BringIn::begun(self, op).await?;
+                }
+            }
+        }
+    }
+
+    /// Pins what is resident and begins the reads of all else, or waits for memory for that, until
+    /// a deadline that begins then.
+    async fn begin_all_async(
+        &self,
+        pages: &[u64],
+        deadline: &mut Option<Instant>,
+    ) -> Result<Result<UnderWay<'_>, InTheWay>, Error> {
+        let mut wait = None;
+        let begun = poll_fn(|context| self.poll_begin_all(pages, (&mut wait, deadline), context));
+        match begun.await? {
+            Ok(under_way) => Ok(Ok(under_way)),
+            Err(Stop::Latched(page, ..)) => Ok(Err(InTheWay(page))),
+            Err(stop) => Err(self.stopped(&self.group, stop)),
+        }
+    }
+
+    fn poll_begin_all(
+        &self,
+        pages: &[u64],
+        (wait, deadline): (&mut Option<MemoryWait>, &mut Option<Instant>),
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Result<UnderWay<'_>, Stop>, Error>> {
+        let shared = &self.open.shared;
+        shared.check_process()?;
+        // Without threads, whoever is there reaps.
+        shared.io.reap();
+        let wait = match wait {
+            Some(wait) => wait,
+            None => match self.begin_all(pages) {
+                Err(Stop::Page(_, error)) if is_passing(&error) => {
+                    let nr_bytes = nr_distinct(pages) * self.page_bytes() as u64;
+                    let until = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    wait.insert(MemoryWait::new(&self.group, nr_bytes, None, until).driven())
+                }
+                done => return Poll::Ready(Ok(done)),
+            },
+        };
+        let root = shared.core.groups().root();
+        let mut attempt = || match self.begin_all(pages) {
+            // As for one page.
+            Err(Stop::Page(_, PageError::Alloc(AllocError::NoBlock { .. }))) => {
+                Err(AllocError::OverLimit { group: root })
+            }
+            Err(Stop::Page(_, PageError::Alloc(error))) => Err(error),
+            done => Ok(done),
+        };
+        wait.poll(context.waker(), &mut attempt)
+    }
+
+    /// As [`File::try_pin_all`], but that the reads go on in the background.
+    fn begin_all(&self, pages: &[u64]) -> Result<UnderWay<'_>, Stop> {
+        let mut missing = Vec::new();
+        let slots = self.pin_resident(pages, &mut missing)?;
+        let mut under_way = UnderWay {
+            file: self,
+            slots,
+            missing,
+            begins: VecDeque::new(),
+        };
+        if !under_way.missing.is_empty() {
+            let open = &*self.open;
+            // In their order: neighbours are one read.
+            under_way
+                .missing
+                .sort_unstable_by_key(|missing| missing.key.page());
+            let _flight = Flight::new(open.shared.shared(), &open.backing);
+            let begun = Begun::in_background(open);
+            let begins = self.begin_missing(&begun, &self.group, &under_way.missing);
+            open.shared.settle();
+            under_way.begins = begins?.into();
+        }
+        Ok(under_way)
+    }
+}
+
+impl<'a> UnderWay<'a> {
+    /// Waits for the reads.
+    async fn end(mut self) -> Result<Result<Vec<Slot<'a>>, InTheWay>, Error> {
+        let file = self.file;
+        let mut last = None;
+        for nth in 0..self.missing.len() {
+            let Missing { key, at, .. } = self.missing[nth];
+            let page = key.page();
+            let pin = match last {
+                Some((same, frame)) if same == page => {
+                    // Named before: that pin holds it, whoever waits for it to go.
+                    let again = file.open.shared.core.pin_again(frame);
+                    let again = again.then(|| file.pin_of(frame));
+                    let too_many = || file.error(&file.group, PageError::TooManyPins, page);
+                    again.ok_or_else(too_many)?
+                }
+                _ => match self.begins.pop_front().expect("one for each page") {
+                    Begin::Done(pin) => pin,
+                    Begin::Reading(mut fault) => {
+                        let op = fault.op.take().expect("it has begun");
+                        drop(fault);
+                        match read(BringIn::begun(file, op)).await? {
+                            Some(pin) => pin,
+                            None => return Ok(Err(InTheWay(page))),
+                        }
+                    }
+                    Begin::Latched { .. } => unreachable!("it stops there"),
+                },
+            };
+            last = Some((page, pin.frame()));
+            self.slots[at].pin = Some(pin);
+        }
+        Ok(Ok(mem::take(&mut self.slots)))
+    }
+}
+
+/// Waits for a page as long as it is being read: `None` where it is not any more, and not there.
+async fn read(mut bring_in: BringIn<'_>) -> Result<Option<crate::page::Pin<'_>>, Error> {
+    poll_fn(|context| match Pin::new(&mut bring_in).poll(context) {
+        Poll::Pending if !bring_in.is_reading() => Poll::Ready(Ok(None)),
+        polled => polled.map_ok(Some),
+    })
+    .await
+}

@@ -1,0 +1,130 @@
+//! Many pages at once for a task.
+
+use crate::data::numbered_file;
+use crate::many::{memories, number};
+use crate::tasks::{Executor, Flag, Random, await_wake, gated, poll};
+use pagetide::{ByteSize, Error, File, Memory};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+fn are_numbered(file: &File, pages: &[u64]) -> impl Future<Output = ()> + Send + 'static + use<> {
+    let (pinned, pages) = (file.pin_many_async(pages), pages.to_vec());
+    async move {
+        let pinned = pinned.await.unwrap();
+        assert!(pinned.iter().map(|page| number(page)).eq(pages));
+    }
+}
+
+#[test]
+fn a_task_gets_all_of_its_pages_in_its_order_or_none() {
+    let data = numbered_file(1024);
+    for memory in memories(16) {
+        let group = memory.root().child("web").unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        let before = memory.stats().bytes_read;
+        let mut executor = Executor::default();
+        executor.spawn(are_numbered(&file, &[]));
+        executor.spawn(are_numbered(&file, &[900, 7, 8, 9, 7, 1023, 0]));
+        executor.run(|| _ = memory.tick());
+        let read = memory.stats().bytes_read - before;
+        assert_eq!(read, 6 * 4096, "each page once");
+        let past = file.pin_many_async(&[3, 1024, 4]);
+        let past = futures_executor::block_on(past).unwrap_err();
+        assert!(matches!(past, Error::PastEnd { page: 1024, .. }), "{past}");
+        assert!(memory.pins().is_empty(), "{:?}", memory.pins());
+    }
+}
+
+#[test]
+fn of_tasks_that_each_need_most_of_what_there_is_one_comes_after_the_other() {
+    let data = numbered_file(64);
+    for memory in memories(8) {
+        let group = memory.root().child("web").unwrap();
+        let group = group.max(ByteSize::kib(64)).unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        let (mut random, mut executor) = (Random(0x5EED), Executor::default());
+        let nr_done = Arc::new(AtomicU64::new(0));
+        for _ in 0..40 {
+            let pages: Vec<u64> = (0..12).map(|_| random.below(64)).collect();
+            let (read, done) = (are_numbered(&file, &pages), Arc::clone(&nr_done));
+            executor.spawn(async move {
+                read.await;
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        executor.run(|| _ = memory.tick());
+        assert_eq!(nr_done.load(Ordering::Relaxed), 40);
+    }
+}
+
+#[test]
+fn a_task_that_waits_for_who_changes_a_page_lets_him_have_its_others() {
+    let data = numbered_file(8);
+    for memory in memories(8) {
+        let group = memory.root().child("web").unwrap();
+        let file = memory.open_rw(data.path(), &group).unwrap();
+        drop(file.pin_many(&[1, 2]).unwrap());
+        let mut change = file.pin_mut(3).unwrap();
+        let flag = Arc::default();
+        let mut future = Box::pin(file.pin_many_async(&[1, 2, 3]));
+        assert!(poll(&mut future, &flag).is_pending());
+        let begin = Instant::now();
+        file.pin_mut(1).unwrap()[..8].copy_from_slice(&71_u64.to_le_bytes());
+        assert!(begin.elapsed() < Duration::from_millis(500));
+        change[..8].copy_from_slice(&73_u64.to_le_bytes());
+        drop(change);
+        await_wake(&memory, &flag);
+        let Poll::Ready(Ok(pages)) = poll(&mut future, &flag) else {
+            panic!("nobody changes it any more");
+        };
+        let first = |page: &[u8]| u64::from_le_bytes(page[..8].try_into().unwrap());
+        assert!(pages.iter().map(|page| first(page)).eq([71, 2, 73]));
+    }
+}
+
+#[test]
+fn more_than_a_group_may_have_is_refused_at_once() {
+    let data = numbered_file(64);
+    for memory in memories(8) {
+        let group = memory.root().child("web").unwrap();
+        let group = group.max(ByteSize::kib(64)).unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        let (begin, flag) = (Instant::now(), Arc::<Flag>::default());
+        let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(0..17)));
+        let refused = loop {
+            if let Poll::Ready(done) = poll(&mut future, &flag) {
+                break done.unwrap_err();
+            }
+            await_wake(&memory, &flag);
+        };
+        assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+        assert!(begin.elapsed() < Duration::from_secs(1));
+        let mut executor = Executor::default();
+        executor.spawn(are_numbered(&file, &Vec::from_iter(0..16)));
+        executor.run(|| _ = memory.tick());
+    }
+}
+
+#[test]
+fn a_task_that_is_dropped_on_its_way_holds_none_of_its_pages() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (file, store) = gated(&memory);
+    let flag = Arc::<Flag>::default();
+    let mut future = Box::pin(file.pin_many_async(&[1, 2, 3]));
+    assert!(poll(&mut future, &flag).is_pending());
+    store.let_go();
+    await_wake(&memory, &flag);
+    drop(future);
+    assert!(memory.pins().is_empty(), "{:?}", memory.pins());
+    let mut failed = Box::pin(file.pin_many_async(&[1, 5, 2]));
+    let failed = loop {
+        if let Poll::Ready(done) = poll(&mut failed, &flag) {
+            break done.unwrap_err();
+        }
+        await_wake(&memory, &flag);
+    };
+    assert!(matches!(failed, Error::Io { page: 5, .. }), "{failed}");
+    assert!(memory.pins().is_empty(), "{:?}", memory.pins());
+}
