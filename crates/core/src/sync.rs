@@ -252,14 +252,18 @@ mod spin {
         /// Where an earlier holder unwound (the data may be torn), and in debug builds where a
         /// lock of this or a higher rank is held already.
         pub fn lock(&self) -> Guard<'_, T, RANK> {
+            // The first try asks for the line once, to write it. Who waits only looks.
+            let mut taken = self.try_lock();
             loop {
-                if let Some(guard) = self.lock_unless(|| false) {
+                if let Some(guard) = taken {
                     return guard;
                 }
+                taken = self.lock_unless(|| false);
             }
         }
 
-        /// As [`SpinLock::lock`], until `gives_up`, which is asked between tries.
+        /// As [`SpinLock::lock`], until `gives_up`, which is asked between tries. Looks first: who
+        /// gives up takes the line from nobody.
         ///
         /// # Panics
         /// As [`SpinLock::lock`].
@@ -269,8 +273,7 @@ mod spin {
         ) -> Option<Guard<'_, T, RANK>> {
             let mut spins = 0;
             loop {
-                // The first try asks for the line once, to write it. Who waits only looks.
-                let guard = match spins > 0 && self.is_held() {
+                let guard = match self.is_held() {
                     true => None,
                     false => self.try_lock(),
                 };

@@ -527,7 +527,9 @@ impl Backing {
         let first = self
             .poison
             .compare_exchange(NONE, code, Ordering::AcqRel, Ordering::Relaxed);
-        let _earlier = first.is_err();
+        if first.is_ok() {
+            self.told.keep_for_good(code);
+        }
     }
 
     /// # Errors

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// After this long who waits asks again without being woken.
@@ -96,6 +97,8 @@ struct Waiter {
     waker: Option<Waker>,
     /// When it was woken, until then.
     woken: Option<Instant>,
+    /// The thread that asks for it just now. What that gives back meanwhile it had taken itself.
+    asker: Option<ThreadId>,
 }
 
 impl Waiter {
@@ -105,8 +108,14 @@ impl Waiter {
         self.wanted.deadline > now && has_turn
     }
 
-    /// To wake it, if it was not woken.
+    /// To wake it, if it was not woken, and asks not on this very thread.
     fn take_waker(&mut self, now: Instant) -> Option<Waker> {
+        if self
+            .asker
+            .is_some_and(|asker| asker == thread::current().id())
+        {
+            return None;
+        }
         let waker = self.waker.take()?;
         self.woken = Some(now);
         Some(waker)
@@ -262,13 +271,13 @@ impl MemoryWaits {
             None => {
                 queue.last_ticket += 1;
                 self.count.fetch_add(1, Ordering::Relaxed);
-                let (ticket, waker, woken) = (queue.last_ticket, None, None);
-                let wanted = wanted.clone();
+                let ticket = queue.last_ticket;
                 let waiter = Waiter {
-                    wanted,
+                    wanted: wanted.clone(),
                     level,
-                    waker,
-                    woken,
+                    waker: None,
+                    woken: None,
+                    asker: None,
                 };
                 queue.waiters.insert(ticket, waiter);
                 ticket
@@ -431,7 +440,7 @@ impl MemoryWait {
             };
             level = refused;
             // Refused by a limit that it is queued under, with its waker there all the time.
-            if is_over || self.is_queued_under(level) {
+            if is_over || self.has_asked_under(level) {
                 break;
             }
             if let Err(error) = self.queue_under(level) {
@@ -459,6 +468,7 @@ impl MemoryWait {
             .and_then(|ticket| queue.waiters.get_mut(&ticket));
         let old = waiter.and_then(|waiter| {
             waiter.woken = None;
+            waiter.asker = Some(thread::current().id());
             waiter.waker.replace(waker)
         });
         let behind = queue.behind(shared.core.groups(), self.ticket, &self.wanted);
@@ -467,10 +477,15 @@ impl MemoryWait {
         behind
     }
 
-    fn is_queued_under(&self, level: u32) -> bool {
-        let queue = self.group.shared().memory_waits.lock();
-        let waiter = self.ticket.and_then(|ticket| queue.waiters.get(&ticket));
-        waiter.is_some_and(|waiter| waiter.level == level)
+    /// It has asked. Whether it is queued under this limit.
+    fn has_asked_under(&self, level: u32) -> bool {
+        let mut queue = self.group.shared().memory_waits.lock();
+        let ticket = self.ticket;
+        let waiter = ticket.and_then(|ticket| queue.waiters.get_mut(&ticket));
+        waiter.is_some_and(|waiter| {
+            waiter.asker = None;
+            waiter.level == level
+        })
     }
 
     fn queue_under(&mut self, level: u32) -> Result<(), Error> {

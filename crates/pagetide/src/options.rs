@@ -3,13 +3,19 @@
 use crate::hooks::Given;
 use crate::store::{Behind, DirectFile, Store, open_file};
 use crate::{ByteSize, Error, File, Group, Hooks, Memory, Order};
+use pagetide_core::units::PageKey;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where the first page of a file begins at most.
-const MAX_BASE: u64 = 1 << 62;
+/// Where the first page of a file begins at most: the end of the last page of the largest size is
+/// an offset, too.
+const MAX_BASE: u64 = (1 << 62) - 1;
+const _: () = {
+    let largest = Order::new(10).bytes() as u64;
+    assert!(MAX_BASE + (largest << PageKey::PAGE_BITS) <= i64::MAX as u64);
+};
 
 /// How a file is opened: for reading, and as said here. As `std::fs::OpenOptions`, with the size of
 /// its pages.

@@ -382,7 +382,7 @@ impl Shared {
     pub(crate) fn wait_for_flights(&self, backing: &Backing) {
         while backing.is_in_flight() {
             // This thread may be the one that ends them.
-            if !self.io.help() {
+            if !self.io.help(backing) {
                 self.landings.wait(REAP);
             }
         }

@@ -137,13 +137,13 @@ impl<'a> Incoming<'a> {
             self.lists.publish();
             Came::tell(&self.came, group);
         }
-        let is_walked = group.is_walked();
+        let (id, is_walked) = (record.group(), group.is_walked());
         drop(self.lists);
         if is_alone {
             Came::tell(&self.came, group);
         }
         if !is_walked {
-            memory.groups.join_walk(record.group());
+            memory.groups.join_walk(id);
         }
         let mut gone = self.gone;
         while let Some(frame) = gone {

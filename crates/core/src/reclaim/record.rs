@@ -135,9 +135,12 @@ impl LruvecRecord {
     }
 
     /// Has fetched what whoever lists a page changes, side by side: a load behind the exchange that
-    /// takes the lock would wait for that.
+    /// takes the lock would wait for that. Nothing where somebody has the lock, and needs it.
     #[inline]
     pub fn touch(&self) {
+        if self.lists.is_held() {
+            return;
+        }
         let lists: *const u8 = (&raw const self.lists).cast();
         for line in 0..HOT_LINES {
             prefetch_to_write(lists.wrapping_add(line * size_of::<Padded<u8>>()));

@@ -147,7 +147,7 @@ impl File {
     }
 
     /// Whether the group may have so many of the file's pages at all: before they are listed.
-    pub(super) fn check_room(&self, nr_pages: u64) -> Result<(), Error> {
+    fn check_room(&self, nr_pages: u64) -> Result<(), Error> {
         let (shared, own) = (&self.open.shared, self.group.id());
         let nr_frames = nr_pages.saturating_mul(self.open.order.nr_pages().into());
         let limits = Limits::of(&shared.core);

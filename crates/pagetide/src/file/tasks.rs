@@ -65,11 +65,6 @@ impl<'a> BringIn<'a> {
         bring_in
     }
 
-    /// Whether it waits for nothing but a read, which ends by itself.
-    pub(super) fn is_reading(&self) -> bool {
-        self.op.as_ref().is_some_and(PageIn::is_reading)
-    }
-
     fn forget(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.file.open.shared.waiters.forget(ticket);

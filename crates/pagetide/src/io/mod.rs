@@ -18,6 +18,7 @@ pub(crate) use registered::{FileSlot, Registry};
 pub(crate) use run::{Flight, Next, Reader, Run};
 pub(crate) use uring::{Piece, UnderWay};
 
+use crate::backing::Backing;
 use crate::file::SyncJob;
 use crate::park::Panics;
 use crate::shared::locked;
@@ -407,14 +408,14 @@ impl Engine {
         true
     }
 
-    /// Does whatever is to be done for reads in the background that are under way: for those who
-    /// wait for them on a thread that may be the one which does it.
-    pub(crate) fn help(&self) -> bool {
+    /// Does whatever is to be done for a file's reads in the background that are under way: for
+    /// those who wait for them on a thread that may be the one which does it.
+    pub(crate) fn help(&self, backing: &Backing) -> bool {
         let has_reaped = match self.background.get() {
             Some(Some(background)) => background.reap(),
             _ => false,
         };
-        self.pool.help() || has_reaped
+        self.pool.help(run::file_of(backing)) || has_reaped
     }
 
     /// A read in the background begins, or something that may begin one.

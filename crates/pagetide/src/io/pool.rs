@@ -26,7 +26,7 @@ pub(crate) trait Job: Send + 'static {
 
 impl Job for Run {
     fn file(&self) -> usize {
-        self.backing_addr()
+        self.of_file()
     }
 
     fn run(mut self) {
@@ -171,7 +171,7 @@ impl<J: Job> Pool<J> {
     /// are done here.
     pub(crate) fn queue(&self, jobs: impl IntoIterator<Item = J>) {
         if self.enqueue(|queue| jobs.into_iter().for_each(|job| queue.push_back(job))) == 0 {
-            while self.help() {}
+            self.help_with(usize::MAX, |_| true);
         }
     }
 
@@ -224,9 +224,9 @@ impl<J: Job> Pool<J> {
         threads.len()
     }
 
-    /// Does a job on this thread that nobody has begun; whether there was one.
-    pub(crate) fn help(&self) -> bool {
-        self.help_with(1, |_| true)
+    /// Does a job of a file on this thread that nobody has begun; whether there was one.
+    pub(crate) fn help(&self, file: usize) -> bool {
+        self.help_with(1, |other| other == file)
     }
 
     /// Does so many jobs of these files at most.

@@ -136,6 +136,11 @@ pub(crate) enum Next {
     Over,
 }
 
+/// The same number for all runs of a file, while it is open.
+pub(super) fn file_of(backing: &Backing) -> usize {
+    std::ptr::from_ref(backing).addr()
+}
+
 impl Run {
     /// A run of one page, in the background where nobody's stack waits for it.
     pub(crate) fn new(reader: Arc<Reader>, io: Io, is_background: bool) -> Run {
@@ -256,9 +261,9 @@ impl Run {
         Some((direct.unwrap_or_else(|| file.buffered()), offset))
     }
 
-    /// The same number for all runs of a file, while there are any.
-    pub(super) fn backing_addr(&self) -> usize {
-        Arc::as_ptr(&self.reader.backing).addr()
+    /// [`file_of`] its file.
+    pub(super) fn of_file(&self) -> usize {
+        file_of(&self.reader.backing)
     }
 
     /// The place of its file in the tables of rings, where what was asked for last goes past the

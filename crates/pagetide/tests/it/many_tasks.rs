@@ -128,3 +128,35 @@ fn a_task_that_is_dropped_on_its_way_holds_none_of_its_pages() {
     assert!(matches!(failed, Error::Io { page: 5, .. }), "{failed}");
     assert!(memory.pins().is_empty(), "{:?}", memory.pins());
 }
+
+#[test]
+fn a_task_that_waits_for_memory_is_not_woken_by_what_it_lets_go_itself() {
+    let data = numbered_file(64);
+    for memory in memories(8) {
+        let group = memory.root().child("web").unwrap();
+        let group = group.max(ByteSize::kib(64)).unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        drop(file.pin_many(&[40, 41]).unwrap());
+        let held = file.pin_many(&Vec::from_iter(0..12)).unwrap();
+        let flag = Arc::<Flag>::default();
+        let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(38..48)));
+        let nr_woken = (0..20).filter(|_| {
+            assert!(poll(&mut future, &flag).is_pending());
+            flag.is_woken()
+        });
+        // By the memory's thread, which has him try again now and then.
+        let nr_woken = nr_woken.count();
+        assert!(nr_woken <= 5, "{nr_woken} times");
+        drop(held);
+        await_wake(&memory, &flag);
+        let begin = Instant::now();
+        let pages = loop {
+            if let Poll::Ready(pages) = poll(&mut future, &flag) {
+                break pages.unwrap();
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            memory.tick();
+        };
+        assert!(pages.iter().map(|page| number(page)).eq(38..48));
+    }
+}

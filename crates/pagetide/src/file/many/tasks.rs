@@ -12,7 +12,6 @@ use pagetide_core::page_cache::Access;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::mem;
-use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -33,9 +32,6 @@ impl Drop for UnderWay<'_> {
         }
     }
 }
-
-/// A page that somebody changes, or that needs memory once more: who waits for it holds nothing.
-struct InTheWay(u64);
 
 impl File {
     /// [`File::pin_many`] as a future, as [`File::pin_async`]: all of the pages, in this order, or
@@ -63,49 +59,33 @@ impl File {
     }
 
     async fn pin_all_async(&self, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
-        let mut deadline = None;
         loop {
-            let begun = self.begin_all_async(pages, &mut deadline).await?;
-            let ended = match begun {
-                Ok(under_way) => under_way.end().await?,
-                Err(in_the_way) => Err(in_the_way),
-            };
-            match ended {
-                Ok(mut slots) => {
+            let mut wait = None;
+            let begun = poll_fn(|context| self.poll_begin_all(pages, &mut wait, context)).await?;
+            match begun {
+                Ok(under_way) => {
+                    let mut slots = under_way.end().await?;
                     for (slot, &page) in slots.iter_mut().zip(pages) {
                         slot.len = self.still_of(page, slot.len)?;
                     }
                     return Ok(slots);
                 }
-                Err(InTheWay(page)) => {
+                // Nothing is held here: whoever changes the page may have waited for that.
+                Err(Stop::Latched(page, ..)) => {
                     let (key, _) = self.key_and_len(page)?;
                     let op = PageIn::new(key, self.group.id(), Access::Pin);
                     BringIn::begun(self, op).await?;
                 }
+                Err(stop) => return Err(self.stopped(&self.group, stop)),
             }
         }
     }
 
-    /// Pins what is resident and begins the reads of all else, or waits for memory for that, until
-    /// a deadline that begins then.
-    async fn begin_all_async(
-        &self,
-        pages: &[u64],
-        deadline: &mut Option<Instant>,
-    ) -> Result<Result<UnderWay<'_>, InTheWay>, Error> {
-        let mut wait = None;
-        let begun = poll_fn(|context| self.poll_begin_all(pages, (&mut wait, deadline), context));
-        match begun.await? {
-            Ok(under_way) => Ok(Ok(under_way)),
-            Err(Stop::Latched(page, ..)) => Ok(Err(InTheWay(page))),
-            Err(stop) => Err(self.stopped(&self.group, stop)),
-        }
-    }
-
+    /// Pins what is resident and begins the reads of all else, or waits for memory for that.
     fn poll_begin_all(
         &self,
         pages: &[u64],
-        (wait, deadline): (&mut Option<MemoryWait>, &mut Option<Instant>),
+        wait: &mut Option<MemoryWait>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Result<UnderWay<'_>, Stop>, Error>> {
         let shared = &self.open.shared;
@@ -117,7 +97,7 @@ impl File {
             None => match self.begin_all(pages) {
                 Err(Stop::Page(_, error)) if is_passing(&error) => {
                     let nr_bytes = nr_distinct(pages) * self.page_bytes() as u64;
-                    let until = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    let until = Instant::now() + PATIENCE;
                     wait.insert(MemoryWait::new(&self.group, nr_bytes, None, until).driven())
                 }
                 done => return Poll::Ready(Ok(done)),
@@ -163,7 +143,7 @@ impl File {
 
 impl<'a> UnderWay<'a> {
     /// Waits for the reads.
-    async fn end(mut self) -> Result<Result<Vec<Slot<'a>>, InTheWay>, Error> {
+    async fn end(mut self) -> Result<Vec<Slot<'a>>, Error> {
         let file = self.file;
         let mut last = None;
         for nth in 0..self.missing.len() {
@@ -182,10 +162,7 @@ impl<'a> UnderWay<'a> {
                     Begin::Reading(mut fault) => {
                         let op = fault.op.take().expect("it has begun");
                         drop(fault);
-                        match read(BringIn::begun(file, op)).await? {
-                            Some(pin) => pin,
-                            None => return Ok(Err(InTheWay(page))),
-                        }
+                        BringIn::begun(file, op).await?
                     }
                     Begin::Latched { .. } => unreachable!("it stops there"),
                 },
@@ -193,15 +170,6 @@ impl<'a> UnderWay<'a> {
             last = Some((page, pin.frame()));
             self.slots[at].pin = Some(pin);
         }
-        Ok(Ok(mem::take(&mut self.slots)))
+        Ok(mem::take(&mut self.slots))
     }
-}
-
-/// Waits for a page as long as it is being read: `None` where it is not any more, and not there.
-async fn read(mut bring_in: BringIn<'_>) -> Result<Option<crate::page::Pin<'_>>, Error> {
-    poll_fn(|context| match Pin::new(&mut bring_in).poll(context) {
-        Poll::Pending if !bring_in.is_reading() => Poll::Ready(Ok(None)),
-        polled => polled.map_ok(Some),
-    })
-    .await
 }

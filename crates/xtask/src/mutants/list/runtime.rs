@@ -371,6 +371,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("many_tasks::of_tasks"),
     },
     Mutant {
+        name: "a task that waits for memory is woken by what it lets go itself",
+        file: "memory_wait.rs",
+        find: "asker == thread::current().id()",
+        replace: "asker != asker",
+        tests: Tests::Runtime("many_tasks::a_task_that_waits_for_memory"),
+    },
+    Mutant {
         name: "huge pages are not asked for",
         file: "arena.rs",
         find: "true => Advice::LinuxHugepage,",
