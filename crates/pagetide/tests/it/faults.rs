@@ -39,7 +39,10 @@ impl Store for Flaky {
 
     fn sync(&self) -> io::Result<()> {
         let synced = self.disk.sync();
-        let is_failed = synced.is_err();
+        // What a signal ends is made again.
+        let is_failed = synced
+            .as_ref()
+            .is_err_and(|error| error.kind() != io::ErrorKind::Interrupted);
         self.is_sync_failed.fetch_or(is_failed, Ordering::Relaxed);
         synced
     }
