@@ -252,13 +252,12 @@ mod spin {
         /// Where an earlier holder unwound (the data may be torn), and in debug builds where a
         /// lock of this or a higher rank is held already.
         pub fn lock(&self) -> Guard<'_, T, RANK> {
-            // The first try asks for the line once, to write it. Who waits only looks.
-            let mut taken = self.try_lock();
             loop {
+                // The first try asks for the line once, to write it. Who waits only looks.
+                let taken = self.try_lock().or_else(|| self.lock_unless(|| false));
                 if let Some(guard) = taken {
                     return guard;
                 }
-                taken = self.lock_unless(|| false);
             }
         }
 
