@@ -511,7 +511,7 @@ impl MemoryWait {
 
     /// Whether the limits would ever allow it, and the thread may wait: not inside a shrinker, for
     /// which somebody waits in turn.
-    fn may_wait(&self) -> bool {
+    pub(crate) fn may_wait(&self) -> bool {
         let limits = Limits::of(&self.group.shared().core);
         let held = self.wanted.held_bytes();
         let total = pages_of(held.saturating_add(self.wanted.nr_bytes));

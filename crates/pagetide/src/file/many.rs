@@ -403,14 +403,9 @@ impl File {
         let mut begins = self.begin_missing(&begun, group, &missing)?.into_iter();
         let mut last: Option<(u64, Frame)> = None;
         for Missing { key, at, .. } in missing {
-            let (page, core) = (key.page(), &self.open.shared.core);
+            let page = key.page();
             let pin = match last {
-                Some((same, frame)) if same == page => {
-                    // Named before: that pin holds it, whoever waits for it to go.
-                    let is_pinned = core.pin_again(frame);
-                    let again = is_pinned.then(|| self.pin_of(frame));
-                    again.ok_or(Stop::Page(page, PageError::TooManyPins))?
-                }
+                Some((same, frame)) if same == page => self.pin_again(page, frame)?,
                 _ => match begins.next().expect("one for each page") {
                     Begin::Done(pin) => pin,
                     Begin::Reading(mut fault) => match fault.take_live() {
@@ -428,6 +423,13 @@ impl File {
             slots[at].pin = Some(pin);
         }
         Ok(slots)
+    }
+
+    /// A page that was named before: that pin holds it, whoever waits for it to go.
+    fn pin_again(&self, page: u64, frame: Frame) -> Result<Pin<'_>, Stop> {
+        let again = self.open.shared.core.pin_again(frame);
+        let again = again.then(|| self.pin_of(frame));
+        again.ok_or(Stop::Page(page, PageError::TooManyPins))
     }
 
     fn pin_of(&self, frame: Frame) -> Pin<'_> {

@@ -1,14 +1,21 @@
 //! Which refusals are waited out, whatever way a page is brought in: those that other readers' pins
 //! may be the cause of, because theirs are short.
 
+use crate::memory_wait::MemoryWait;
 use crate::shrinker::is_shrinking;
+use crate::{Error, Group, PAGE_BYTES};
 use pagetide_core::memory::{AllocError, Memory, PageError};
+use std::task::{Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a thread waits for other readers' pins, or for pages that are being read, before it is
 /// refused.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long a task waits for that: longer than a thread, because a page whose read has ended is
+/// pinned for its task until that is polled.
+const TASK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Times that a thread lets others run before it sleeps between two tries: most pins are short.
 const MAX_YIELDS: u32 = 32;
@@ -20,10 +27,7 @@ const MAX_HOPELESS: u32 = 16;
 
 /// Whether other readers' pins may be why there is no memory for a page: they fill the group, or
 /// lie in every block. Where a page would go once it was written, they may be why as well.
-pub(super) fn is_passing(error: &PageError) -> bool {
-    let PageError::Alloc(error) = error else {
-        return false;
-    };
+fn is_passing(error: &AllocError) -> bool {
     matches!(
         error,
         AllocError::OverLimit { .. } | AllocError::Unwritten { .. } | AllocError::NoBlock { .. }
@@ -62,7 +66,8 @@ impl Patience {
     /// Whether to ask again after a refusal. Then others have run; the caller holds no page.
     pub(super) fn goes_on(&mut self, core: &Memory, error: &PageError) -> bool {
         // Nothing is freed for who asks from within a shrinker.
-        if !is_passing(error) || is_shrinking() {
+        let is_worth_it = matches!(error, PageError::Alloc(error) if is_passing(error));
+        if !is_worth_it || is_shrinking() {
             return false;
         }
         self.nr_hopeless = match is_hopeless(core, error) {
@@ -82,4 +87,40 @@ impl Patience {
         }
         goes_on
     }
+}
+
+/// Asks for pages of a group for a task: `nr_bytes` by `ask`, again and again, from the first
+/// refusal that passes on until the answer with a wait for memory in `wait`.
+pub(super) fn poll<T>(
+    wait: &mut Option<MemoryWait>,
+    (group, nr_bytes): (&Group, impl Fn() -> u64),
+    waker: &Waker,
+    mut ask: impl FnMut() -> Result<T, AllocError>,
+) -> Poll<Result<T, Error>> {
+    let shared = group.shared();
+    let waiting = match wait {
+        Some(waiting) => waiting,
+        None => match ask() {
+            Err(error) if is_passing(&error) => {
+                let deadline = Instant::now() + TASK_PATIENCE;
+                wait.insert(MemoryWait::new(group, nr_bytes(), None, deadline).driven())
+            }
+            Err(error) => {
+                let asked_pages = nr_bytes().div_ceil(PAGE_BYTES as u64);
+                return Poll::Ready(Err(shared.alloc_error(error, group.id(), asked_pages)));
+            }
+            Ok(done) => return Poll::Ready(Ok(done)),
+        },
+    };
+    let (root, may_wait) = (shared.core.groups().root(), waiting.may_wait());
+    let mut attempt = || match ask() {
+        // Whoever drops a pin may make a block, wherever that is charged.
+        Err(AllocError::NoBlock { .. }) if may_wait => Err(AllocError::OverLimit { group: root }),
+        done => done,
+    };
+    let polled = waiting.poll(waker, &mut attempt);
+    if polled.is_ready() {
+        *wait = None;
+    }
+    polled
 }

@@ -10,17 +10,12 @@ use crate::page;
 use crate::pins::Counted;
 use crate::wait::Ticket;
 use crate::{Error, Page};
-use pagetide_core::memory::{AllocError, Effects, PageError, PageIn};
+use pagetide_core::memory::{Effects, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found};
 use pagetide_core::units::PageKey;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
-
-/// How long a task waits for other readers' pins before a full group refuses it: longer than a
-/// thread, because a page whose read has ended is pinned for its task until that is polled.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A page on its way to being pinned.
 pub(super) struct BringIn<'a> {
@@ -124,32 +119,16 @@ impl<'a> BringIn<'a> {
 
     /// [`BringIn::step`], waiting for memory where others' pins leave no room.
     fn try_step(&mut self, waker: &Waker) -> Poll<Result<Stepped<'a>, Error>> {
-        let mut wait = match self.wait.take() {
-            Some(wait) => wait,
-            None => match self.step() {
-                Err(error) if patience::is_passing(&error) => {
-                    let nr_bytes = self.file.open.order.bytes() as u64;
-                    let deadline = Instant::now() + PATIENCE;
-                    MemoryWait::new(self.group, nr_bytes, None, deadline).driven()
-                }
-                done => return Poll::Ready(done.map_err(|error| self.error(error))),
-            },
-        };
-        let root = self.file.open.shared.core.groups().root();
-        let mut attempt = || match self.step() {
-            // Whoever drops a pin may make a block, wherever that is charged.
-            Err(PageError::Alloc(AllocError::NoBlock { .. })) => {
-                Err(AllocError::OverLimit { group: root })
+        let (group, nr_bytes) = (self.group, self.file.page_bytes() as u64);
+        let mut wait = self.wait.take();
+        let polled = patience::poll(&mut wait, (group, || nr_bytes), waker, || {
+            match self.step() {
+                Err(PageError::Alloc(error)) => Err(error),
+                done => Ok(done),
             }
-            Err(PageError::Alloc(error)) => Err(error),
-            done => Ok(done),
-        };
-        let polled = wait.poll(waker, &mut attempt);
-        let Poll::Ready(done) = polled else {
-            self.wait = Some(wait);
-            return Poll::Pending;
-        };
-        Poll::Ready(done.and_then(|done| done.map_err(|error| self.error(error))))
+        });
+        self.wait = wait;
+        polled.map(|done| done?.map_err(|error| self.error(error)))
     }
 
     fn error(&self, error: PageError) -> Error {

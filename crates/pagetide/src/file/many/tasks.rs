@@ -2,18 +2,17 @@
 
 use super::{Begin, Begun, Missing, Slot, Stop, nr_distinct};
 use crate::file::File;
-use crate::file::patience::is_passing;
-use crate::file::tasks::{BringIn, PATIENCE};
+use crate::file::patience;
+use crate::file::tasks::BringIn;
 use crate::io::Flight;
 use crate::memory_wait::MemoryWait;
 use crate::{Error, Page};
-use pagetide_core::memory::{AllocError, PageError, PageIn};
+use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::Access;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 /// Pages for a task: those that are pinned, and those that are being read.
 struct UnderWay<'a> {
@@ -92,27 +91,14 @@ impl File {
         shared.check_process()?;
         // Without threads, whoever is there reaps.
         shared.io.reap();
-        let wait = match wait {
-            Some(wait) => wait,
-            None => match self.begin_all(pages) {
-                Err(Stop::Page(_, error)) if is_passing(&error) => {
-                    let nr_bytes = nr_distinct(pages) * self.page_bytes() as u64;
-                    let until = Instant::now() + PATIENCE;
-                    wait.insert(MemoryWait::new(&self.group, nr_bytes, None, until).driven())
-                }
-                done => return Poll::Ready(Ok(done)),
-            },
-        };
-        let root = shared.core.groups().root();
-        let mut attempt = || match self.begin_all(pages) {
-            // As for one page.
-            Err(Stop::Page(_, PageError::Alloc(AllocError::NoBlock { .. }))) => {
-                Err(AllocError::OverLimit { group: root })
+        let nr_bytes = || nr_distinct(pages) * self.page_bytes() as u64;
+        let asked = (&self.group, nr_bytes);
+        patience::poll(wait, asked, context.waker(), || {
+            match self.begin_all(pages) {
+                Err(Stop::Page(_, PageError::Alloc(error))) => Err(error),
+                done => Ok(done),
             }
-            Err(Stop::Page(_, PageError::Alloc(error))) => Err(error),
-            done => Ok(done),
-        };
-        wait.poll(context.waker(), &mut attempt)
+        })
     }
 
     /// As [`File::try_pin_all`], but that the reads go on in the background.
@@ -151,11 +137,8 @@ impl<'a> UnderWay<'a> {
             let page = key.page();
             let pin = match last {
                 Some((same, frame)) if same == page => {
-                    // Named before: that pin holds it, whoever waits for it to go.
-                    let again = file.open.shared.core.pin_again(frame);
-                    let again = again.then(|| file.pin_of(frame));
-                    let too_many = || file.error(&file.group, PageError::TooManyPins, page);
-                    again.ok_or_else(too_many)?
+                    let again = file.pin_again(page, frame);
+                    again.map_err(|stop| file.stopped(&file.group, stop))?
                 }
                 _ => match self.begins.pop_front().expect("one for each page") {
                     Begin::Done(pin) => pin,
