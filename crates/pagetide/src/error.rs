@@ -386,8 +386,8 @@ pub enum Error {
     },
     /// A permit has fewer pages left than a pin takes.
     #[error(
-        "a pin of {asked_pages} pages under a permit of group {group} that has {left_pages} of \
-         {permit_pages} left"
+        "the permit of group {group} has {left_pages} of {permit_pages} pages left, and a pin \
+         takes {asked_pages}"
     )]
     PermitSpent {
         /// The permit's group.
@@ -401,8 +401,8 @@ pub enum Error {
     },
     /// A wait that only those who wait could end.
     #[error(
-        "group {group}: waiting for {asked_pages} pages of {what} would deadlock: those who wait \
-         hold {held_pages} of {max_pages}{}",
+        "group {group}: waiting for {what} would deadlock: {asked_pages} more than the \
+         {held_pages} of {max_pages} pages that those who wait hold{}",
         pinned_text(by_file)
     )]
     WouldDeadlock {
@@ -422,8 +422,8 @@ pub enum Error {
     },
     /// A wait that had not ended by its deadline.
     #[error(
-        "group {group}: no {asked_pages} pages of {what} by the deadline: {usage_pages} of \
-         {max_pages} in use{}",
+        "group {group}: no {what} by the deadline: {asked_pages} more than {usage_pages} of \
+         {max_pages} pages{}",
         pinned_text(by_file)
     )]
     TimedOut {

@@ -128,7 +128,7 @@ fn pins_under_a_permit_count_as_long_as_they_live() {
     let spent = permit.pin(&file, 6).unwrap_err();
     assert_eq!(
         spent.to_string(),
-        "a pin of 1 pages under a permit of group web that has 0 of 6 left"
+        "the permit of group web has 0 of 6 pages left, and a pin takes 1"
     );
     permitted.truncate(3);
     assert_eq!(web.pin_usage(), pages(8));
@@ -161,7 +161,7 @@ fn a_permit_waits_for_pages_and_its_deadline_ends_the_wait() {
     let message = late.to_string();
     assert!(
         message
-            .starts_with("group web: no 2 pages of pins by the deadline: 4 of 4 in use, pinned: "),
+            .starts_with("group web: no pins by the deadline: 2 more than 4 of 4 pages, pinned: "),
         "{message}"
     );
     std::thread::scope(|scope| {
@@ -189,8 +189,8 @@ fn of_two_operations_that_hold_all_and_grow_the_second_is_refused() {
         let message = error.to_string();
         assert!(
             message.starts_with(
-                "group web: waiting for 1 pages of pins would deadlock: those who wait hold 4 of \
-                 4, pinned: "
+                "group web: waiting for pins would deadlock: 1 more than the 4 of 4 pages that \
+                 those who wait hold, pinned: "
             ) && message.ends_with(" 1"),
             "{message}"
         );

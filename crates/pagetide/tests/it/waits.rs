@@ -218,7 +218,7 @@ fn a_deadline_ends_a_wait_and_names_the_pins() {
     let name = data.path().display();
     assert_eq!(
         late.to_string(),
-        format!("group web: no 1 pages of memory by the deadline: 4 of 4 in use, pinned: {name} 4")
+        format!("group web: no memory by the deadline: 1 more than 4 of 4 pages, pinned: {name} 4")
     );
     // A deadline that is over: tried once.
     assert!(matches!(
