@@ -1,7 +1,7 @@
 //! Anon pages: byte for byte, through the spill file, when it is full and when it fails.
 
 use crate::child;
-use crate::disk::{Disk, EIO, ENOSPC, Fault};
+use crate::disk::{Disk, EIO, ENOSPC, Fault, forward};
 use pagetide::{
     Anon, Builder, ByteSize, Error, Group, Memory, Order, PAGE_BYTES, Policy, Store, resident_bytes,
 };
@@ -148,13 +148,7 @@ struct Vectored {
 }
 
 impl Store for Vectored {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
+    forward!(disk: read_at, len);
 
     fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
         self.nr_writes.fetch_add(1, Ordering::Relaxed);
@@ -320,20 +314,14 @@ struct Gated {
 }
 
 impl Store for Gated {
+    forward!(disk: len, write_at);
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         if self.nr_reads.fetch_add(1, Ordering::Relaxed) == 0 {
             self.is_reading.wait();
             self.may_go.wait();
         }
         self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
     }
 }
 

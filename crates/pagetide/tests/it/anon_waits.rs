@@ -1,6 +1,6 @@
 //! Anon pages beside a slow spill file: who waits for it, and who does not.
 
-use crate::disk::{EIO, Fault};
+use crate::disk::{Disk, EIO, Fault, forward};
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::timed;
 use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Store};
@@ -17,11 +17,13 @@ const SHUT: Duration = Duration::from_secs(3);
 
 /// A store whose writes wait while it is shut, three seconds at most.
 #[derive(Clone, Default)]
-pub(crate) struct Gate(Arc<State>);
+pub(crate) struct Gate {
+    disk: Disk,
+    state: Arc<State>,
+}
 
 #[derive(Default)]
 struct State {
-    disk: crate::disk::Disk,
     is_shut: AtomicBool,
     /// Writes that found it shut.
     nr_waiting: AtomicU64,
@@ -35,44 +37,30 @@ impl Gate {
     }
 
     pub(crate) fn set_shut(&self, is_shut: bool) {
-        self.0.is_shut.store(is_shut, Ordering::SeqCst);
+        self.state.is_shut.store(is_shut, Ordering::SeqCst);
     }
 
     /// Waits until a write does.
     pub(crate) fn await_write(&self) {
-        while self.0.nr_waiting.load(Ordering::SeqCst) == 0 {
+        while self.state.nr_waiting.load(Ordering::SeqCst) == 0 {
             thread::yield_now();
         }
     }
 }
 
 impl Store for Gate {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
+    forward!(disk: read_at, len, is_writable, set_len);
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         let begin = Instant::now();
-        let is_shut = || self.0.is_shut.load(Ordering::SeqCst) && begin.elapsed() < SHUT;
-        self.0
+        let is_shut = || self.state.is_shut.load(Ordering::SeqCst) && begin.elapsed() < SHUT;
+        self.state
             .nr_waiting
             .fetch_add(is_shut().into(), Ordering::SeqCst);
         while is_shut() {
             thread::sleep(MS);
         }
-        self.0.disk.write_at(buf, offset)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.disk.set_len(len)
+        self.disk.write_at(buf, offset)
     }
 }
 

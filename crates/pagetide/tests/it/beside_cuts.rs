@@ -1,7 +1,7 @@
 //! Reads, pins and moves of pages beside a file that is made shorter and longer.
 
 use crate::by_cpu;
-use crate::disk::Disk;
+use crate::disk::{Disk, forward};
 use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
 use std::future::Future;
 use std::io;
@@ -88,6 +88,8 @@ struct Gated {
 }
 
 impl Store for Gated {
+    forward!(disk: len, is_writable, write_at, sync, set_len);
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         if offset == self.at {
             self.is_reading.store(true, Ordering::SeqCst);
@@ -96,26 +98,6 @@ impl Store for Gated {
             }
         }
         self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.disk.set_len(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A file that gets shorter while pages behind its new end are being written.
 
-use crate::disk::{Bare, Disk};
+use crate::disk::{Bare, Disk, forward};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,17 +35,7 @@ impl Gated {
 }
 
 impl Store for Gated {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
+    forward!(disk: read_at, len, is_writable, sync, set_len);
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         let write = || self.disk.write_at(buf, offset);
@@ -53,14 +43,6 @@ impl Store for Gated {
         self.nr_waiting.fetch_add(1, Ordering::SeqCst);
         let _open = self.gate.lock().unwrap();
         early.unwrap_or_else(write)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.disk.set_len(len)
     }
 }
 

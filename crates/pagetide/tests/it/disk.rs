@@ -169,23 +169,47 @@ impl Store for Disk {
     }
 }
 
+/// Calls of a store that are those of a disk in a field of it.
+macro_rules! forward {
+    ($disk:tt: $($call:ident),+) => {
+        $(crate::disk::forward!(@$call $disk);)+
+    };
+    (@read_at $disk:tt) => {
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+            self.$disk.read_at(buf, offset)
+        }
+    };
+    (@len $disk:tt) => {
+        fn len(&self) -> io::Result<u64> {
+            self.$disk.len()
+        }
+    };
+    (@is_writable $disk:tt) => {
+        fn is_writable(&self) -> bool {
+            self.$disk.is_writable()
+        }
+    };
+    (@write_at $disk:tt) => {
+        fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+            self.$disk.write_at(buf, offset)
+        }
+    };
+    (@sync $disk:tt) => {
+        fn sync(&self) -> io::Result<()> {
+            self.$disk.sync()
+        }
+    };
+    (@set_len $disk:tt) => {
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.$disk.set_len(len)
+        }
+    };
+}
+pub(crate) use forward;
+
 /// A disk that is read and written, and has no way to do more, as stores have by default.
 pub(crate) struct Bare(pub(crate) Disk);
 
 impl Store for Bare {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
+    forward!(0: read_at, len, is_writable, write_at);
 }

@@ -1,7 +1,7 @@
 //! What a crash or a failing store leaves, against a model: each byte is what the last `sync` made
 //! durable or what was written to it since.
 
-use crate::disk::{Disk, EINTR, EIO, ENOSPC, Fault};
+use crate::disk::{Disk, EINTR, EIO, ENOSPC, Fault, forward};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use proptest::prelude::*;
 use std::io;
@@ -440,30 +440,12 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
 struct Holed(Disk);
 
 impl Store for Holed {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
+    forward!(0: read_at, is_writable, write_at, sync, set_len);
 
     fn len(&self) -> io::Result<u64> {
         // It reads none of them.
         self.0.read_at(&mut [], 0)?;
         self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {

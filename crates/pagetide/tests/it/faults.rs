@@ -1,7 +1,7 @@
 //! Files over a store that fails at any call, beside a model: what each byte may be, on the store
 //! and after a crash, whatever was done to the file meanwhile.
 
-use crate::disk::{Bare, Disk, EINTR, EIO, ENOSPC, Fault};
+use crate::disk::{Bare, Disk, EINTR, EIO, ENOSPC, Fault, forward};
 use crate::durability::pattern;
 use pagetide::{ByteSize, Content, Error, File, Group, Hooks, Memory, OpenOptions, Order, Store};
 use proptest::prelude::*;
@@ -21,21 +21,7 @@ struct Flaky {
 }
 
 impl Store for Flaky {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
-    }
+    forward!(disk: read_at, len, is_writable, write_at, set_len);
 
     fn sync(&self) -> io::Result<()> {
         let synced = self.disk.sync();
@@ -45,10 +31,6 @@ impl Store for Flaky {
             .is_err_and(|error| error.kind() != io::ErrorKind::Interrupted);
         self.is_sync_failed.fetch_or(is_failed, Ordering::Relaxed);
         synced
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.disk.set_len(len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {

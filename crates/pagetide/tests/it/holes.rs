@@ -1,6 +1,6 @@
 //! Holes, and files that others write.
 
-use crate::disk::{Disk, EIO, Fault};
+use crate::disk::{Disk, EIO, Fault, forward};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::fs;
 use std::io;
@@ -240,20 +240,10 @@ struct Telling<F> {
 }
 
 impl<F: Fn(u64) -> u64 + Send + Sync> Store for Telling<F> {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
+    forward!(disk: read_at, is_writable, write_at);
 
     fn len(&self) -> io::Result<u64> {
         self.disk.len().map(&self.tell)
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
     }
 }
 
@@ -363,17 +353,7 @@ struct Asks {
 }
 
 impl Store for Asks {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
+    forward!(disk: read_at, len, is_writable);
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         let deadlock = |_| io::Error::from_raw_os_error(35);
@@ -425,25 +405,7 @@ fn a_store_has_working_memory_to_make_a_hole_by_writes_or_to_get_shorter_or_long
 struct Loses(Disk);
 
 impl Store for Loses {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
+    forward!(0: read_at, len, is_writable, write_at, sync);
 
     fn has_lost_writes(&self) -> bool {
         self.0.state().fault.is_some()

@@ -1,9 +1,9 @@
 //! Engines: checksums, encryption, a log that is written first, and hooks that fail.
 
-use crate::disk::Disk;
+use crate::disk::{Disk, forward};
 use pagetide::{ByteSize, Content, Error, File, Group, Hooks, Memory, OpenOptions, Store};
 use std::fs;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -190,17 +190,7 @@ struct Checked {
 }
 
 impl Store for Checked {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
+    forward!(disk: read_at, len, is_writable, sync, set_len);
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         let durable = self.log.durable.load(Ordering::Relaxed);
@@ -208,19 +198,6 @@ impl Store for Checked {
             assert!(position_of(page) <= durable, "ahead of the log");
         }
         self.disk.write_at(buf, offset)
-    }
-
-    fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
-        let first = bufs.iter().find(|buf| !buf.is_empty());
-        first.map_or(Ok(0), |buf| self.write_at(buf, offset))
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.disk.set_len(len)
     }
 }
 

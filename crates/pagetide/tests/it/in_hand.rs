@@ -1,7 +1,7 @@
 //! Who changes a file while somebody else, or the caller itself, has it or a page of it in hand.
 
 use crate::callers::in_time;
-use crate::disk::Disk;
+use crate::disk::{Disk, forward};
 use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -351,25 +351,7 @@ struct Cut<F> {
 }
 
 impl<F: Fn() + Send + Sync> Store for Cut<F> {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.disk.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.disk.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.disk.write_at(buf, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.disk.sync()
-    }
+    forward!(disk: read_at, len, is_writable, write_at, sync);
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         (self.before)();
@@ -495,21 +477,7 @@ fn a_group_of_another_memory_is_refused() {
 struct Takes(Disk, Group);
 
 impl Store for Takes {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.0.write_at(buf, offset)
-    }
+    forward!(0: read_at, len, is_writable, write_at);
 
     fn sync(&self) -> io::Result<()> {
         drop(self.1.alloc(Order::new(0)));
