@@ -1,6 +1,7 @@
 //! Limits and protections of groups.
 
 use crate::builder::bytes_of;
+use crate::stats::by_name;
 use crate::trace;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES};
 use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
@@ -237,12 +238,7 @@ impl Events {
 
     /// The numbers by the kernel's names.
     pub(crate) fn lines(&self) -> [(&'static str, u64); 4] {
-        [
-            ("low", self.low),
-            ("high", self.high),
-            ("max", self.max),
-            ("oom", self.oom),
-        ]
+        by_name!(*self => Events { low, high, max, oom })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a group's memory is, for people and programs.
 
 use crate::builder::bytes_of;
+use crate::stats::by_name;
 use crate::{ByteSize, Group, Memory};
 use pagetide_core::memory::Stat;
 use std::fmt;
@@ -84,72 +85,14 @@ pub struct GroupStat {
 impl GroupStat {
     /// The numbers by the kernel's names: first bytes, then counts from `workingset_refault_anon`.
     pub(crate) fn lines(&self) -> [(&'static str, u64); 31] {
-        let GroupStat {
-            anon,
-            file,
-            file_dirty,
-            file_writeback,
-            kernel,
-            slab_reclaimable,
-            slab_unreclaimable,
-            stock,
-            pgmajfault,
-            pgscan,
-            pgsteal,
-            pgscan_kswapd,
-            pgscan_direct,
-            pgscan_proactive,
-            pgscan_anon,
-            pgscan_file,
-            pgsteal_kswapd,
-            pgsteal_direct,
-            pgsteal_proactive,
-            pgsteal_anon,
-            pgsteal_file,
-            pgrefill,
-            pgactivate,
-            pgdeactivate,
-            workingset_refault_file,
-            workingset_refault_anon,
-            workingset_activate_file,
-            workingset_activate_anon,
-            workingset_restore_file,
-            workingset_restore_anon,
-            pgforced,
-        } = *self;
-        [
-            ("anon", anon),
-            ("file", file),
-            ("file_dirty", file_dirty),
-            ("file_writeback", file_writeback),
-            ("kernel", kernel),
-            ("slab_reclaimable", slab_reclaimable),
-            ("slab_unreclaimable", slab_unreclaimable),
-            ("stock", stock),
-            ("workingset_refault_anon", workingset_refault_anon),
-            ("workingset_refault_file", workingset_refault_file),
-            ("workingset_activate_anon", workingset_activate_anon),
-            ("workingset_activate_file", workingset_activate_file),
-            ("workingset_restore_anon", workingset_restore_anon),
-            ("workingset_restore_file", workingset_restore_file),
-            ("pgscan", pgscan),
-            ("pgsteal", pgsteal),
-            ("pgscan_kswapd", pgscan_kswapd),
-            ("pgscan_direct", pgscan_direct),
-            ("pgscan_proactive", pgscan_proactive),
-            ("pgsteal_kswapd", pgsteal_kswapd),
-            ("pgsteal_direct", pgsteal_direct),
-            ("pgsteal_proactive", pgsteal_proactive),
-            ("pgscan_anon", pgscan_anon),
-            ("pgscan_file", pgscan_file),
-            ("pgsteal_anon", pgsteal_anon),
-            ("pgsteal_file", pgsteal_file),
-            ("pgrefill", pgrefill),
-            ("pgactivate", pgactivate),
-            ("pgdeactivate", pgdeactivate),
-            ("pgmajfault", pgmajfault),
-            ("pgforced", pgforced),
-        ]
+        by_name!(*self => GroupStat {
+            anon, file, file_dirty, file_writeback, kernel, slab_reclaimable, slab_unreclaimable,
+            stock, workingset_refault_anon, workingset_refault_file, workingset_activate_anon,
+            workingset_activate_file, workingset_restore_anon, workingset_restore_file, pgscan,
+            pgsteal, pgscan_kswapd, pgscan_direct, pgscan_proactive, pgsteal_kswapd, pgsteal_direct,
+            pgsteal_proactive, pgscan_anon, pgscan_file, pgsteal_anon, pgsteal_file, pgrefill,
+            pgactivate, pgdeactivate, pgmajfault, pgforced,
+        })
     }
 }
 

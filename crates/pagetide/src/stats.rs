@@ -5,6 +5,15 @@ use pagetide_core::units::{Cpu, Node};
 use std::fmt;
 use std::sync::atomic::Ordering;
 
+/// The fields of a struct with their names, in this order; one that is left out does not compile.
+macro_rules! by_name {
+    ($of:expr => $name:ident { $($field:ident),+ $(,)? }) => {{
+        let $name { $($field),+ } = $of;
+        [$((stringify!($field), $field)),+]
+    }};
+}
+pub(crate) use by_name;
+
 /// Counts since the memory was built. Displayed as `/proc/vmstat` has them: a name and a number a
 /// line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,103 +126,18 @@ impl Stats {
     pub(crate) const GAUGES: [&str; 3] = ["resident_pages", "registered_bytes", "swap_used_bytes"];
 
     /// The numbers by their names. All but [`Stats::GAUGES`] only grow.
-    #[expect(clippy::too_many_lines, reason = "a list of all fields")]
     pub(crate) fn lines(&self) -> [(&'static str, u64); 44] {
-        let Stats {
-            bytes_read,
-            bytes_written,
-            pages_lost,
-            buffered_reads,
-            ring_enters,
-            batched_reads,
-            batched_pages,
-            fixed_reads,
-            bounced_reads,
-            registered_bytes,
-            readahead_pages,
-            readahead_passed,
-            readahead_lost,
-            resident_pages,
-            pgscan,
-            pgsteal,
-            pgscan_kswapd,
-            pgscan_direct,
-            pgscan_proactive,
-            pgsteal_kswapd,
-            pgsteal_direct,
-            pgsteal_proactive,
-            allocstall,
-            pageoutrun,
-            kswapd_low_wmark_hit_quickly,
-            kswapd_high_wmark_hit_quickly,
-            evacuate_scanned,
-            evacuate_success,
-            evacuate_fail,
-            pgmigrate_success,
-            zone_lock_takes,
-            pgalloc,
-            pgalloc_normal,
-            pgalloc_movable,
-            pgfree,
-            released_bytes,
-            release_calls,
-            releases_deferred,
-            pswpin,
-            pswpout,
-            zswpin,
-            zswpout,
-            zswpwb,
+        by_name!(*self => Stats {
+            bytes_read, bytes_written, pages_lost, buffered_reads, resident_pages, pgscan, pgsteal,
+            pgscan_kswapd, pgscan_direct, pgscan_proactive, pgsteal_kswapd, pgsteal_direct,
+            pgsteal_proactive, allocstall, pageoutrun, kswapd_low_wmark_hit_quickly,
+            kswapd_high_wmark_hit_quickly, evacuate_scanned, evacuate_success, evacuate_fail,
+            pgmigrate_success, zone_lock_takes, pgalloc, pgalloc_normal, pgalloc_movable, pgfree,
+            released_bytes, release_calls, releases_deferred, ring_enters, batched_reads,
+            batched_pages, fixed_reads, bounced_reads, registered_bytes, readahead_pages,
+            readahead_passed, readahead_lost, pswpin, pswpout, zswpin, zswpout, zswpwb,
             swap_used_bytes,
-        } = *self;
-        [
-            ("bytes_read", bytes_read),
-            ("bytes_written", bytes_written),
-            ("pages_lost", pages_lost),
-            ("buffered_reads", buffered_reads),
-            ("resident_pages", resident_pages),
-            ("pgscan", pgscan),
-            ("pgsteal", pgsteal),
-            ("pgscan_kswapd", pgscan_kswapd),
-            ("pgscan_direct", pgscan_direct),
-            ("pgscan_proactive", pgscan_proactive),
-            ("pgsteal_kswapd", pgsteal_kswapd),
-            ("pgsteal_direct", pgsteal_direct),
-            ("pgsteal_proactive", pgsteal_proactive),
-            ("allocstall", allocstall),
-            ("pageoutrun", pageoutrun),
-            ("kswapd_low_wmark_hit_quickly", kswapd_low_wmark_hit_quickly),
-            (
-                "kswapd_high_wmark_hit_quickly",
-                kswapd_high_wmark_hit_quickly,
-            ),
-            ("evacuate_scanned", evacuate_scanned),
-            ("evacuate_success", evacuate_success),
-            ("evacuate_fail", evacuate_fail),
-            ("pgmigrate_success", pgmigrate_success),
-            ("zone_lock_takes", zone_lock_takes),
-            ("pgalloc", pgalloc),
-            ("pgalloc_normal", pgalloc_normal),
-            ("pgalloc_movable", pgalloc_movable),
-            ("pgfree", pgfree),
-            ("released_bytes", released_bytes),
-            ("release_calls", release_calls),
-            ("releases_deferred", releases_deferred),
-            ("ring_enters", ring_enters),
-            ("batched_reads", batched_reads),
-            ("batched_pages", batched_pages),
-            ("fixed_reads", fixed_reads),
-            ("bounced_reads", bounced_reads),
-            ("registered_bytes", registered_bytes),
-            ("readahead_pages", readahead_pages),
-            ("readahead_passed", readahead_passed),
-            ("readahead_lost", readahead_lost),
-            ("pswpin", pswpin),
-            ("pswpout", pswpout),
-            ("zswpin", zswpin),
-            ("zswpout", zswpout),
-            ("zswpwb", zswpwb),
-            ("swap_used_bytes", swap_used_bytes),
-        ]
+        })
     }
 }
 
