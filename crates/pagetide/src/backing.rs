@@ -377,12 +377,11 @@ impl Backing {
         let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
-            match store.read_at(&mut buf[filled..], start + filled as u64) {
+            match uninterrupted(|| store.read_at(&mut buf[filled..], start + filled as u64)) {
                 // Somebody may have cut the file meanwhile.
                 Ok(0) if self.stored_of(page) <= filled => break,
                 Ok(0) => return Err(SHORT),
                 Ok(read) => filled += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.told.code_of(&error)),
             }
         }

@@ -408,14 +408,13 @@ impl Spill {
         let mut offset = offset_of(first);
         let mut buf = &mut *area;
         while !buf.is_empty() {
-            match self.bytes.store().read_at(buf, offset) {
+            match uninterrupted(|| self.bytes.store().read_at(buf, offset)) {
                 Ok(0) => return Err(crate::backing::SHORT),
                 Ok(read) => {
                     let read = read.min(buf.len());
                     offset += read as u64;
                     buf = &mut buf[read..];
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(code_of(&error)),
             }
         }

@@ -8,7 +8,7 @@ use crate::hooks::{Content, GATED, Hooked};
 use crate::io::{Piece, UnderWay};
 use crate::shared::Shared;
 use crate::spill::Region;
-use crate::store::Store;
+use crate::store::{Store, uninterrupted};
 use crate::{cpu, page};
 use pagetide_core::memory::{Effect, Effects, Write};
 use smallvec::SmallVec;
@@ -536,7 +536,7 @@ fn write_some(
     // Leading empty ones go: an empty write says nothing.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
-        match store.write_vectored_at(slices, offset + nr_written as u64) {
+        match uninterrupted(|| store.write_vectored_at(slices, offset + nr_written as u64)) {
             Ok(0) => return (nr_written, Err(io::ErrorKind::WriteZero.into())),
             Ok(written) => {
                 let left: usize = slices.iter().map(|slice| slice.len()).sum();
@@ -545,7 +545,6 @@ fn write_some(
                 IoSlice::advance_slices(&mut slices, written);
                 nr_written += written;
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return (nr_written, Err(error)),
         }
     }
