@@ -23,6 +23,7 @@ pub(crate) use open::{Open, expect_together};
 pub use options::ReadOptions;
 pub use range::PinnedRange;
 pub(crate) use sync::{Asked, SyncJob};
+pub(crate) use view::Content;
 pub use view::UpgradeError;
 pub use write::CloseError;
 

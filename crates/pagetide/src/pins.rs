@@ -1,7 +1,7 @@
 //! Pin budgets: how many pages of a group may be pinned, and permits to pin some for sure.
 
 use crate::builder::bytes_of;
-use crate::file::expect_together;
+use crate::file::{Content, expect_together};
 use crate::home::Home;
 use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::{Shared, locked};
@@ -355,7 +355,8 @@ impl PinPermit {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_mut(&self, of: &impl Pages, page: u64) -> Result<PageMut, Error> {
         let counted = self.count(of.file(), 1)?;
-        of.file().pin_mut_counted(&self.group, page, Some(counted))
+        of.file()
+            .pin_changed(&self.group, page, Some(counted), Content::Stored)
     }
 
     /// A view that writes as [`File::pin_new`] gives one, under the permit as [`PinPermit::pin`].
@@ -369,7 +370,8 @@ impl PinPermit {
     pub fn pin_new(&self, of: &impl Pages, page: u64) -> Result<PageMut, Error> {
         let counted = self.count(of.file(), 1)?;
         of.check_end(page)?;
-        of.file().pin_new_counted(&self.group, page, Some(counted))
+        of.file()
+            .pin_changed(&self.group, page, Some(counted), Content::New)
     }
 
     /// Takes the pages of some of the file's from the permit.

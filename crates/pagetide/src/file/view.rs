@@ -52,7 +52,7 @@ type Latched<'a> = (Frame, Room<'a>);
 
 /// What a page is to be when it is latched.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
+pub(crate) enum Content {
     /// What the file has there.
     Stored,
     /// Zeros, whatever the file has there.
@@ -76,18 +76,7 @@ impl File {
     pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
         let counted = self.count_view()?;
-        self.pin_mut_counted(&self.group, page, counted)
-    }
-
-    /// [`File::pin_mut`] for `group`, as which it is counted already where it is.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub(crate) fn pin_mut_counted(
-        &self,
-        group: &Group,
-        page: u64,
-        counted: Option<Counted<'_>>,
-    ) -> Result<PageMut, Error> {
-        self.pin_changed(group, page, counted, Content::Stored)
+        self.pin_changed(&self.group, page, counted, Content::Stored)
     }
 
     /// [`File::pin_mut`] of a page that gets new content: its bytes are zeros, and nothing is read
@@ -102,23 +91,13 @@ impl File {
     pub fn pin_new(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
         let counted = self.count_view()?;
-        self.pin_new_counted(&self.group, page, counted)
+        self.pin_changed(&self.group, page, counted, Content::New)
     }
 
-    /// [`File::pin_new`] for `group`, as which it is counted already where it is.
+    /// A view of a page that is to have this content, for `group`, as which it is counted already
+    /// where it is. Waits for whoever holds it, and for memory.
     #[cfg_attr(debug_assertions, track_caller)]
-    pub(crate) fn pin_new_counted(
-        &self,
-        group: &Group,
-        page: u64,
-        counted: Option<Counted<'_>>,
-    ) -> Result<PageMut, Error> {
-        self.pin_changed(group, page, counted, Content::New)
-    }
-
-    /// A view of a page that is to have this content. Waits for whoever holds it, and for memory.
-    #[cfg_attr(debug_assertions, track_caller)]
-    fn pin_changed(
+    pub(crate) fn pin_changed(
         &self,
         group: &Group,
         page: u64,
