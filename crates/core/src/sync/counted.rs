@@ -18,6 +18,18 @@ fn count() {
     NR_RMWS.set(NR_RMWS.get() + 1);
 }
 
+/// Read-modify-writes that are given one value.
+macro_rules! of_one_value {
+    ($int:ty: $($call:ident),+) => {
+        $(
+            pub fn $call(&self, value: $int, order: Ordering) -> $int {
+                count();
+                self.0.$call(value, order)
+            }
+        )+
+    };
+}
+
 /// An atomic beside the standard one of the same name; loads and stores are that one's.
 macro_rules! counted {
     ($name:ident, $int:ty) => {
@@ -33,35 +45,7 @@ macro_rules! counted {
                 $name(atomic::$name::new(value))
             }
 
-            pub fn swap(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.swap(value, order)
-            }
-
-            pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_add(value, order)
-            }
-
-            pub fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_sub(value, order)
-            }
-
-            pub fn fetch_or(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_or(value, order)
-            }
-
-            pub fn fetch_and(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_and(value, order)
-            }
-
-            pub fn fetch_max(&self, value: $int, order: Ordering) -> $int {
-                count();
-                self.0.fetch_max(value, order)
-            }
+            of_one_value!($int: swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max);
 
             pub fn compare_exchange(
                 &self,
