@@ -126,7 +126,7 @@ const WINDOW_LOG_MAX: u32 = 27;
 impl Trace {
     /// Reads a trace: `.d64.zst` (zstd of little-endian 64-bit differences), `.csv` (a header with
     /// named columns), or text of one page number a line (blank lines and `#` comments skipped).
-    /// Letters of the ending may be upper-case.
+    /// What is written as text is from 0 to 2^63 - 1. Letters of the ending may be upper-case.
     ///
     /// A trace has at most 2^28 requests. Takes some 20 bytes a request at the peak, 4 afterwards.
     ///
@@ -270,14 +270,24 @@ fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
         if written.is_empty() || written.starts_with('#') {
             continue;
         }
-        let id = written.parse();
-        let id = id.map_err(|_| malformed(path, number, PAGE_NUMBER, written))?;
+        let id = page_number(written);
+        let id = id.map_err(|expected| malformed(path, number, expected, written))?;
         push(path, &mut ids, id)?;
     }
     Ok(ids)
 }
 
-const PAGE_NUMBER: &str = "a page number";
+/// The page that is written there, or what should be: a negative number is what recorders write
+/// where they know of no page.
+fn page_number(written: &str) -> Result<i64, &'static str> {
+    match written.parse::<i128>() {
+        Ok(number) => match i64::try_from(number) {
+            Ok(id @ 0..) => Ok(id),
+            _ => Err("a page number from 0 to 2^63 - 1"),
+        },
+        Err(_) => Err("a page number"),
+    }
+}
 
 fn malformed(path: &Path, line: u64, expected: &str, found: &str) -> TraceError {
     TraceError::Line {
@@ -382,8 +392,8 @@ fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
             return Ok(ids);
         }
         let written = String::from_utf8_lossy(&record[at]);
-        let id = written.parse().map_err(|_| {
-            let expected = format!("{PAGE_NUMBER} in column '{column}'");
+        let id = page_number(&written).map_err(|expected| {
+            let expected = format!("{expected} in column '{column}'");
             malformed(path, line, &expected, &written)
         })?;
         push(path, &mut ids, id)?;

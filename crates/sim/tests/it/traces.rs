@@ -40,7 +40,7 @@ fn encoded(ids: &[i64]) -> Vec<u8> {
 
 #[test]
 fn text_with_comments_and_blank_lines() {
-    let trace = open("mine.txt", b"# pages\n7\n\n-3\n 7 \n100\n").unwrap();
+    let trace = open("mine.txt", b"# pages\n7\n\n3\n 7 \n100\n").unwrap();
     assert_eq!((trace.name.as_str(), trace.nr_unique), ("mine", 3));
     assert_eq!(trace.pages, [1, 0, 1, 2]);
 }
@@ -75,6 +75,24 @@ fn malformed_lines_are_named() {
         "a.csv:3: expected 2 columns, found '1 columns'"
     );
     assert!(message("a.txt", &[0xFF, 0xFE, b'\n']).starts_with("a.txt:1: expected a page number"));
+}
+
+#[test]
+fn what_is_no_page_of_any_file_is_named() {
+    let most = i64::MAX.to_string();
+    let trace = open("a.txt", format!("{most}\n+0\n").as_bytes()).unwrap();
+    assert_eq!(trace.pages, [1, 0]);
+    for number in ["-1", "9223372036854775808", "18446744073709551615"] {
+        let expected = "expected a page number from 0 to 2^63 - 1";
+        assert_eq!(
+            message("a.txt", format!("1\n{number}\n").as_bytes()),
+            format!("a.txt:2: {expected}, found '{number}'")
+        );
+        assert_eq!(
+            message("a.csv", format!("page\n{number}\n").as_bytes()),
+            format!("a.csv:2: {expected} in column 'page', found '{number}'")
+        );
+    }
 }
 
 #[test]
