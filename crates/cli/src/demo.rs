@@ -217,10 +217,7 @@ impl Row {
     ];
 
     fn cells(&self) -> Vec<String> {
-        let time = |nanos| match self.hit_ratio {
-            Some(_) => output::time(nanos),
-            None => "-".to_owned(),
-        };
+        let time = |nanos: Option<u64>| nanos.map_or_else(|| "-".to_owned(), output::time);
         vec![
             self.phase.to_owned(),
             self.tenant.to_owned(),

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, of_output};
 use comfy_table::{CellAlignment, Table, presets};
+use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -160,6 +161,11 @@ pub(crate) fn time(nanos: u64) -> String {
         999_950..999_950_000 => format!("{:.1} ms", nanos as f64 / 1e6),
         _ => format!("{:.1} s", nanos as f64 / 1e9),
     }
+}
+
+/// A quantile of times; of none there is none.
+pub(crate) fn quantile(times: &Histogram<u64>, quantile: f64) -> Option<u64> {
+    (!times.is_empty()).then(|| times.value_at_quantile(quantile))
 }
 
 /// The nearest whole number, from 0 on.

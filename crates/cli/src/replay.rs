@@ -25,10 +25,11 @@ struct Report {
     misses: u64,
     hit_ratio: f64,
     bytes_read: u64,
-    hit_ns_p50: u64,
-    hit_ns_p99: u64,
-    miss_ns_p50: u64,
-    miss_ns_p99: u64,
+    /// Of no hit or no miss there is none: `null`.
+    hit_ns_p50: Option<u64>,
+    hit_ns_p99: Option<u64>,
+    miss_ns_p50: Option<u64>,
+    miss_ns_p99: Option<u64>,
     peak_resident_bytes: u64,
     budget_bytes: u64,
     seconds: f64,
@@ -71,10 +72,10 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         misses,
         hit_ratio: output::rounded(hits as f64 / requests as f64),
         bytes_read: memory.stats().bytes_read,
-        hit_ns_p50: latencies.hits.value_at_quantile(0.5),
-        hit_ns_p99: latencies.hits.value_at_quantile(0.99),
-        miss_ns_p50: latencies.misses.value_at_quantile(0.5),
-        miss_ns_p99: latencies.misses.value_at_quantile(0.99),
+        hit_ns_p50: output::quantile(&latencies.hits, 0.5),
+        hit_ns_p99: output::quantile(&latencies.hits, 0.99),
+        miss_ns_p50: output::quantile(&latencies.misses, 0.5),
+        miss_ns_p99: output::quantile(&latencies.misses, 0.99),
         peak_resident_bytes: sampler.stop(),
         budget_bytes: memory.budget().as_u64(),
         seconds: output::rounded(seconds),
@@ -190,10 +191,7 @@ fn replay(
 
 fn table(report: &Report) -> String {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let time = |count, nanos| match count {
-        0 => "-".to_owned(),
-        _ => output::time(nanos),
-    };
+    let time = |nanos: Option<u64>| nanos.map_or_else(|| "-".to_owned(), output::time);
     let rows = vec![
         row("trace", report.trace.clone()),
         row("policy", report.policy.clone()),
@@ -206,10 +204,10 @@ fn table(report: &Report) -> String {
         row("misses", output::count(report.misses)),
         row("hit ratio", output::percent(report.hit_ratio)),
         row("read", output::mib(report.bytes_read)),
-        row("hit, median", time(report.hits, report.hit_ns_p50)),
-        row("hit, p99", time(report.hits, report.hit_ns_p99)),
-        row("miss, median", time(report.misses, report.miss_ns_p50)),
-        row("miss, p99", time(report.misses, report.miss_ns_p99)),
+        row("hit, median", time(report.hit_ns_p50)),
+        row("hit, p99", time(report.hit_ns_p99)),
+        row("miss, median", time(report.miss_ns_p50)),
+        row("miss, p99", time(report.miss_ns_p99)),
         row(
             "resident memory, peak",
             output::mib(report.peak_resident_bytes),

@@ -64,8 +64,8 @@ pub(super) fn run_all(data: &File, phase: Duration) -> Result<Vec<Beside>, Failu
             beside: policy.to_string(),
             web_hit_ratio_warm: warm.hit_ratio.unwrap_or(0.0),
             web_hit_ratio_scan: scan.hit_ratio.unwrap_or(0.0),
-            web_ns_p99_warm: warm.ns_p99,
-            web_ns_p99_scan: scan.ns_p99,
+            web_ns_p99_warm: warm.ns_p99.unwrap_or(0),
+            web_ns_p99_scan: scan.ns_p99.unwrap_or(0),
             batch_requests: batch.requests,
             seen: Some(seen),
         });

@@ -22,8 +22,8 @@ pub(super) struct Row {
     pub(super) phase: &'static str,
     pub(super) requests: u64,
     pub(super) hit_ratio: Option<f64>,
-    pub(super) ns_p50: u64,
-    pub(super) ns_p99: u64,
+    pub(super) ns_p50: Option<u64>,
+    pub(super) ns_p99: Option<u64>,
     pub(super) usage_bytes: u64,
 }
 
@@ -141,9 +141,8 @@ impl Stage {
                 continue;
             }
             let latency = |quantile| {
-                counts
-                    .as_ref()
-                    .map_or(0, |counts| counts.latency.value_at_quantile(quantile))
+                let counts = counts.as_ref()?;
+                output::quantile(&counts.latency, quantile)
             };
             self.seen.rows.push(Row {
                 tenant,

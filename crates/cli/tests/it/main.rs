@@ -159,6 +159,19 @@ fn the_fields_of_replay_are_stable_and_its_memory_is_bounded() {
 }
 
 #[test]
+fn of_what_was_not_measured_there_is_no_time() {
+    let trace = written(b"1\n1\n1\n");
+    let hits = json(&["replay", path(&trace), "--frames", "9", "--json"]).remove(0);
+    assert_eq!((&hits["hits"], &hits["misses"]), (&2.into(), &1.into()));
+    assert!(hits["hit_ns_p50"].is_u64() && hits["miss_ns_p99"].is_u64());
+    let trace = written(b"1\n2\n3\n");
+    let report = json(&["replay", path(&trace), "--frames", "9", "--json"]).remove(0);
+    assert_eq!(report["hits"], 0);
+    assert!(report["hit_ns_p50"].is_null() && report["hit_ns_p99"].is_null());
+    assert!(report["miss_ns_p50"].is_u64());
+}
+
+#[test]
 fn mrc_prints_a_line_for_each_policy_and_size() {
     let sample = sample();
     let args = [
