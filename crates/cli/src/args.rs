@@ -190,7 +190,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", group = "size",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) frames: Option<u32>,
-    /// File to read from [default: a sparse file of its own].
+    /// File to read from, at least as long as the trace has distinct pages: its first pages stand
+    /// for them, in the order of their numbers, without gaps [default: a sparse file of its own].
     #[arg(long, value_name = "PATH")]
     pub(crate) file: Option<PathBuf>,
     /// Open a socket at this path while it runs, for `pagetide top` and `pagetide stat`.

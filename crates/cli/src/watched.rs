@@ -41,6 +41,10 @@ fn line(socket: &Path, question: &str, patience: Duration) -> Result<Vec<u8>, Fa
             let seconds = patience.as_secs_f64();
             Failure::Run(format!("{}: it did not answer within {seconds} s", step()))
         }
+        // Also of what is no socket.
+        ErrorKind::ConnectionRefused => {
+            Failure::Run(format!("{}: no process listens there", step()))
+        }
         _ => Failure::of(&step(), &error),
     })
 }
@@ -168,6 +172,19 @@ mod tests {
         let another = text(&socket, "vmstat").expect_err("no answer of ours");
         assert!(another.to_string().ends_with("is no socket of pagetide's"));
         other.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn where_nobody_listens_that_is_told() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (left, file) = (dir.path().join("left"), dir.path().join("file"));
+        drop(UnixListener::bind(&left).expect("a socket"));
+        std::fs::write(&file, "").expect("room");
+        for path in [left, file] {
+            let refused = text(&path, "vmstat").expect_err("nobody").to_string();
+            let asked = format!("cannot ask the process at {}", path.display());
+            assert_eq!(refused, format!("{asked}: no process listens there"));
+        }
     }
 
     #[test]

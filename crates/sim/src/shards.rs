@@ -42,8 +42,17 @@ pub enum BadRate {
         rate: f64,
         /// Pages of the trace.
         nr_pages: u32,
-        /// The least rate; above [`MAX_RATE`] where the trace is too small for any.
+        /// The least rate.
         least: f64,
+    },
+    /// Of no sample of so small a trace there would be more.
+    #[error(
+        "the trace has {nr_pages} distinct pages, too few for samples, which need \
+         {MIN_FRAMES} pages each: leave them out"
+    )]
+    SmallTrace {
+        /// Pages of the trace.
+        nr_pages: u32,
     },
 }
 
@@ -77,6 +86,9 @@ impl Samples {
         }
         let nr_pages = trace.nr_unique;
         let least = f64::from(MIN_FRAMES) / f64::from(nr_pages.max(1));
+        if least > MAX_RATE {
+            return Err(BadRate::SmallTrace { nr_pages });
+        }
         if rate < least {
             return Err(BadRate::TooFew {
                 rate,
@@ -230,5 +242,9 @@ mod tests {
             "{refused}"
         );
         assert!(Samples::new(&counting(160), 0.1).is_ok());
+        let refused = Samples::new(&counting(127), MAX_RATE);
+        let told = refused.expect_err("less than 16 pages of any sample");
+        assert_eq!(told, BadRate::SmallTrace { nr_pages: 127 });
+        assert!(Samples::new(&counting(128), MAX_RATE).is_ok());
     }
 }

@@ -181,12 +181,21 @@ fn a_plot_goes_where_a_link_leads_though_nothing_is_there_yet() {
 
 #[test]
 fn a_sample_with_hardly_a_page_is_refused() {
-    let pages: Vec<String> = (0..2).flat_map(|_| 1..=50).map(|n| n.to_string()).collect();
-    let trace = written(pages.join("\n").as_bytes());
-    let args = ["--sample", "0.1%", "--frames", "16000"];
-    let (code, message) = failure(&[&["mrc", path(&trace)], &args[..]].concat());
-    assert_eq!(code, 2, "{message}");
-    assert!(message.contains("of 50 pages"), "{message}");
+    for (nr_pages, told) in [
+        (50, "has 50 distinct pages, too few for samples"),
+        (
+            200,
+            "of 200 pages: it has to have 16 pages to say anything, a rate of 0.08",
+        ),
+    ] {
+        let pages = (0..2).flat_map(|_| 1..=nr_pages);
+        let pages: Vec<String> = pages.map(|page| page.to_string()).collect();
+        let trace = written(pages.join("\n").as_bytes());
+        let args = ["--sample", "0.1%", "--frames", "16000"];
+        let (code, message) = failure(&[&["mrc", path(&trace)], &args[..]].concat());
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(told), "{message}");
+    }
 }
 
 #[test]
