@@ -1,6 +1,7 @@
 //! What can go wrong, with the thing named.
 
 use crate::Policy;
+use pagetide_core::units::PageKey;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -328,8 +329,8 @@ pub enum Error {
     /// [`Builder::without_thread`]: crate::Builder::without_thread
     #[error("this process was forked from the one that built the memory")]
     Forked,
-    /// A page beyond the end of the file.
-    #[error("page {page} is beyond the end of {file}, which has {len} bytes")]
+    /// A page beyond the end of the file, or beyond the last one that a file can have.
+    #[error("{}", past_end_text(file, *page, *len))]
     PastEnd {
         /// The file.
         file: String,
@@ -441,6 +442,17 @@ pub enum Error {
         /// most first.
         by_file: Vec<(String, u64)>,
     },
+}
+
+/// Who writes may write beyond the end, but not there.
+fn past_end_text(file: &str, page: u64, len: u64) -> String {
+    match page >> PageKey::PAGE_BITS {
+        0 => format!("page {page} is beyond the end of {file}, which has {len} bytes"),
+        _ => format!(
+            "page {page} of {file} is beyond the last one that there can be, 2^{} - 1",
+            PageKey::PAGE_BITS
+        ),
+    }
 }
 
 /// Files that a message names.

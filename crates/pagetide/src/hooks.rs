@@ -55,7 +55,8 @@ pub trait Hooks: Send + Sync {
     ///
     /// [`File::log_durable`]: crate::File::log_durable
     fn flush_log(&self, _position: u64) -> io::Result<u64> {
-        Err(io::ErrorKind::Unsupported.into())
+        let told = "these hooks have no `flush_log`";
+        Err(io::Error::new(io::ErrorKind::Unsupported, told))
     }
 
     /// A page is about to be written. `instead` is as long as `bytes`, for others that are written

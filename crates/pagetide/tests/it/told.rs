@@ -81,3 +81,28 @@ fn an_error_says_what_the_store_or_the_engine_said() {
     }
     file.discard_dirty().unwrap();
 }
+
+/// Has a log that pages wait for, and does not flush it.
+struct Ahead;
+
+impl Hooks for Ahead {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        1
+    }
+}
+
+#[test]
+fn who_waits_for_a_log_that_no_hook_flushes_is_told() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (options, disk) = (OpenOptions::new().hooks(Arc::new(Ahead)), Disk::default());
+    let file = options.open_store(&memory, Box::new(disk), "disk", &memory.root());
+    let file = file.unwrap();
+    file.write_at(b"x", 0).unwrap();
+    let Err(Error::LogBehind { source, .. }) = file.sync() else {
+        panic!("written before the log")
+    };
+    assert_eq!(source.kind(), io::ErrorKind::Unsupported);
+    assert_eq!(source.to_string(), "these hooks have no `flush_log`");
+    file.log_durable(1);
+    file.sync().unwrap();
+}

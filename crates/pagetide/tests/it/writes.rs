@@ -116,6 +116,11 @@ fn handles_share_what_is_written_and_only_writers_write() {
         .unwrap()
         .write_at(b"x", u64::MAX - 3);
     assert!(matches!(far, Err(Error::PastEnd { .. })));
+    let text = far.unwrap_err().to_string();
+    assert!(
+        text.ends_with("the last one that there can be, 2^40 - 1"),
+        "{text}"
+    );
 }
 
 #[test]
