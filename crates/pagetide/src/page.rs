@@ -192,6 +192,10 @@ impl Drop for Pin<'_> {
 ///
 /// Its bytes do not change and its memory does not move while it lives, even if the file is
 /// dropped meanwhile. It counts against its group's `max` and cannot be evicted: keep it short.
+///
+/// Whoever wants to change the page waits a second for its pins to go, and lets nobody pin or read
+/// it meanwhile. So its holder reads by this view, and does not ask for the page once more: he
+/// would wait for somebody who waits for him.
 pub struct Page {
     /// Not to be looked at once the pin was dropped.
     shared: ByFrame,

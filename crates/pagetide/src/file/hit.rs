@@ -28,8 +28,9 @@ impl File {
     /// # Errors
     /// [`Error::Io`], [`Error::NoMetadata`], [`Error::TooManyPins`]; [`Error::OverLimit`] where
     /// the group is full of what others have pinned for 200 ms, or of working memory;
-    /// [`Error::PageBusy`] where somebody changes a page for more than a second; `buf` may hold
-    /// part of the bytes. [`ReadOptions::deadline`](crate::ReadOptions::deadline) sets other times.
+    /// [`Error::PageBusy`] where somebody changes a page, or waits for its pins to go, for more
+    /// than a second; `buf` may hold part of the bytes.
+    /// [`ReadOptions::deadline`](crate::ReadOptions::deadline) sets other times.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let (page, skip) = self.place(offset);
         let mut is_missing = false;
