@@ -42,6 +42,7 @@ type Failed = Box<(Scenario, whole::Failure)>;
 
 /// Which seeds are left, and who runs which since when.
 struct Plan {
+    first: u64,
     next: u64,
     end: u64,
     until: Option<Instant>,
@@ -67,7 +68,8 @@ impl Load {
 impl Plan {
     fn take(&mut self) -> Option<u64> {
         let is_late = self.until.is_some_and(|until| Instant::now() >= until);
-        if self.next >= self.end || is_late {
+        // One is run whatever the time: what ran nothing has shown nothing.
+        if self.next >= self.end || (is_late && self.next > self.first) {
             return None;
         }
         self.running.push((self.next, Instant::now()));
@@ -103,6 +105,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     };
     let until = args.time.map(end).transpose()?;
     let plan = Mutex::new(Plan {
+        first: seeds.start,
         next: seeds.start,
         end: seeds.end,
         until,

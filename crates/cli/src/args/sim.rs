@@ -13,7 +13,7 @@ pub(crate) struct SimArgs {
     /// Seeds from A, below B [default: 0..64].
     #[arg(long, value_name = "A..B")]
     pub(crate) seeds: Option<Seeds>,
-    /// Go on with further seeds for so long, as in 60s or 5m.
+    /// Go on with further seeds for so long, as in 60s or 5m; one is run in any case.
     #[arg(long = "for", value_name = "TIME", conflicts_with = "seeds")]
     pub(crate) time: Option<humantime::Duration>,
     /// CPUs [default: the seed decides, few more often than many].

@@ -23,6 +23,16 @@ fn seeds_follow_a_trace_where_one_is_named() {
 }
 
 #[test]
+fn a_seed_is_run_however_short_the_time() {
+    let run = [
+        "sim", "--seed", "7", "--for", "0s", "--steps", "9", "--json",
+    ];
+    let rows = json(&run);
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["seed"], 7);
+}
+
+#[test]
 fn a_trace_that_cannot_be_read_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pages.csv");
