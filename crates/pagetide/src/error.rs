@@ -264,7 +264,7 @@ pub enum Error {
         file: String,
     },
     /// Dirty pages of a file could not be written or made durable.
-    #[error("cannot make {file} durable: {dirty_pages} of its pages are dirty")]
+    #[error("{}", writeback_text(file, *dirty_pages))]
     WritebackFailed {
         /// The file.
         file: String,
@@ -452,6 +452,14 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
             "page {page} of {file} is beyond the last one that there can be, 2^{} - 1",
             PageKey::PAGE_BITS
         ),
+    }
+}
+
+/// What failed may have been made up for since.
+fn writeback_text(file: &str, dirty_pages: u64) -> String {
+    match dirty_pages {
+        0 => format!("a write or a sync of {file} failed; none of its pages is dirty now"),
+        _ => format!("cannot make {file} durable: {dirty_pages} of its pages are dirty"),
     }
 }
 
