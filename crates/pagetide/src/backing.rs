@@ -213,6 +213,14 @@ impl Backing {
         self.behind.set_too_long();
     }
 
+    /// No page is left that could not be written, or waits for the log.
+    pub(crate) fn forget_failures(&self) {
+        self.is_failing.store(false, Ordering::Relaxed);
+        if let Some(hooked) = self.hooked.get() {
+            hooked.set_awaited(0);
+        }
+    }
+
     /// Whether who writes first has to give the store another chance.
     pub(crate) fn is_obstructed(&self) -> bool {
         self.behind.is_any() || self.is_failing.load(Ordering::Relaxed)

@@ -8,7 +8,7 @@ use crate::{Error, Group, Order};
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The code of a page that waits for the log.
@@ -99,8 +99,8 @@ pub(crate) struct Hooked {
     spare_bytes: usize,
     /// How far the log is durable, as far as anybody said.
     durable: AtomicU64,
-    /// The last write left pages that wait for the log.
-    is_gated: AtomicBool,
+    /// How far it has to be for the pages that the last write left waiting for it; 0 for none.
+    awaited: AtomicU64,
     /// Why the log was not made durable, when it was asked for last.
     log_error: Mutex<Option<io::Error>>,
 }
@@ -125,7 +125,7 @@ impl Hooked {
             spare_bytes: spare.len(),
             spare: Mutex::new(spare),
             durable: AtomicU64::new(0),
-            is_gated: AtomicBool::new(false),
+            awaited: AtomicU64::new(0),
             log_error: Mutex::default(),
         })
     }
@@ -149,19 +149,17 @@ impl Hooked {
     }
 
     pub(crate) fn set_durable(&self, position: u64) {
-        let before = self.durable.fetch_max(position, Ordering::AcqRel);
-        if before < position {
-            // Pages that waited for it may go now.
-            self.is_gated.store(false, Ordering::Relaxed);
-        }
+        self.durable.fetch_max(position, Ordering::AcqRel);
     }
 
+    /// Whether the last write left pages that wait for the log still.
     pub(crate) fn is_gated(&self) -> bool {
-        self.is_gated.load(Ordering::Relaxed)
+        self.awaited.load(Ordering::Relaxed) > self.durable()
     }
 
-    pub(crate) fn set_gated(&self, is_gated: bool) {
-        self.is_gated.store(is_gated, Ordering::Relaxed);
+    /// Pages wait until the log is so far.
+    pub(crate) fn set_awaited(&self, position: u64) {
+        self.awaited.store(position, Ordering::Relaxed);
     }
 
     /// What the engine said when its log was not made durable, where it was asked last.

@@ -197,7 +197,7 @@ impl File {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
             self.drop_pages(changed / backing.order.bytes() as u64..=u64::MAX);
         }
-        backing.is_failing.store(false, Ordering::Relaxed);
+        backing.forget_failures();
         // Whoever gives up knows of the errors.
         let errors = shared.core.write_errors(self.open.mapping);
         self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
@@ -279,7 +279,7 @@ impl File {
         backing.settle_all(shared, pages);
         if backing.nr_dirty() == 0 {
             // What could not be written is gone.
-            backing.is_failing.store(false, Ordering::Relaxed);
+            backing.forget_failures();
         }
     }
 }

@@ -289,6 +289,10 @@ impl<'a> Run<'a> {
             hooked.flush_log(furthest);
         }
         let durable = hooked.durable();
+        // In the background nobody asks for the log: it may be there for who does.
+        if furthest <= durable || self.by != By::Background {
+            hooked.set_awaited(furthest);
+        }
         for (position, outcome) in positions.iter().zip(outcomes) {
             if *position > durable {
                 *outcome = Err(GATED);
@@ -457,11 +461,6 @@ impl<'a> Run<'a> {
             backing.failed_page.store(page, Ordering::Relaxed);
         }
         backing.is_failing.store(is_failing, Ordering::Relaxed);
-        // In the background nobody asks for the log: it may be there for who does.
-        let is_known = ended.nr_gated == 0 || self.by != By::Background;
-        if let Some(hooked) = backing.hooked.get().filter(|_| is_known) {
-            hooked.set_gated(ended.nr_gated > 0);
-        }
         let pages = self.writes.iter().map(|write| write.key().page());
         let pages: Many<u64> = pages.collect();
         let mut woken: Many<Effect> = Many::new();

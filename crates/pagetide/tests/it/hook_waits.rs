@@ -156,3 +156,102 @@ fn nobody_is_slowed_down_in_a_hook() {
     });
     *hooks.0.lock().unwrap() = None;
 }
+
+/// Pages that nobody needs any more: what somebody else has dirty is no matter to their file.
+#[test]
+fn nobody_is_refused_for_pages_that_waited_for_the_log_and_are_gone() {
+    type Drop = fn(&File) -> Result<(), Error>;
+    let drops: [Drop; 3] = [
+        |file| file.discard_dirty().map(drop),
+        |file| file.punch(..),
+        |file| file.set_len(0),
+    ];
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    for drop_all in drops {
+        let group = group_of(&memory, "engine", 64);
+        let file = open(&memory, &group, Arc::new(Log::default()));
+        // The last page would be written for its end.
+        file.set_len(2 * PAGE).unwrap();
+        file.write_at(&[7; 4096], 0).unwrap();
+        assert!(matches!(file.sync(), Err(Error::LogBehind { .. })));
+        drop_all(&file).unwrap();
+        let full = Disk::default();
+        full.state().is_full = true;
+        let other = memory.open_store(Box::new(full), "full", Order::new(0), &group);
+        let other = other.unwrap();
+        let _more_than_a_fifth = other.write_at(&[7; 20 * 4096], 0);
+        file.write_at(&[0; 4096], 0).unwrap();
+        other.discard_dirty().unwrap();
+    }
+}
+
+/// The first page waits for the log; while some others are written, somebody waits for the test.
+#[derive(Default)]
+struct Held {
+    page: AtomicU64,
+    is_held: AtomicBool,
+}
+
+impl Held {
+    fn hold(&self, page: u64) {
+        self.page.store(page, Ordering::SeqCst);
+    }
+
+    fn wait(&self) {
+        while !self.is_held.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn let_go(&self) {
+        self.hold(0);
+        self.is_held.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Hooks for Held {
+    fn log_position(&self, page: u64, _bytes: &[u8]) -> u64 {
+        if page == 0 { 10 } else { 0 }
+    }
+
+    fn before_write(&self, page: u64, _: &[u8], _: &mut [u8]) -> io::Result<Content> {
+        while page == self.page.load(Ordering::SeqCst) && page > 0 {
+            self.is_held.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        Ok(Content::AsIs)
+    }
+}
+
+#[test]
+fn nobody_is_refused_for_a_log_that_became_durable_while_others_wrote() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let group = group_of(&memory, "engine", 64);
+    let held = Arc::new(Held::default());
+    let file = &open(&memory, &group, Arc::clone(&held) as Arc<dyn Hooks>);
+    file.write_at(&[7; 2 * 4096], 0).unwrap();
+    std::thread::scope(|scope| {
+        held.hold(1);
+        let flushes = scope.spawn(|| file.flush_range(..));
+        held.wait();
+        // The first page was left by then.
+        file.log_durable(10);
+        held.let_go();
+        assert!(flushes.join().unwrap().is_err());
+        // More than a fifth, at once, and all of it in the hands of another one.
+        let views = (1..16).map(|page| file.pin_new(page).unwrap());
+        let mut views: Vec<_> = views.collect();
+        views.iter_mut().for_each(|view| view.fill(7));
+        drop(views);
+        held.hold(2);
+        scope.spawn(|| file.sync().unwrap());
+        held.wait();
+        scope.spawn(|| {
+            std::thread::sleep(100 * MS);
+            held.let_go();
+        });
+        file.write_at(&[7; 10], 20 * PAGE).unwrap();
+    });
+}

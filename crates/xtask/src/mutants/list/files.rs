@@ -144,6 +144,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("pages_that_cannot_be_written_can"),
     },
     Mutant {
+        name: "pages that waited for the log and were dropped are waited for",
+        file: "backing.rs",
+        find: "            hooked.set_awaited(0);",
+        replace: "            let _ = hooked;",
+        tests: Tests::Runtime("hook_waits::nobody_is_refused_for_pages"),
+    },
+    Mutant {
         name: "a sync that unwinds is forgotten",
         file: "durability.rs",
         find: "            self.poison(NO_NUMBER);",
@@ -377,8 +384,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a log that was not asked keeps writers out",
         file: "writeback/run.rs",
-        find: "let is_known = ended.nr_gated == 0 || self.by != By::Background;",
-        replace: "let is_known = true;",
+        find: "if furthest <= durable || self.by != By::Background {",
+        replace: "if true {",
         tests: Tests::Runtime("hooks::nobody_is_refused"),
     },
     Mutant {
