@@ -139,15 +139,14 @@ impl File {
     pub(super) fn begin_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         // In a child the lock is nobody's.
         self.check_process()?;
-        let length = self.share_length(page)?;
-        self.check_writable()?;
-        Ok(length)
+        self.resume_change(page)
     }
 
-    /// [`File::begin_change`] of a call that was let write already, and has let the file go since.
+    /// [`File::begin_change`] of a call that was let write already, and has let the file go since:
+    /// what it has made dirty since counts.
     pub(super) fn resume_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         let length = self.share_length(page)?;
-        self.check_droppable()?;
+        self.check_writable()?;
         Ok(length)
     }
 

@@ -255,3 +255,38 @@ fn nobody_is_refused_for_a_log_that_became_durable_while_others_wrote() {
         file.write_at(&[7; 10], 20 * PAGE).unwrap();
     });
 }
+
+#[test]
+fn one_write_of_many_pages_stops_at_the_limit_of_dirty_pages() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let group = group_of(&memory, "engine", 100);
+    let log = Arc::new(Log::default());
+    let file = open(&memory, &group, Arc::clone(&log) as Arc<dyn Hooks>);
+    let refused = file.write_at(&[7; 90 * 4096], 0);
+    assert!(
+        matches!(refused, Err(Error::DirtyLimit { .. })),
+        "{refused:?}"
+    );
+    let nr_dirty = || group.stat().file_dirty / PAGE;
+    assert!((20..=22).contains(&nr_dirty()), "{}", nr_dirty());
+    log.mend(7);
+    file.write_at(&[7; 90 * 4096], 0).unwrap();
+    file.sync().unwrap();
+    // Nor does one whose store fails, which is not asked for each page anew.
+    let full = Disk::default();
+    full.state().is_full = true;
+    let file = memory.open_store(Box::new(full.clone()), "full", Order::new(0), &group);
+    let file = file.unwrap();
+    let refused = file.write_at(&[7; 90 * 4096], 0);
+    assert!(
+        matches!(refused, Err(Error::WritebackFailed { .. })),
+        "{refused:?}"
+    );
+    let nr_calls = full.state().nr_calls;
+    assert!(
+        (20..=22).contains(&nr_dirty()) && nr_calls < 20,
+        "{nr_calls} calls"
+    );
+    file.discard_dirty().unwrap();
+}

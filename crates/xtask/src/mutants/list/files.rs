@@ -151,6 +151,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("hook_waits::nobody_is_refused_for_pages"),
     },
     Mutant {
+        name: "a write of many pages is held to no limit once it has begun",
+        file: "file/write.rs",
+        find: "        let length = self.share_length(page)?;\n        self.check_writable()?;",
+        replace: "        let length = self.share_length(page)?;\n        self.check_droppable()?;",
+        tests: Tests::Runtime("hook_waits::one_write_of_many"),
+    },
+    Mutant {
         name: "a sync that unwinds is forgotten",
         file: "durability.rs",
         find: "            self.poison(NO_NUMBER);",
