@@ -4,6 +4,7 @@ use super::latch_wait::{LatchWait, Obstacle};
 use super::punch::discard;
 use super::{File, Fill};
 use crate::backing::Room;
+use crate::flusher::Dirtiness;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group};
@@ -148,7 +149,7 @@ impl File {
         };
         // Once more: with the lock it stays so.
         let len = self.len_of(page);
-        if len == 0 || backing.is_obstructed() {
+        if len == 0 || backing.is_obstructed() || self.has_to_write(page) {
             return Ok(None);
         }
         let Some(room) = backing.try_expect_dirty(shared, page) else {
@@ -167,6 +168,21 @@ impl File {
             return Ok(None);
         };
         Ok(Some(self.view(page, (frame, room), len, counted)))
+    }
+
+    /// Whether who changes a page is to write some others first, as much is dirty. Says so where
+    /// that is done in the background.
+    fn has_to_write(&self, page: u64) -> bool {
+        let (shared, own) = (&self.open.shared, self.group.id());
+        if self.open.backing.source.region().is_some() {
+            return false;
+        }
+        let charged = self.charged_to(page).unwrap_or(own);
+        let most = shared.dirtiness(own).max(shared.dirtiness(charged));
+        if most > Dirtiness::Fine {
+            shared.tell_flusher();
+        }
+        most == Dirtiness::Hard
     }
 
     /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is
@@ -211,6 +227,8 @@ impl File {
             return Err(refused(page, busy()));
         }
         backing.note_dirty(key.page(), shared.second(), room);
+        // At once: nobody is waited for, but what writes in the background is told.
+        let _more = self.has_to_write(key.page());
         Ok(page.into_mut(Arc::clone(&self.open), key.page()))
     }
 

@@ -1,7 +1,9 @@
 //! What groups have dirty together, where each alone has little.
 
 use crate::disk::Disk;
-use pagetide::{ByteSize, File, Memory, Order};
+use crate::swift::{assert_within, timed};
+use pagetide::{ByteSize, File, Group, Memory, Order};
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 
@@ -85,4 +87,56 @@ fn groups_that_are_above_the_background_limit_together_are_written() {
     files[3].1.write_at(&[1; PAGE], 5 * PAGE as u64).unwrap();
     memory.tick();
     assert!(nr_written(&files) > 0);
+}
+
+/// A file of 60 pages that are cached, in a group with room for 100.
+fn cached(memory: &Memory) -> (Group, Disk, File) {
+    let group = memory.root().child("small").unwrap();
+    let group = group.max(ByteSize(100 * PAGE as u64)).unwrap();
+    let disk = Disk::of(vec![1; 60 * PAGE]);
+    let file = memory.open_store(Box::new(disk.clone()), "disk", Order::new(0), &group);
+    let file = file.unwrap();
+    file.pin_many(&(0..60).collect::<Vec<_>>()).unwrap();
+    (group, disk, file)
+}
+
+#[test]
+fn a_view_for_which_others_are_to_be_written_first_is_not_had_at_once() {
+    let memory = memory();
+    let (group, disk, file) = cached(&memory);
+    let change = |page| match file.try_pin_mut(page).unwrap() {
+        Some(mut view) => view.fill(2),
+        None => panic!("page {page} is not to be had"),
+    };
+    // Of 100 pages 20, and the one that is above.
+    (0..21).for_each(change);
+    for page in [3, 30] {
+        assert!(file.try_pin_mut(page).unwrap().is_none());
+    }
+    assert_eq!(group.stat().file_dirty, 21 * PAGE as u64);
+    file.pin_mut(30).unwrap().fill(2);
+    assert!(disk.state().nr_writes > 0);
+    change(31);
+    file.sync().unwrap();
+}
+
+#[test]
+fn pages_that_are_upgraded_are_written_in_the_background_where_many_are() {
+    // What is dirty for long is written after 5 s.
+    assert_within(Duration::from_secs(3), || {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+        let (group, _disk, file) = cached(&memory);
+        for page in 0..50 {
+            let upgraded = file.upgrade(file.pin(page).unwrap());
+            // But for those that are being written just then.
+            if let Ok(mut view) = upgraded {
+                view.fill(2);
+            }
+        }
+        timed(|| {
+            while group.stat().file_dirty > 10 * PAGE as u64 {
+                std::thread::yield_now();
+            }
+        })
+    });
 }

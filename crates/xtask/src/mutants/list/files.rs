@@ -158,6 +158,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("hook_waits::one_write_of_many"),
     },
     Mutant {
+        name: "a view is had at once however much is dirty",
+        file: "file/view.rs",
+        find: " || self.has_to_write(page) {",
+        replace: " {",
+        tests: Tests::Runtime("dirty_levels::a_view_for_which"),
+    },
+    Mutant {
         name: "a sync that unwinds is forgotten",
         file: "durability.rs",
         find: "            self.poison(NO_NUMBER);",
