@@ -5,6 +5,7 @@ use super::latch_wait::{LatchWait, Obstacle};
 use super::write::bytes_of;
 use crate::backing::Backing;
 use crate::page::PageMut;
+use crate::park::{self, Panics};
 use crate::shared::Shared;
 use crate::shrinker::is_shrinking;
 use crate::store::uninterrupted;
@@ -81,8 +82,11 @@ impl File {
         }
         let turn = backing.behind.turn();
         backing.begin_hole(first_whole..end_whole);
-        self.drop_pages(first_whole..=end_whole - 1);
-        backing.catch_up_in(&self.open.shared, &turn).map(Ok)
+        let mut panics = Panics::default();
+        panics.catch(|| self.drop_pages(first_whole..=end_whole - 1));
+        let made = backing.catch_up_in(&self.open.shared, &turn);
+        panics.go_on();
+        made.map(Ok)
     }
 
     /// Zeroes those bytes of a range that do not lie in its whole pages: all, or none where one of
@@ -158,7 +162,7 @@ impl File {
         }
         backing.set_len_found(len);
         let stale = asked.into_iter().chain(changed(len));
-        stale.for_each(|pages| self.drop_pages(pages));
+        park::to_each(stale, |pages| self.drop_pages(pages));
         drop(alone);
         shared.fill_put_off();
         Ok(())
@@ -187,21 +191,24 @@ impl File {
         self.await_writes(0..=u64::MAX);
         let alone = self.alone(0..=u64::MAX)?;
         let (mut next, mut nr_dropped) = (0, 0);
+        let mut panics = Panics::default();
         while let Some(page) = dirty_in(shared, backing, next..=u64::MAX) {
             nr_dropped += 1;
-            discard(shared, backing, page);
+            panics.catch(|| discard(shared, backing, page));
             backing.settle(shared, page);
             next = page + 1;
         }
         if let Some(changed) = backing.cut_to_stored() {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
-            self.drop_pages(changed / backing.order.bytes() as u64..=u64::MAX);
+            let first = changed / backing.order.bytes() as u64;
+            panics.catch(|| self.drop_pages(first..=u64::MAX));
         }
         backing.forget_failures();
         // Whoever gives up knows of the errors.
         let errors = shared.core.write_errors(self.open.mapping);
         self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
         drop(alone);
+        panics.go_on();
         shared.fill_put_off();
         Ok(nr_dropped)
     }
@@ -260,18 +267,20 @@ impl File {
         }
     }
 
-    /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time.
+    /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time. All
+    /// of them, before it unwinds where somebody who is woken does: one that stayed would show its
+    /// old bytes again.
     pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let nr_pages = pages.end() - pages.start();
+        let mut panics = Panics::default();
+        let mut drop_page = |page| panics.catch(|| discard(shared, backing, page));
         if nr_pages < u64::from(shared.core.nr_resident(self.open.mapping)) {
-            pages
-                .clone()
-                .for_each(|page| discard(shared, backing, page));
+            pages.clone().for_each(drop_page);
         } else {
             let drop_page = &mut |page| {
                 if pages.contains(&page) {
-                    discard(shared, backing, page);
+                    drop_page(page);
                 }
             };
             shared.core.resident_pages(self.open.mapping, drop_page);
@@ -281,6 +290,7 @@ impl File {
             // What could not be written is gone.
             backing.forget_failures();
         }
+        panics.go_on();
     }
 }
 

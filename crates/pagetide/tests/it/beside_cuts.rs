@@ -5,10 +5,11 @@ use crate::disk::{Disk, forward};
 use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -169,4 +170,62 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
     };
     let stale: Vec<u64> = (nr_pages / 2..nr_pages).filter(is_stale).collect();
     assert!(stale.is_empty(), "pages {stale:?} have old bytes");
+}
+
+struct Unwinds;
+
+impl Wake for Unwinds {
+    fn wake(self: Arc<Unwinds>) {
+        // Without a word to the panic hook.
+        resume_unwind(Box::new("a waker that unwinds"));
+    }
+}
+
+/// Calls `change` while a task waits for page 5, whose waker unwinds.
+fn unwinding(file: &File, change: fn(&File)) {
+    let pinned = file.pin(5).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| file.write_at(&[9; 10], 5 * PAGE));
+        // He waits for the pin, and the task for him.
+        while file.try_pin(5).unwrap().is_some() {
+            thread::yield_now();
+        }
+        let waker = Waker::from(Arc::new(Unwinds));
+        let mut task = pin!(file.pin_async(5));
+        let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let changed = catch_unwind(AssertUnwindSafe(|| change(file)));
+        assert!(changed.is_err(), "nobody was woken");
+        writer.join().unwrap().unwrap();
+    });
+    drop(pinned);
+}
+
+#[test]
+fn all_that_is_cut_off_or_in_a_hole_is_gone_where_a_waker_unwinds() {
+    let all = || {
+        let (memory, file) = sevens(10);
+        drop(file.pin_many(&(0..10).collect::<Vec<_>>()).unwrap());
+        (memory, file)
+    };
+    let firsts = |file: &File| {
+        let first = |page| file.pin(page).unwrap()[100];
+        (0..10).map(first).collect::<Vec<_>>()
+    };
+    let (_memory, file) = all();
+    unwinding(&file, |file| file.set_len(PAGE).unwrap());
+    file.write_at(&[9], 10 * PAGE).unwrap();
+    assert_eq!(firsts(&file), [7, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    for change in [
+        (|file| file.punch(..9 * PAGE).unwrap()) as fn(&File),
+        |file| file.punch(3 * PAGE..9 * PAGE).unwrap(),
+    ] {
+        let (_memory, file) = all();
+        unwinding(&file, change);
+        let found = firsts(&file);
+        file.sync().unwrap();
+        file.invalidate_range(..).unwrap();
+        assert_eq!(found, firsts(&file), "the store has other bytes");
+        assert_eq!(found[3..], [0, 0, 0, 0, 0, 0, 7]);
+    }
 }

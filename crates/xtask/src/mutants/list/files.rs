@@ -165,6 +165,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("dirty_levels::a_view_for_which"),
     },
     Mutant {
+        name: "pages behind one whose waker unwinds are not dropped",
+        file: "file/punch.rs",
+        find: "|page| panics.catch(|| discard(shared, backing, page));",
+        replace: "|page| discard(shared, backing, page);\n        panics.catch(|| ());",
+        tests: Tests::Runtime("beside_cuts::all_that_is_cut_off"),
+    },
+    Mutant {
         name: "a sync that unwinds is forgotten",
         file: "durability.rs",
         find: "            self.poison(NO_NUMBER);",
