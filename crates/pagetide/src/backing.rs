@@ -125,7 +125,7 @@ pub(crate) struct Backing {
     /// Why the file takes no more writes, or 0.
     poison: AtomicU32,
     /// What its store and its hooks said of failures.
-    pub(crate) told: Told,
+    pub(crate) told: Arc<Told>,
     /// The last write of its pages failed.
     pub(crate) is_failing: AtomicBool,
     /// The last page whose write failed.
@@ -160,6 +160,7 @@ impl Backing {
         source: Source,
         len: u64,
     ) -> Backing {
+        let told = source.region().map_or_else(Arc::default, Region::told);
         Backing {
             mapping,
             order,
@@ -170,7 +171,7 @@ impl Backing {
             tried: AtomicU64::new(0),
             dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
-            told: Told::default(),
+            told,
             is_failing: AtomicBool::new(false),
             failed_page: AtomicU64::new(0),
             can_be_cut: AtomicBool::new(false),

@@ -18,7 +18,6 @@ use crate::release::Release;
 use crate::shrinker::Shrinkers;
 use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
-use crate::told;
 use crate::topology::Topology;
 use crate::trace;
 use crate::wait::Waiters;
@@ -412,7 +411,7 @@ impl Shared {
                     && self.core.has_anon_pages(group);
                 let group = self.name_of(group);
                 match self.swap.last_error().filter(|_| is_swap) {
-                    Some(code) => {
+                    Some(source) => {
                         let (used_bytes, max_bytes) = self.swap.used_bytes();
                         Error::SwapOut {
                             group,
@@ -420,7 +419,7 @@ impl Shared {
                             max_pages,
                             used_bytes,
                             max_bytes,
-                            source: told::error_of(code),
+                            source,
                         }
                     }
                     None => Error::OverLimit {

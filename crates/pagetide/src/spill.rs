@@ -19,7 +19,7 @@ use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::sleepers::Sleepers;
 use crate::store::{DirectFile, Store, uninterrupted};
-use crate::told::code_of;
+use crate::told::{self, Told};
 use crate::writeback::write_all;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation};
 use cipher::Cipher;
@@ -83,9 +83,10 @@ impl Swap {
     }
 
     /// Why the last page that was to go could not, if so.
-    pub(crate) fn last_error(&self) -> Option<u32> {
-        let error = self.spill()?.error.load(Ordering::Relaxed);
-        (error != NONE).then_some(error)
+    pub(crate) fn last_error(&self) -> Option<io::Error> {
+        let spill = self.spill()?;
+        let error = spill.error.load(Ordering::Relaxed);
+        (error != NONE).then(|| spill.told.error_of(error))
     }
 
     /// Gives the disk back what large parts of the file have no page any more: a bounded part.
@@ -196,6 +197,8 @@ struct Spill {
     nr_committed: AtomicU32,
     /// Why the last write failed.
     error: AtomicU32,
+    /// What its store said of failures.
+    told: Arc<Told>,
     /// Charges what says which slots are free.
     _records: Reservation,
     /// The last of it to go.
@@ -249,6 +252,7 @@ impl Spill {
             nr_slots,
             nr_committed: AtomicU32::new(0),
             error: AtomicU32::new(NONE),
+            told: Arc::default(),
             _turn: turn,
         })
     }
@@ -321,7 +325,7 @@ impl Spill {
         slots: Option<Range<u32>>,
         units: &[(u64, &[u8])],
     ) -> Result<Taken<'_>, u32> {
-        let full = || code_of(&io::Error::from(rustix::io::Errno::NOSPC));
+        let full = || told::code_of(&io::Error::from(rustix::io::Errno::NOSPC));
         let taken = Taken {
             spill: self,
             slots: slots.ok_or_else(full)?,
@@ -368,7 +372,7 @@ impl Spill {
             Some(cipher) => {
                 let write = |bytes: &[u8]| {
                     let written = write_all(store, &mut [IoSlice::new(bytes)], offset);
-                    written.map_err(|error| code_of(&error))
+                    written.map_err(|error| self.told.code_of(&error))
                 };
                 cipher.seal(first, units, write)?;
             }
@@ -400,7 +404,7 @@ impl Spill {
             *slice = IoSlice::new(bytes);
         }
         let slices = &mut slices[..units.len()];
-        write_all(store, slices, offset).map_err(|error| code_of(&error))
+        write_all(store, slices, offset).map_err(|error| self.told.code_of(&error))
     }
 
     /// Reads slots that follow each other.
@@ -415,7 +419,7 @@ impl Spill {
                     offset += read as u64;
                     buf = &mut buf[read..];
                 }
-                Err(error) => return Err(code_of(&error)),
+                Err(error) => return Err(self.told.code_of(&error)),
             }
         }
         if let Some(cipher) = &self.cipher {

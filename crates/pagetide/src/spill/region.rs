@@ -5,6 +5,7 @@ use super::zswap::{Pool, Stored};
 use super::{Bytes, MAX_RUN, NONE, Spill};
 use crate::shared::{Shared, locked};
 use crate::store::Store;
+use crate::told::Told;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::units::Order;
@@ -123,6 +124,11 @@ impl Region {
             records: Mutex::new(Some(Arc::new(group.reserve(ByteSize(0))?))),
             order,
         })
+    }
+
+    /// What is said of its failures.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        Arc::clone(&self.spill.told)
     }
 
     /// What the slots are in.

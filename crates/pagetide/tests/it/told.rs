@@ -30,6 +30,23 @@ impl Store for Says {
     }
 }
 
+/// Takes all that is written, and has nothing of it.
+struct WriteOnly;
+
+impl Store for WriteOnly {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Says.read_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+}
+
 /// Its log fails.
 struct NoLog;
 
@@ -105,4 +122,28 @@ fn who_waits_for_a_log_that_no_hook_flushes_is_told() {
     assert_eq!(source.to_string(), "these hooks have no `flush_log`");
     file.log_durable(1);
     file.sync().unwrap();
+}
+
+#[test]
+fn an_error_of_anon_pages_says_what_their_store_said() {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.spill_store(Arc::new(Says)).build().unwrap();
+    let small = memory.root().child("small").unwrap();
+    let small = small.max(ByteSize::kib(256)).unwrap();
+    let region = small.anon(1000).unwrap();
+    let change = |page| region.pin_new(page).map(|mut page| page[0] = 1);
+    match (0..1000).find_map(|page| change(page).err()).unwrap() {
+        Error::SwapOut { source, .. } => assert_eq!(source.to_string(), "the bucket is full"),
+        other => panic!("{other}"),
+    }
+    drop(region);
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = builder.spill_store(Arc::new(WriteOnly)).build().unwrap();
+    let region = memory.root().anon(1).unwrap();
+    region.pin_new(0).unwrap()[0] = 1;
+    memory.root().reclaim(ByteSize::kib(4)).unwrap();
+    match region.pin(0).unwrap_err() {
+        Error::Io { source, .. } => assert_eq!(source.to_string(), "no such object"),
+        other => panic!("{other}"),
+    }
 }
