@@ -185,10 +185,9 @@ impl Fault<'_> {
 
 impl Drop for Fault<'_> {
     fn drop(&mut self) {
-        if let Some(op) = self.op.take() {
-            let mut effects = Effects::new();
-            op.abandon(&self.shared.core, cpu::current(), &mut effects);
-            self.shared.wake_all(&mut effects);
+        if let Some(frame) = self.op.take().and_then(PageIn::into_pin) {
+            // Also tells who waits for memory.
+            self.shared.unpin(frame);
         }
     }
 }

@@ -246,9 +246,15 @@ impl PageIn {
 
     /// Gives the operation up. A read that is under way goes on without it.
     pub fn abandon(self, memory: &Memory, cpu: Cpu, effects: &mut Effects) {
-        if let Some(frame) = self.waits_for {
+        if let Some(frame) = self.into_pin() {
             memory.unpin(cpu, frame, effects);
         }
+    }
+
+    /// [`PageIn::abandon`] by a caller that drops its pin, where it has one.
+    #[must_use]
+    pub fn into_pin(self) -> Option<Frame> {
+        self.waits_for
     }
 }
 

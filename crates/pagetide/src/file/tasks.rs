@@ -2,7 +2,6 @@
 
 use super::many::{Begun, Stepped};
 use super::{File, patience};
-use crate::cpu;
 use crate::group::Group;
 use crate::io::Flight;
 use crate::memory_wait::MemoryWait;
@@ -10,7 +9,7 @@ use crate::page;
 use crate::pins::Counted;
 use crate::wait::Ticket;
 use crate::{Error, Page};
-use pagetide_core::memory::{Effects, PageError, PageIn};
+use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found};
 use pagetide_core::units::PageKey;
 use std::future::Future;
@@ -68,11 +67,9 @@ impl<'a> BringIn<'a> {
 
     /// Gives the operation up; a read that it began goes on.
     fn abandon(&mut self) {
-        let shared = &self.file.open.shared;
-        if let Some(op) = self.op.take() {
-            let mut effects = Effects::new();
-            op.abandon(&shared.core, cpu::current(), &mut effects);
-            shared.wake_all(&mut effects);
+        if let Some(frame) = self.op.take().and_then(PageIn::into_pin) {
+            // Also tells who waits for memory.
+            self.file.open.shared.unpin(frame);
         }
     }
 

@@ -1,13 +1,17 @@
 //! Who stalls on a page of the working set, and what reads see that were under way.
 
 use super::*;
+use crate::park::tests::Counted;
 use crate::pins::Paged;
 use crate::store::tests::Takes;
 use crate::{ByteSize, Memory, Order, Store};
 use pagetide_core::memory::Effect;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, OnceLock};
-use std::task::{Wake, Waker};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 /// A store whose reads begin and end with the test's.
 struct Gate {
@@ -125,6 +129,39 @@ fn who_reads_a_page_of_the_working_set_stalls() {
         assert_eq!(nr_stalled(&file.group), 0);
         op.abandon(&shared.core, cpu::current(), &mut effects);
         assert_eq!(file.read_at(&mut [0], 0).unwrap(), 1);
+    }
+}
+
+#[test]
+fn who_gives_a_page_up_wakes_who_waits_for_its_memory() {
+    type GivesUp = fn(&File, PageIn);
+    let give_up: [GivesUp; 2] = [
+        |file, op| {
+            let (shared, op) = (&file.open.shared, Some(op));
+            drop(Fault { shared, op });
+        },
+        |file, op| drop(tasks::BringIn::begun(file, op)),
+    ];
+    for give_up in give_up {
+        let (file, _) = gated(None);
+        let shared = &file.open.shared;
+        let small = file.group.child("small").unwrap();
+        let small = small.max(ByteSize::kib(4)).unwrap();
+        let key = Mappings::key(file.open.mapping, 0).unwrap();
+        let mut op = PageIn::new(key, small.id(), Access::Pin);
+        let mut effects = Effects::new();
+        let step = op.step(&shared.core, shared.here(), &mut effects);
+        assert!(matches!(step, Ok(Step::Wait { .. })), "{step:?}");
+        file.read(effects.pop_io().unwrap(), &Fill::from_store());
+        let waits = Arc::new(Counted::default());
+        let waker = Waker::from(Arc::clone(&waits));
+        let mut context = Context::from_waker(&waker);
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut alloc = pin!(small.alloc_async(Order::new(0), until));
+        assert!(alloc.as_mut().poll(&mut context).is_pending());
+        give_up(&file, op);
+        assert_eq!(waits.nr_wakes(), 1);
+        assert!(alloc.as_mut().poll(&mut context).is_ready());
     }
 }
 

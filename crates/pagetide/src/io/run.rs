@@ -416,7 +416,11 @@ pub(crate) fn end(runs: &mut [Run]) {
     let core = &reader.shared.core;
     core.complete_many(cpu::current(), ended, &mut |frame| woken.push(frame));
     runs.iter_mut().for_each(|run| run.flight = None);
-    park::to_each(woken, |frame| reader.shared.waiters.wake(frame));
+    park::to_each(woken, |frame| {
+        reader.shared.waiters.wake(frame);
+        // Where nobody wants the page any more, it can go.
+        reader.shared.came_back(frame);
+    });
 }
 
 /// Reads runs one after the other on this thread, for a caller that keeps their file open.

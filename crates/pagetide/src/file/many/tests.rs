@@ -5,8 +5,12 @@ use crate::io::{Next, Run};
 use crate::park::tests::Counted;
 use crate::{ByteSize, IoEngine, Memory, Order, Store};
 use pagetide_core::page_cache::Latched;
+use std::future::Future;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 
@@ -62,6 +66,26 @@ fn check(file: &File, nr_pages: u8) {
         let pinned = pinned.unwrap_or_else(|| panic!("page {page} is not there"));
         assert!(pinned.iter().all(|&byte| byte == page), "page {page}");
     }
+}
+
+#[test]
+fn who_waits_for_memory_is_woken_when_a_read_ends_that_nobody_waits_for() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    let small = memory.root().child("small").unwrap();
+    let small = small.max(ByteSize::kib(4)).unwrap();
+    let mut run = run(&file.for_group(&small), 1);
+    let waits = Arc::new(Counted::default());
+    let waker = Waker::from(Arc::clone(&waits));
+    let mut context = Context::from_waker(&waker);
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut alloc = pin!(small.alloc_async(Order::new(0), until));
+    assert!(alloc.as_mut().poll(&mut context).is_pending());
+    run.read_now();
+    assert_eq!(waits.nr_wakes(), 0);
+    drop(run);
+    assert_eq!(waits.nr_wakes(), 1);
+    assert!(alloc.as_mut().poll(&mut context).is_ready());
 }
 
 #[test]
