@@ -473,6 +473,18 @@ impl Backing {
         }
     }
 
+    /// [`Backing::note_dirty`] of a page that its caller may change. Whether the region asks if he
+    /// did ([`Region::end_expected`]).
+    pub(crate) fn note_view(&self, page: u64, second: u32, room: Room<'_>) -> bool {
+        match room {
+            Room::Listed(room) => {
+                self.dirty.insert(page, second, room);
+                false
+            }
+            Room::Expected(expected) => expected.keep(),
+        }
+    }
+
     /// Gives up what the spill file has of a page whose bytes have changed: by whoever has it for
     /// itself and is about to make it dirty.
     pub(crate) fn note_changed(&self, page: u64) {

@@ -312,7 +312,7 @@ impl Page {
     }
 
     /// Makes it a view that writes, whose latch the caller took from its pin.
-    pub(crate) fn into_mut(mut self, open: Arc<Open>, page: u64) -> PageMut {
+    pub(crate) fn into_mut(mut self, open: Arc<Open>, (page, is_expected): Viewed) -> PageMut {
         PageMut {
             open,
             block: mem::replace(&mut self.block, Block::GONE),
@@ -320,11 +320,15 @@ impl Page {
             len: self.len,
             is_dirty: false,
             is_new: false,
+            is_expected,
             account: self.account.take(),
             site: mem::take(&mut self.site),
         }
     }
 }
+
+/// The number of a page, and whether its region asks if it was changed.
+type Viewed = (u64, bool);
 
 /// A page of a file, for its holder alone: its bytes can be read and changed in place.
 ///
@@ -342,18 +346,21 @@ pub struct PageMut {
     is_dirty: bool,
     /// The file ends behind it when it is dropped, if it ended before.
     is_new: bool,
+    /// Its region asks whether it was changed.
+    is_expected: bool,
     /// The pin budgets that it counts in, if any.
     account: Option<Arc<Account>>,
     site: Site,
 }
 
 impl PageMut {
-    /// Takes over a latch that core gave on a frame of page number `page`, which was noted as one
-    /// that gets dirty.
+    /// Takes over a latch that core gave on the frame of a page, which was noted as one that gets
+    /// dirty.
     #[cfg_attr(debug_assertions, track_caller)]
     pub(crate) fn new(
         open: Arc<Open>,
-        (page, frame): (u64, Frame),
+        frame: Frame,
+        (page, is_expected): Viewed,
         len: usize,
         account: Option<Arc<Account>>,
     ) -> PageMut {
@@ -366,6 +373,7 @@ impl PageMut {
             len,
             is_dirty: false,
             is_new: false,
+            is_expected,
             account,
             site,
         }
@@ -406,8 +414,10 @@ impl PageMut {
             site: mem::take(&mut self.site),
         };
         if !is_forked {
-            self.settle();
-            self.open.home().wake_all(&mut effects);
+            let mut panics = Panics::default();
+            panics.catch(|| self.settle());
+            panics.catch(|| self.open.home().wake_all(&mut effects));
+            panics.go_on();
         }
         page
     }
@@ -420,12 +430,23 @@ impl PageMut {
         }
         if self.is_dirty {
             self.open.backing().note_changed(self.page);
+            self.end_view();
+        }
+    }
+
+    /// An anon page that was not changed, and never before, takes no room in the spill file.
+    fn end_view(&self) {
+        if self.is_expected
+            && let Some(region) = self.open.backing().source.region()
+        {
+            region.end_expected(self.page, self.is_dirty);
         }
     }
 
     /// After others see it: nothing is to be written where nothing was changed.
     fn settle(&self) {
         if !self.is_dirty {
+            self.end_view();
             self.open.backing().settle(self.open.home(), self.page);
         }
     }
@@ -475,9 +496,9 @@ impl Drop for PageMut {
         // A frame that goes to its zone, of a page that was cut off, forgets whose it was.
         let group = core.frames().group(frame);
         core.unlatch(cpu::current(), frame, self.is_dirty, &mut effects);
-        self.settle();
         // Those who are woken are foreign, and may unwind.
         let mut panics = Panics::default();
+        panics.catch(|| self.settle());
         panics.catch(|| shared.wake_all(&mut effects));
         panics.catch(|| shared.group_came_back(group));
         if let Some(account) = &self.account {

@@ -226,10 +226,10 @@ impl File {
         if backing.is_obstructed() || !page.keep_by_pin() || !core.upgrade(frame) {
             return Err(refused(page, busy()));
         }
-        backing.note_dirty(key.page(), shared.second(), room);
+        let is_expected = backing.note_view(key.page(), shared.second(), room);
         // At once: nobody is waited for, but what writes in the background is told.
         let _more = self.has_to_write(key.page());
-        Ok(page.into_mut(Arc::clone(&self.open), key.page()))
+        Ok(page.into_mut(Arc::clone(&self.open), (key.page(), is_expected)))
     }
 
     /// A view of a page for a caller that has the file for itself, and counts in no pin budget;
@@ -260,9 +260,10 @@ impl File {
     ) -> PageMut {
         // Before anybody can see its bytes, and so that it is found by who waits for it.
         let second = self.open.shared.second();
-        self.open.backing.note_dirty(page, second, room);
+        let is_expected = self.open.backing.note_view(page, second, room);
         let account = counted.map(Counted::into_account);
-        PageMut::new(Arc::clone(&self.open), (page, frame), len, account)
+        let page = (page, is_expected);
+        PageMut::new(Arc::clone(&self.open), frame, page, len, account)
     }
 
     /// Takes the latch of a page, which comes in if it has to, unless somebody holds it or there is

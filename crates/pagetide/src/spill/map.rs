@@ -49,7 +49,6 @@ struct Leaf {
 /// Units that were not known before, and that somebody is about to change.
 #[derive(Debug)]
 struct Expected {
-    first: u64,
     /// Who is about to.
     nr_callers: u32,
     /// Somebody did.
@@ -60,8 +59,8 @@ struct Expected {
 #[derive(Debug, Default)]
 struct Leaves {
     leaves: BTreeMap<u64, Box<Leaf>>,
-    /// A few at most: one for each thread that changes a page for the first time.
-    expected: Vec<Expected>,
+    /// By the first unit: one for each page that somebody changes for the first time.
+    expected: BTreeMap<u64, Expected>,
 }
 
 impl Leaves {
@@ -82,12 +81,9 @@ impl Leaves {
     /// Counts one more who is about to change units; false where that makes no difference, because
     /// they stay known in any case.
     fn join(&mut self, first: u64) -> bool {
-        let expected = self.expected.iter_mut().find(|at| at.first == first);
-        let Some(expected) = expected else {
-            return false;
-        };
-        expected.nr_callers += 1;
-        true
+        let expected = self.expected.get_mut(&first);
+        let joined = expected.map(|expected| expected.nr_callers += 1);
+        joined.is_some()
     }
 
     /// Forgets units; returns how many, and the leaves that went with them.
@@ -133,7 +129,9 @@ fn place(unit: u64) -> (u64, usize) {
 
 /// Gives back what leaves were charged; the caller may have the lock of the file.
 fn shrink(records: &Reservation, nr_leaves: u32) {
-    records.shrink_reclaiming(ByteSize(LEAF_BYTES * u64::from(nr_leaves)), false);
+    if nr_leaves > 0 {
+        records.shrink_reclaiming(ByteSize(LEAF_BYTES * u64::from(nr_leaves)), false);
+    }
 }
 
 /// The place that a word names.
@@ -228,11 +226,11 @@ impl SlotMap {
         // Not before: who is refused is nobody who is about to.
         let mut is_counted = leaves.join(units.start);
         if nr_new > 0 && !is_counted {
-            leaves.expected.push(Expected {
-                first: units.start,
+            let expected = Expected {
                 nr_callers: 1,
                 is_changed: false,
-            });
+            };
+            leaves.expected.insert(units.start, expected);
             is_counted = true;
         }
         Ok(Marked::Known { is_counted })
@@ -255,16 +253,15 @@ impl SlotMap {
         records: &Reservation,
     ) -> u32 {
         let mut leaves = locked(&self.leaves);
-        let mut all = leaves.expected.iter();
-        let at = all.position(|at| at.first == units.start);
-        let at = at.expect("it was counted");
-        let expected = &mut leaves.expected[at];
+        let expected = leaves.expected.get_mut(&units.start);
+        let expected = expected.expect("it was counted");
         expected.is_changed |= is_changed;
+        let is_changed = expected.is_changed;
         expected.nr_callers -= 1;
         if expected.nr_callers > 0 {
             return 0;
         }
-        let is_changed = leaves.expected.swap_remove(at).is_changed;
+        leaves.expected.remove(&units.start);
         if is_changed {
             return 0;
         }
@@ -290,8 +287,7 @@ impl SlotMap {
     pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
         let mut leaves = locked(&self.leaves);
         // Who is about to change them, and waits without the lock of the file, comes after that.
-        let mut expected = leaves.expected.iter_mut();
-        if let Some(expected) = expected.find(|at| at.first == units.start) {
+        if let Some(expected) = leaves.expected.get_mut(&units.start) {
             expected.is_changed = false;
         }
         let (nr_units, nr_leaves) = leaves.forget(units);

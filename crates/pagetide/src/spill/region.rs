@@ -9,6 +9,7 @@ use crate::told::Told;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::units::Order;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -98,15 +99,17 @@ impl Expected<'_> {
     pub(crate) fn changed(mut self) {
         self.is_changed = true;
     }
+
+    /// Whether [`Region::end_expected`] has to say what became of the page.
+    pub(crate) fn keep(self) -> bool {
+        ManuallyDrop::new(self).is_counted
+    }
 }
 
 impl Drop for Expected<'_> {
     fn drop(&mut self) {
         if self.is_counted {
-            let region = self.region;
-            let (units, records) = (region.units_of(self.page), region.records());
-            let nr_forgotten = region.map.end_expected(units, self.is_changed, &records);
-            region.spill.uncommit(nr_forgotten);
+            self.region.end_expected(self.page, self.is_changed);
         }
     }
 }
@@ -180,6 +183,13 @@ impl Region {
             is_counted,
             is_changed: false,
         }
+    }
+
+    /// What became of a page that was expected, and [kept](Expected::keep) as one.
+    pub(crate) fn end_expected(&self, page: u64, is_changed: bool) {
+        let (units, records) = (self.units_of(page), self.records());
+        let nr_forgotten = self.map.end_expected(units, is_changed, &records);
+        self.spill.uncommit(nr_forgotten);
     }
 
     /// Forgets a page that has no slots and is not in memory.

@@ -253,3 +253,24 @@ fn a_page_whose_change_fails_takes_no_room_in_the_spill_file() {
     let full = region.pin_new(16).map(drop);
     assert!(matches!(full, Err(Error::SpillFull { .. })));
 }
+
+#[test]
+fn a_view_through_which_nothing_was_changed_takes_no_room_in_the_spill_file() {
+    let memory = builder_on(&Disk::default(), ByteSize(PAGE))
+        .build()
+        .unwrap();
+    let region = tenant(&memory, 64).anon(1000).unwrap();
+    let view = |page| region.pin_mut(page).unwrap();
+    drop(view(0));
+    drop(view(1).downgrade());
+    drop(region.upgrade(region.pin(2).unwrap()).unwrap());
+    // Two, of which the first changes the page and the other does not.
+    view(3)[0] = 7;
+    drop(view(3));
+    assert!(matches!(region.pin_mut(4), Err(Error::SpillFull { .. })));
+    memory.root().reclaim(ByteSize(4 * PAGE)).unwrap();
+    assert_eq!(memory.stats().swap_used_bytes, PAGE);
+    assert_eq!(region.pin(3).unwrap()[0], 7);
+    region.discard(..).unwrap();
+    view(4)[0] = 7;
+}
