@@ -3,10 +3,10 @@
 use crate::disk::{Disk, EIO, Fault, forward};
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::timed;
-use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Store};
+use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,41 @@ fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
 
 /// One tenant changes pages of a region whose map has no room in its own group. Another one changes
 /// and drops other pages of it meanwhile.
+/// Discards a page where memory is asked for; what came of that, and how long it took.
+struct Discards(Anon, Mutex<Vec<(bool, Duration)>>);
+
+impl Shrinker for Discards {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        let begin = Instant::now();
+        let discarded = self.0.discard(5..=5);
+        let is_busy = matches!(discarded, Err(Error::PageBusy { page: 5, .. }));
+        self.1.lock().unwrap().push((is_busy, begin.elapsed()));
+        None
+    }
+}
+
+#[test]
+fn who_discards_inside_a_shrinker_does_not_wait_for_who_asked_it() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = memory.build().unwrap();
+    let group = group_of(&memory, "group", 64);
+    let region = group.anon(1000).unwrap();
+    let mut view = region.pin_mut(5).unwrap();
+    view[0] = 7;
+    let discards = Arc::new(Discards(region.clone(), Mutex::default()));
+    let registered = group.add_shrinker(Arc::clone(&discards));
+    assert!(group.alloc(Order::new(6)).is_err());
+    drop((registered, view));
+    let asked = discards.1.lock().unwrap();
+    let is_soon = |&(is_busy, took): &(bool, Duration)| is_busy && took < SOON;
+    assert!(!asked.is_empty() && asked.iter().all(is_soon), "{asked:?}");
+    region.discard(..).unwrap();
+}
+
 #[test]
 fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
     type Change = fn(&Anon, u64) -> Result<(), Error>;
