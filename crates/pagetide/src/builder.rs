@@ -210,8 +210,8 @@ impl Builder {
         self
     }
 
-    /// What [`Memory::set_budget`] may raise the budget to later: the budget itself by default.
-    /// Each page of it costs about 100 bytes of records, which the budget pays.
+    /// What [`Memory::set_budget`] may raise the budget to later: the budget itself by default, and
+    /// where this is less. Each page of it costs about 100 bytes of records, which the budget pays.
     pub fn arena_max(mut self, most: ByteSize) -> Builder {
         self.arena_max = Some(most.as_u64());
         self

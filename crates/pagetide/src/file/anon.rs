@@ -94,6 +94,8 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Spill`], [`Error::AnonTooLarge`], [`Error::OverLimit`], [`Error::NoMetadata`].
+    /// [`Error::NoBlock`] where the spill file is encrypted or compressed pages are kept, and
+    /// [`Error::Random`] where it is encrypted.
     pub fn anon(&self, nr_pages: u64) -> Result<Anon, Error> {
         self.anon_with(Order::new(0), nr_pages)
     }

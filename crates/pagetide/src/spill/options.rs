@@ -105,9 +105,9 @@ impl Builder {
     }
 
     /// Keeps pages that are swapped out compressed in memory (LZ4) before they go to the spill
-    /// file, the oldest first, as the kernel's zswap does: in `percent` of the budget, at most 50,
-    /// and in 16 GiB at most, which are taken from it while there is a spill file, by what the
-    /// budget is as that is made. 0, the default: none.
+    /// file, the oldest first, as the kernel's zswap does: in `percent` of the budget (more than 50
+    /// is 50), and in 16 GiB at most, which are taken from it while there is a spill file, by what
+    /// the budget is as that is made. 0, the default: none.
     ///
     /// A page that does not shrink by a quarter goes to the file at once.
     pub fn zswap(mut self, percent: u8) -> Builder {
