@@ -4,8 +4,10 @@ use crate::builder::bytes_of;
 use crate::stats::by_name;
 use crate::trace;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES};
+use pagetide_core::frame::{State, flag};
 use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
 use pagetide_core::memory::BadBudget;
+use pagetide_core::units::{Frame, PageType};
 
 impl Group {
     /// [`Group::set_min`] in a chain of calls.
@@ -151,9 +153,26 @@ impl Group {
             over_pages,
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
-            dirty_pages: stat.file_dirty / page_bytes,
+            dirty_pages: stat.file_dirty / page_bytes + self.dirty_anon_pages(),
             reserved_pages: stat.slab_unreclaimable / page_bytes,
         }
+    }
+
+    /// Anon pages of the group and those below it that have to be swapped out first. No counter has
+    /// them: O(frames).
+    fn dirty_anon_pages(&self) -> u64 {
+        let core = &self.shared().core;
+        let (frames, groups) = (core.frames(), core.groups());
+        let is_dirty = |frame: &Frame| {
+            let word = frames.word(*frame);
+            word.state() == State::Live
+                && word.has(flag::DIRTY)
+                && frames.page_type(*frame) == PageType::Anon
+                && groups.is_in(frames.group(*frame), self.id())
+        };
+        let dirty = (0..frames.len()).map(Frame::new).filter(is_dirty);
+        let nr_pages = |frame| u64::from(frames.block(frame).0.nr_pages());
+        dirty.map(nr_pages).sum()
     }
 
     /// The hard limit; `None` where only ancestors limit the group.

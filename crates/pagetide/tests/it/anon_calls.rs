@@ -274,3 +274,19 @@ fn a_view_through_which_nothing_was_changed_takes_no_room_in_the_spill_file() {
     region.discard(..).unwrap();
     view(4)[0] = 7;
 }
+
+#[test]
+fn a_limit_that_is_not_kept_says_how_many_anon_pages_are_to_be_written() {
+    for order in [0, 2] {
+        let disk = Disk::default();
+        let memory = builder_on(&disk, ByteSize::mib(4)).build().unwrap();
+        let group = tenant(&memory, 64);
+        let region = group.anon_with(Order::new(order), 10).unwrap();
+        (0..10).for_each(|page| region.pin_new(page).unwrap()[0] = 7);
+        disk.state().is_full = true;
+        match group.set_max(ByteSize(PAGE)).unwrap_err() {
+            Error::StillOver { dirty_pages, .. } => assert_eq!(dirty_pages, 10 << order),
+            other => panic!("{other}"),
+        }
+    }
+}

@@ -182,9 +182,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who is over a lowered limit is told of no dirty pages",
         file: "limits.rs",
-        find: "dirty_pages: stat.file_dirty / page_bytes,",
-        replace: "dirty_pages: 0 * page_bytes,",
+        find: "dirty_pages: stat.file_dirty / page_bytes + ",
+        replace: "dirty_pages: 0 * page_bytes + ",
         tests: Tests::Runtime("budget::who_is_over"),
+    },
+    Mutant {
+        name: "who is over a lowered limit is told of clean anon pages",
+        file: "limits.rs",
+        find: "&& word.has(flag::DIRTY)",
+        replace: "&& !word.has(flag::DIRTY)",
+        tests: Tests::Runtime("anon_calls::a_limit_that_is_not_kept"),
     },
     Mutant {
         name: "a hole where the store may have lost writes is forgotten",
