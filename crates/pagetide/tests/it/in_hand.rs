@@ -486,6 +486,23 @@ impl Store for Takes {
 }
 
 #[test]
+fn a_shrinker_that_syncs_does_not_wait_for_a_page_that_its_caller_has_in_hand() {
+    let memory = memory();
+    let file = open(&memory, Disk::default());
+    file.write_at(&[1; PAGE], 0).unwrap();
+    let view = file.pin_mut(0).unwrap();
+    let synced = file.clone();
+    let (group, _registered, told) = full_group(&memory, move || synced.sync());
+    let _one = group.alloc(Order::new(0)).unwrap();
+    let begin = Instant::now();
+    assert!(group.alloc(Order::new(6)).is_err());
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(told.nr_busy.load(Ordering::Relaxed) > 0, "it was not asked");
+    drop(view);
+    file.sync().unwrap();
+}
+
+#[test]
 fn a_shrinker_that_syncs_does_not_wait_for_the_sync_that_it_runs_in() {
     let memory = memory();
     let group = memory.root().child("full").unwrap();

@@ -194,6 +194,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("anon_calls::a_limit_that_is_not_kept"),
     },
     Mutant {
+        name: "a view counts as a change of an anon page",
+        file: "page.rs",
+        find: "region.end_expected(self.page, self.is_dirty);",
+        replace: "region.end_expected(self.page, true);",
+        tests: Tests::Runtime("anon_calls::a_view_through"),
+    },
+    Mutant {
+        name: "who discards inside a shrinker waits for who asked it",
+        file: "file/anon.rs",
+        find: "if is_shrinking() || !shared",
+        replace: "if false && is_shrinking() || !shared",
+        tests: Tests::Runtime("anon_waits::who_discards_inside"),
+    },
+    Mutant {
+        name: "who syncs inside a shrinker waits for who asked it",
+        file: "writeback.rs",
+        find: "if is_shrinking() || !self",
+        replace: "if false && is_shrinking() || !self",
+        tests: Tests::Runtime("in_hand::a_shrinker_that_syncs"),
+    },
+    Mutant {
         name: "a hole where the store may have lost writes is forgotten",
         file: "backing.rs",
         find: "if store.has_lost_writes() {\n                        self.poison",
