@@ -152,7 +152,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a page that was changed keeps its slot",
-        file: "backing.rs",
+        file: "backing/dirty.rs",
         find: "region.drop_slots(page);",
         replace: "let _ = (region, page);",
         tests: Tests::Runtime("a_page_that_is_changed"),
