@@ -9,7 +9,7 @@ use crate::{ByteSize, Error, Reservation};
 use pagetide_core::memory::AllocError;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 /// Words of a leaf.
 const LEAF: usize = 128;
@@ -245,13 +245,14 @@ impl SlotMap {
     }
 
     /// What became of units that were expected, and counted. If nobody changed them and nobody is
-    /// about to, they are forgotten; returns how many.
+    /// about to, they are forgotten: `uncommit` is told how many.
     pub(super) fn end_expected(
         &self,
         units: Range<u64>,
         is_changed: bool,
         records: &Reservation,
-    ) -> u32 {
+        uncommit: impl FnOnce(u32),
+    ) {
         let mut leaves = locked(&self.leaves);
         let expected = leaves.expected.get_mut(&units.start);
         let expected = expected.expect("it was counted");
@@ -259,16 +260,25 @@ impl SlotMap {
         let is_changed = expected.is_changed;
         expected.nr_callers -= 1;
         if expected.nr_callers > 0 {
-            return 0;
+            return;
         }
         leaves.expected.remove(&units.start);
-        if is_changed {
-            return 0;
+        if !is_changed {
+            SlotMap::forget_with(leaves, units, records, uncommit);
         }
+    }
+
+    fn forget_with(
+        mut leaves: MutexGuard<'_, Leaves>,
+        units: Range<u64>,
+        records: &Reservation,
+        uncommit: impl FnOnce(u32),
+    ) {
         let (nr_units, nr_leaves) = leaves.forget(units);
         drop(leaves);
+        uncommit(nr_units);
+        // Last: who waits for memory is woken, and may unwind.
         shrink(records, nr_leaves);
-        nr_units
     }
 
     /// Drops leaves of units that were made for nothing.
@@ -283,17 +293,19 @@ impl SlotMap {
         }
     }
 
-    /// Forgets units that nobody changes and that have no slots; returns how many.
-    pub(super) fn forget(&self, units: Range<u64>, records: &Reservation) -> u32 {
+    /// Forgets units that nobody changes and that have no slots: `uncommit` is told how many.
+    pub(super) fn forget(
+        &self,
+        units: Range<u64>,
+        records: &Reservation,
+        uncommit: impl FnOnce(u32),
+    ) {
         let mut leaves = locked(&self.leaves);
         // Who is about to change them, and waits without the lock of the file, comes after that.
         if let Some(expected) = leaves.expected.get_mut(&units.start) {
             expected.is_changed = false;
         }
-        let (nr_units, nr_leaves) = leaves.forget(units);
-        drop(leaves);
-        shrink(records, nr_leaves);
-        nr_units
+        SlotMap::forget_with(leaves, units, records, uncommit);
     }
 
     /// The first unit in a range that may have been written.
@@ -455,6 +467,20 @@ mod tests {
         expected.map(|is_counted| is_counted.unwrap())
     }
 
+    /// How many units are forgotten as what was expected ends.
+    fn ended(map: &SlotMap, units: Range<u64>, is_changed: bool, records: &Reservation) -> u32 {
+        let nr_units = Cell::new(0);
+        map.end_expected(units, is_changed, records, |nr| nr_units.set(nr));
+        nr_units.get()
+    }
+
+    /// How many units are forgotten as they are discarded.
+    fn forgotten(map: &SlotMap, units: Range<u64>, records: &Reservation) -> u32 {
+        let nr_units = Cell::new(0);
+        map.forget(units, records, |nr| nr_units.set(nr));
+        nr_units.get()
+    }
+
     #[test]
     fn of_units_that_find_no_room_none_is_known_and_nothing_stays_charged() {
         let records = records();
@@ -471,16 +497,16 @@ mod tests {
         assert!(expect(&map, 0..301, &records, commit).is_err());
         assert_eq!((left.get(), records.size()), (300, ByteSize(0)));
         assert!(expect(&map, 100..200, &records, commit).unwrap());
-        assert_eq!(map.end_expected(100..200, true, &records), 0);
+        assert_eq!(ended(&map, 100..200, true, &records), 0);
         assert!(expect(&map, 0..400, &records, commit).is_err());
         assert_eq!(left.get(), 200);
         assert_eq!(records.size(), ByteSize(2 * LEAF_BYTES));
         assert!(expect(&map, 0..300, &records, commit).unwrap());
-        assert_eq!(map.end_expected(0..300, true, &records), 0);
+        assert_eq!(ended(&map, 0..300, true, &records), 0);
         // Known for good.
         assert!(!expect(&map, 0..300, &records, commit).unwrap());
         assert_eq!(left.get(), 0);
-        assert_eq!(map.forget(0..400, &records), 300);
+        assert_eq!(forgotten(&map, 0..400, &records), 300);
         assert_eq!(records.size(), ByteSize(0));
     }
 
@@ -493,7 +519,7 @@ mod tests {
         assert!(expect(&map, 5..6, &records, commit).unwrap());
         assert_eq!(map.expect_known(5..6), Some(true));
         assert!(expect(&map, 5..6, &records, commit).unwrap());
-        let end = |is_changed| map.end_expected(5..6, is_changed, &records);
+        let end = |is_changed| ended(&map, 5..6, is_changed, &records);
         assert_eq!([end(false), end(false), end(false)], [0, 0, 1]);
         assert_eq!(map.expect_known(5..6), None);
         assert_eq!(records.size(), ByteSize(0));
@@ -511,12 +537,12 @@ mod tests {
         // What was changed before it was discarded is not, for who is about to still.
         assert!(expect(&map, 4..5, &records, commit).unwrap());
         assert!(expect(&map, 4..5, &records, commit).unwrap());
-        assert_eq!(map.end_expected(4..5, true, &records), 0);
-        assert_eq!(map.forget(4..5, &records), 1);
+        assert_eq!(ended(&map, 4..5, true, &records), 0);
+        assert_eq!(forgotten(&map, 4..5, &records), 1);
         assert!(expect(&map, 4..5, &records, commit).unwrap());
-        let end = |is_changed| map.end_expected(4..5, is_changed, &records);
+        let end = |is_changed| ended(&map, 4..5, is_changed, &records);
         assert_eq!([end(false), end(false)], [0, 1]);
-        assert_eq!(map.forget(5..6, &records), 1);
+        assert_eq!(forgotten(&map, 5..6, &records), 1);
         assert_eq!(records.size(), ByteSize(0));
     }
 

@@ -188,14 +188,15 @@ impl Region {
     /// What became of a page that was expected, and [kept](Expected::keep) as one.
     pub(crate) fn end_expected(&self, page: u64, is_changed: bool) {
         let (units, records) = (self.units_of(page), self.records());
-        let nr_forgotten = self.map.end_expected(units, is_changed, &records);
-        self.spill.uncommit(nr_forgotten);
+        let uncommit = |nr_units| self.spill.uncommit(nr_units);
+        self.map.end_expected(units, is_changed, &records, uncommit);
     }
 
     /// Forgets a page that has no slots and is not in memory.
     pub(crate) fn forget(&self, page: u64) {
-        let nr_units = self.map.forget(self.units_of(page), &self.records());
-        self.spill.uncommit(nr_units);
+        let uncommit = |nr_units| self.spill.uncommit(nr_units);
+        let (units, records) = (self.units_of(page), self.records());
+        self.map.forget(units, &records, uncommit);
     }
 
     /// The first page in a range that may have been written.

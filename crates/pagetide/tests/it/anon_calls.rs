@@ -1,10 +1,17 @@
 //! What can be done with files can be done with anon pages: permits, tries, futures.
 
 use crate::anon::{PAGE, builder_on, check, content, tenant, write};
+use crate::callers::Unwinding;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{Anon, ByteSize, Error, Group, Memory, Order, Policy};
+use std::future::Future;
+use std::iter;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NR_PAGES: u64 = 200;
 
@@ -273,6 +280,33 @@ fn a_view_through_which_nothing_was_changed_takes_no_room_in_the_spill_file() {
     assert_eq!(region.pin(3).unwrap()[0], 7);
     region.discard(..).unwrap();
     view(4)[0] = 7;
+}
+
+/// Does something while a task waits for memory of a group, whose waker unwinds.
+fn before_a_waker_that_unwinds(group: &Group, act: impl FnOnce()) {
+    let order = Order::new(0);
+    let _all: Vec<_> = iter::from_fn(|| group.alloc(order).ok()).collect();
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut task = pin!(group.alloc_async(order, until));
+    let waker = Waker::from(Arc::new(Unwinding));
+    let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    let acted = catch_unwind(AssertUnwindSafe(act));
+    assert!(acted.is_err(), "nobody was woken");
+}
+
+#[test]
+fn room_in_the_spill_file_is_given_back_where_a_waker_unwinds() {
+    let memory = builder_on(&Disk::default(), ByteSize(PAGE))
+        .build()
+        .unwrap();
+    let group = tenant(&memory, 64);
+    let region = group.anon(1000).unwrap();
+    let view = region.pin_mut(0).unwrap();
+    before_a_waker_that_unwinds(&group, || drop(view));
+    region.pin_mut(1).unwrap()[0] = 7;
+    before_a_waker_that_unwinds(&group, || region.discard(..).unwrap());
+    region.pin_mut(2).unwrap()[0] = 7;
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! Reads, pins and moves of pages beside a file that is made shorter and longer.
 
 use crate::by_cpu;
+use crate::callers::Unwinding;
 use crate::disk::{Disk, forward};
 use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
 use std::future::Future;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -172,15 +173,6 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
     assert!(stale.is_empty(), "pages {stale:?} have old bytes");
 }
 
-struct Unwinds;
-
-impl Wake for Unwinds {
-    fn wake(self: Arc<Unwinds>) {
-        // Without a word to the panic hook.
-        resume_unwind(Box::new("a waker that unwinds"));
-    }
-}
-
 /// Calls `change` while a task waits for page 5, whose waker unwinds.
 fn unwinding(file: &File, change: fn(&File)) {
     let pinned = file.pin(5).unwrap();
@@ -190,7 +182,7 @@ fn unwinding(file: &File, change: fn(&File)) {
         while file.try_pin(5).unwrap().is_some() {
             thread::yield_now();
         }
-        let waker = Waker::from(Arc::new(Unwinds));
+        let waker = Waker::from(Arc::new(Unwinding));
         let mut task = pin!(file.pin_async(5));
         let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
         assert!(polled.is_pending());

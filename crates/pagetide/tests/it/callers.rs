@@ -94,7 +94,7 @@ fn a_write_that_failed_is_told_after_a_sync_that_could_not_be() {
 }
 
 /// A waker that unwinds.
-struct Unwinding;
+pub(crate) struct Unwinding;
 
 impl Wake for Unwinding {
     fn wake(self: Arc<Self>) {

@@ -139,8 +139,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a page whose change failed stays known",
         file: "spill/map.rs",
-        find: "        if is_changed {\n            return 0;",
-        replace: "        if true {\n            return 0;",
+        find: "        if !is_changed {\n            SlotMap::forget_with",
+        replace: "        if false {\n            SlotMap::forget_with",
         tests: Tests::Runtime("anon_calls::a_page_whose"),
     },
     Mutant {
