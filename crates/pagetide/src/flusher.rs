@@ -242,13 +242,34 @@ impl Shared {
         limited.map(|(id, _)| id)
     }
 
+    /// A page becomes dirty. Whether its caller is the one of many who looks at the levels.
+    fn is_to_look(&self, own: &Backing) -> bool {
+        let nr_pages = own.order.nr_pages();
+        let before = self.nr_dirtied.fetch_add(nr_pages, Ordering::Relaxed);
+        before / DIRTIED_PER_LOOK != before.wrapping_add(nr_pages) / DIRTIED_PER_LOOK
+    }
+
+    /// As [`Shared::balance_levels`] looks, for who writes none: the most of a level.
+    pub(crate) fn dirtiness_above(&self, id: u32, own: &Backing) -> Dirtiness {
+        if !self.is_to_look(own) {
+            return Dirtiness::Fine;
+        }
+        let levels = self.limited_levels(id);
+        let most = levels.map(|level| self.dirtiness_below(level)).max();
+        most.unwrap_or(Dirtiness::Fine)
+    }
+
+    /// None became dirty: the next one looks in this one's place.
+    pub(crate) fn look_again(&self, own: &Backing) {
+        let nr_pages = own.order.nr_pages();
+        self.nr_dirtied.fetch_sub(nr_pages, Ordering::Relaxed);
+    }
+
     /// A page of a group became dirty. Once for many such pages it looks at the levels above the
     /// group: of one whose groups together have too much dirty, the caller writes some back, of
     /// its own file first.
     pub(crate) fn balance_levels(&self, id: u32, own: &Backing) {
-        let nr_pages = own.order.nr_pages();
-        let before = self.nr_dirtied.fetch_add(nr_pages, Ordering::Relaxed);
-        if before / DIRTIED_PER_LOOK == before.wrapping_add(nr_pages) / DIRTIED_PER_LOOK {
+        if !self.is_to_look(own) {
             return;
         }
         for level in self.limited_levels(id) {

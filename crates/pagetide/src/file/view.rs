@@ -149,7 +149,11 @@ impl File {
         };
         // Once more: with the lock it stays so.
         let len = self.len_of(page);
-        if len == 0 || backing.is_obstructed() || self.has_to_write(page) {
+        if len == 0 || backing.is_obstructed() {
+            return Ok(None);
+        }
+        if self.has_to_write(page) {
+            shared.look_again(backing);
             return Ok(None);
         }
         let Some(room) = backing.try_expect_dirty(shared, page) else {
@@ -173,12 +177,14 @@ impl File {
     /// Whether who changes a page is to write some others first, as much is dirty. Says so where
     /// that is done in the background.
     fn has_to_write(&self, page: u64) -> bool {
-        let (shared, own) = (&self.open.shared, self.group.id());
-        if self.open.backing.source.region().is_some() {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        if backing.source.region().is_some() {
             return false;
         }
+        let own = self.group.id();
         let charged = self.charged_to(page).unwrap_or(own);
-        let most = shared.dirtiness(own).max(shared.dirtiness(charged));
+        let alone = shared.dirtiness(own).max(shared.dirtiness(charged));
+        let most = alone.max(shared.dirtiness_above(charged, backing));
         if most > Dirtiness::Fine {
             shared.tell_flusher();
         }

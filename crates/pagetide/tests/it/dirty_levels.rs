@@ -121,6 +121,27 @@ fn a_view_for_which_others_are_to_be_written_first_is_not_had_at_once() {
 }
 
 #[test]
+fn a_view_is_not_had_at_once_where_groups_have_too_much_dirty_together() {
+    let memory = memory();
+    let files = of_ten_children(&memory);
+    for (_, file) in &files {
+        file.write_at(&[1; 40 * PAGE], 0).unwrap();
+        file.sync().unwrap();
+    }
+    let mut nr_refused = 0;
+    for page in 0..40 {
+        for (_, file) in &files {
+            let view = file.try_pin_mut(page).unwrap();
+            nr_refused += u32::from(view.is_none());
+            view.unwrap_or_else(|| file.pin_mut(page).unwrap()).fill(2);
+            let nr_dirty = memory.root().stat().file_dirty / PAGE as u64;
+            assert!(nr_dirty <= 100 + 64, "{nr_dirty}");
+        }
+    }
+    assert!((1..10).contains(&nr_refused), "{nr_refused}");
+}
+
+#[test]
 fn pages_that_are_upgraded_are_written_in_the_background_where_many_are() {
     // What is dirty for long is written after 5 s.
     assert_within(Duration::from_secs(3), || {

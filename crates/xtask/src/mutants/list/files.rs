@@ -160,8 +160,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a view is had at once however much is dirty",
         file: "file/view.rs",
-        find: " || self.has_to_write(page) {",
-        replace: " {",
+        find: "        if self.has_to_write(page) {",
+        replace: "        if self.has_to_write(page) && false {",
         tests: Tests::Runtime("dirty_levels::a_view_for_which"),
     },
     Mutant {
@@ -170,6 +170,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "|page| panics.catch(|| discard(shared, backing, page));",
         replace: "|page| discard(shared, backing, page);\n        panics.catch(|| ());",
         tests: Tests::Runtime("beside_cuts::all_that_is_cut_off"),
+    },
+    Mutant {
+        name: "a view is had at once however much siblings have dirty",
+        file: "file/view.rs",
+        find: "alone.max(shared.dirtiness_above(charged, backing))",
+        replace: "alone",
+        tests: Tests::Runtime("dirty_levels::a_view_is_not_had"),
     },
     Mutant {
         name: "a sync that unwinds is forgotten",
