@@ -458,7 +458,7 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
 /// What failed may have been made up for since.
 fn writeback_text(file: &str, dirty_pages: u64) -> String {
     match dirty_pages {
-        0 => format!("a write or a sync of {file} failed; none of its pages is dirty now"),
+        0 => format!("the store of {file} failed; none of the file's pages is dirty now"),
         _ => format!("cannot make {file} durable: {dirty_pages} of its pages are dirty"),
     }
 }

@@ -150,6 +150,10 @@ fn a_file_whose_store_has_no_way_to_be_cut_stays_as_it_was() {
     file.write_at(&[9; 10], 0).unwrap();
     file.flush_range(..).unwrap();
     file.punch(page..2 * page).unwrap();
+    assert_eq!(
+        file.set_len(page).unwrap_err().to_string(),
+        "the store of uncut failed; none of the file's pages is dirty now"
+    );
     let state = disk.state();
     assert_eq!(
         [0, 1, 2, 3, 4].map(|at| state.bytes[at * PAGE]),

@@ -423,7 +423,7 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     let failed = file.sync().unwrap_err().to_string();
     assert_eq!(
         failed,
-        "a write or a sync of disk failed; none of its pages is dirty now"
+        "the store of disk failed; none of the file's pages is dirty now"
     );
     for _ in 0..2 {
         assert!(file.sync().is_err() && file.clone().sync().is_err());
