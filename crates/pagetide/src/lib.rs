@@ -103,6 +103,7 @@ mod told;
 mod topology;
 mod trace;
 mod wait;
+mod wakes;
 #[cfg(feature = "watch")]
 mod watch;
 mod worker;
