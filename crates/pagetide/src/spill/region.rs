@@ -9,7 +9,7 @@ use crate::told::Told;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
 use pagetide_core::memory::{AllocError, Io};
 use pagetide_core::units::Order;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -27,10 +27,8 @@ pub(crate) struct Region {
 /// What came of swapping pages out.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Of the pages, the first so many.
-    pub(crate) nr_pages: usize,
     pub(crate) nr_bytes: u64,
-    /// Why not the others.
+    /// Why not all of the pages.
     pub(crate) result: Result<(), u32>,
 }
 
@@ -38,33 +36,39 @@ pub(crate) struct Written {
 struct Pending<'a, 'b> {
     region: &'a Region,
     units: [(u64, &'b [u8]); MAX_RUN],
+    /// Whose they are, by the places of their pages.
+    places: [usize; MAX_RUN],
     len: usize,
-    /// Pages all of whose units came by, and those of them that are written.
-    nr_seen: usize,
-    nr_pages: usize,
-    nr_bytes: u64,
+    /// What became of the pages that came by.
+    outcomes: &'a mut [Result<(), u32>],
+    written: Written,
 }
 
 impl<'a, 'b> Pending<'a, 'b> {
-    fn push(&mut self, unit: u64, bytes: &'b [u8]) -> Result<(), u32> {
+    fn push(&mut self, place: usize, unit: (u64, &'b [u8])) {
         if self.len == MAX_RUN {
-            self.flush()?;
+            self.flush();
         }
-        self.units[self.len] = (unit, bytes);
+        (self.units[self.len], self.places[self.len]) = (unit, place);
         self.len += 1;
-        Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), u32> {
-        let mut left = &self.units[..self.len];
-        self.len = 0;
-        while !left.is_empty() {
-            let nr_written = self.region.write_some(left)?;
-            self.nr_bytes += (nr_written * PAGE_BYTES) as u64;
-            left = &left[nr_written..];
+    /// A disk that refuses one is asked no more. Pages that do not need it are no worse off.
+    fn flush(&mut self) {
+        let len = mem::take(&mut self.len);
+        let mut done = 0;
+        while done < len && self.written.result.is_ok() {
+            match self.region.write_some(&self.units[done..len]) {
+                Ok(nr_written) => {
+                    self.written.nr_bytes += (nr_written * PAGE_BYTES) as u64;
+                    done += nr_written;
+                }
+                Err(code) => self.written.result = Err(code),
+            }
         }
-        self.nr_pages = self.nr_seen;
-        Ok(())
+        for &place in &self.places[done..len] {
+            self.outcomes[place] = self.written.result;
+        }
     }
 }
 
@@ -275,33 +279,35 @@ impl Region {
         Ok(nr_read)
     }
 
-    /// Writes pages, in order, to slots that follow each other where there are such.
+    /// Writes pages, in order, to slots that follow each other where there are such; what became of
+    /// each is in `outcomes` then.
     pub(crate) fn write_out<'b>(
         &self,
         shared: &Shared,
         pages: impl Iterator<Item = (u64, &'b [u8])>,
+        outcomes: &mut [Result<(), u32>],
     ) -> Written {
         let mut pending = Pending {
             region: self,
             units: [(0, &[]); MAX_RUN],
+            places: [0; MAX_RUN],
             len: 0,
-            nr_seen: 0,
-            nr_pages: 0,
-            nr_bytes: 0,
+            outcomes,
+            written: Written {
+                nr_bytes: 0,
+                result: Ok(()),
+            },
         };
-        let result = self.write_pages(shared, &mut pending, pages);
-        let nr_pages = pending.nr_bytes / PAGE_BYTES as u64;
+        self.write_pages(shared, &mut pending, pages);
+        let written = pending.written;
+        let nr_pages = written.nr_bytes / PAGE_BYTES as u64;
         shared.swap.pswpout.fetch_add(nr_pages, Ordering::Relaxed);
-        match result {
+        match written.result {
             Ok(()) if nr_pages > 0 => self.spill.error.store(NONE, Ordering::Relaxed),
             Ok(()) => {}
             Err(code) => self.spill.error.store(code, Ordering::Relaxed),
         }
-        Written {
-            nr_pages: pending.nr_pages,
-            nr_bytes: pending.nr_bytes,
-            result,
-        }
+        written
     }
 
     /// Whether the pool of compressed pages has taken a unit. One that is full is asked no more:
@@ -323,19 +329,19 @@ impl Region {
         shared: &Shared,
         pending: &mut Pending<'_, 'b>,
         pages: impl Iterator<Item = (u64, &'b [u8])>,
-    ) -> Result<(), u32> {
+    ) {
         let mut pool = self.spill.pool.as_ref();
-        for (page, bytes) in pages {
+        for (place, (page, bytes)) in pages.enumerate() {
+            pending.outcomes[place] = Ok(());
             for (unit, bytes) in self.units_of(page).zip(bytes.chunks_exact(PAGE_BYTES)) {
                 // What it had before the page changed is of no use.
                 self.map.take(unit, |slot| self.give(slot));
                 if !is_zero(bytes) && !self.is_compressed(shared, &mut pool, (unit, bytes)) {
-                    pending.push(unit, bytes)?;
+                    pending.push(place, (unit, bytes));
                 }
             }
-            pending.nr_seen += 1;
         }
-        pending.flush()
+        pending.flush();
     }
 
     /// Writes the first units of those that are left; returns how many.

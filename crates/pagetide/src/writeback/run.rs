@@ -176,12 +176,8 @@ impl<'a> Run<'a> {
             let bytes = page::written(&self.shared.arena, write);
             (write.key().page(), bytes)
         });
-        let written = region.write_out(self.shared, pages);
+        let written = region.write_out(self.shared, pages, outcomes);
         self.shared.count_written(written.nr_bytes);
-        for (at, outcome) in outcomes.iter_mut().enumerate() {
-            let is_written = at < written.nr_pages;
-            *outcome = if is_written { Ok(()) } else { written.result };
-        }
         u32::from(written.result.is_err())
     }
 

@@ -550,3 +550,26 @@ fn what_was_handed_to_a_ring_the_store_may_have_before_it_says_so() {
     }
     run.run();
 }
+
+#[test]
+fn zeros_go_whatever_pages_beside_them_the_disk_refuses() {
+    let refuse = |_: &[u8], _: u64| Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let builder = builder.spill_store(Arc::new(Takes(refuse)));
+    let memory = builder.build().unwrap();
+    let region = memory.root().anon(8).unwrap();
+    region.write_at(&[0; 8 * PAGE], 0).unwrap();
+    let refused = [0, 1, 5];
+    for page in refused {
+        region.write_at(&[7; PAGE], page * P).unwrap();
+    }
+    let is_there = |&page: &u64| region.try_pin(page).unwrap().is_some();
+    assert_eq!((0..8).filter(is_there).count(), 8);
+    let _reclaimed = memory.reclaim(ByteSize(8 * P));
+    assert_eq!((0..8).filter(is_there).collect::<Vec<_>>(), refused);
+    assert!(
+        refused
+            .iter()
+            .all(|&page| region.pin(page).unwrap()[..] == [7; PAGE])
+    );
+}

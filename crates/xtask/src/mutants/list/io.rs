@@ -110,10 +110,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the rest of a failed swap-out counts as written",
-        file: "writeback/run.rs",
-        find: "let is_written = at < written.nr_pages;",
-        replace: "let is_written = at <= written.nr_pages;",
-        tests: Tests::Runtime("anon::nothing_is_lost"),
+        file: "spill/region.rs",
+        find: "in &self.places[done..len] {",
+        replace: "in self.places[done..len].iter().take(1) {",
+        tests: Tests::RuntimeUnit("writeback::tests::zeros_go"),
+    },
+    Mutant {
+        name: "a page that the disk refuses keeps others in memory that do not need it",
+        file: "spill/region.rs",
+        find: "            pending.outcomes[place] = Ok(());\n",
+        replace: "            pending.outcomes[place] = pending.written.result.and(Err(NONE));\n",
+        tests: Tests::RuntimeUnit("writeback::tests::zeros_go"),
     },
     Mutant {
         name: "writes under way are asked for again and again",
