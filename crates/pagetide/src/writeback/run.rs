@@ -52,7 +52,7 @@ pub(super) struct Run<'a> {
     shared: &'a Shared,
     backing: &'a Backing,
     writes: Many<Write>,
-    /// What became of each.
+    /// What became of each; nothing before they are tried.
     outcomes: Outcomes,
     /// What a ring has of them.
     handed_over: Option<HandedOver<'a>>,
@@ -159,6 +159,8 @@ impl<'a> Run<'a> {
             return Ended::default();
         }
         let mut outcomes = Many::from_elem(UNTRIED, self.writes.len());
+        // Where a store unwinds, nobody knows.
+        self.outcomes.clone_from(&outcomes);
         let inside = in_write(self.shared);
         let handed_over = self.handed_over.take();
         self.nr_failed = match (handed_over, self.backing.source.region()) {
@@ -440,10 +442,11 @@ impl<'a> Run<'a> {
         Some(self.writes[at].key().page())
     }
 
-    /// Ends its writes, as failed ones where nobody knows.
+    /// Ends its writes: as failed ones where nobody knows, as none where they were not tried.
     fn end(&mut self) -> Ended {
         let (shared, backing) = (self.shared, self.backing);
-        self.outcomes.resize(self.writes.len(), UNTRIED);
+        let is_tried = !self.outcomes.is_empty();
+        self.outcomes.resize(self.writes.len(), Err(GATED));
         let ended = self.ended();
         if let Some(code) = ended.error
             && backing.source.region().is_none()
@@ -456,7 +459,9 @@ impl<'a> Run<'a> {
         if let Some(page) = self.failed_page() {
             backing.failed_page.store(page, Ordering::Relaxed);
         }
-        backing.is_failing.store(is_failing, Ordering::Relaxed);
+        if is_tried {
+            backing.is_failing.store(is_failing, Ordering::Relaxed);
+        }
         let pages = self.writes.iter().map(|write| write.key().page());
         let pages: Many<u64> = pages.collect();
         let mut woken: Many<Effect> = Many::new();

@@ -573,3 +573,23 @@ fn zeros_go_whatever_pages_beside_them_the_disk_refuses() {
             .all(|&page| region.pin(page).unwrap()[..] == [7; PAGE])
     );
 }
+
+#[test]
+fn writes_that_nobody_has_tried_did_not_fail() {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    let memory = memory();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    file.write_at(&[7; PAGE], 0).unwrap();
+    let home = memory.home();
+    let backing = home.backings().values().next().cloned().unwrap();
+    let mut run = Run::new(home, &backing, By::Anybody);
+    let PageWrite::Begun(write) = (home.core).begin_page_write(backing.key(0).unwrap(), None)
+    else {
+        panic!("it is dirty");
+    };
+    run.push(write);
+    // As where somebody unwinds who is woken by writes before it.
+    drop(run);
+    file.sync().unwrap();
+    assert_eq!(data.as_file().metadata().unwrap().len(), P);
+}

@@ -123,6 +123,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("writeback::tests::zeros_go"),
     },
     Mutant {
+        name: "a write that nobody tried counts as failed",
+        file: "writeback/run.rs",
+        find: "self.outcomes.resize(self.writes.len(), Err(GATED));",
+        replace: "self.outcomes.resize(self.writes.len(), UNTRIED);",
+        tests: Tests::RuntimeUnit("writeback::tests::writes_that_nobody"),
+    },
+    Mutant {
         name: "writes under way are asked for again and again",
         file: "io/uring/writes.rs",
         find: "false => self.enter(self.nr_queued + self.nr_taken),",
