@@ -212,7 +212,7 @@ impl Backing {
     pub(crate) fn forget_failures(&self) {
         self.is_failing.store(false, Ordering::Relaxed);
         if let Some(hooked) = self.hooked.get() {
-            hooked.set_awaited(0);
+            hooked.set_awaited(0, 0);
         }
     }
 
@@ -454,7 +454,7 @@ impl Backing {
         Error::LogBehind {
             file: self.name.to_string(),
             dirty_pages: self.nr_dirty(),
-            durable: self.hooked.get().map_or(0, Hooked::durable),
+            durable: self.hooked.get().map_or(0, Hooked::was_durable),
             source: self.log_error(),
         }
     }

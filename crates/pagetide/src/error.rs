@@ -293,7 +293,7 @@ pub enum Error {
         file: String,
         /// Its dirty pages, which are kept.
         dirty_pages: u64,
-        /// Up to where the log is durable.
+        /// Up to where the log was durable then: it may be further by now.
         durable: u64,
         /// Why it is not further.
         source: io::Error,

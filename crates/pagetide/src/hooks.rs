@@ -101,6 +101,8 @@ pub(crate) struct Hooked {
     durable: AtomicU64,
     /// How far it has to be for the pages that the last write left waiting for it; 0 for none.
     awaited: AtomicU64,
+    /// How far it was when pages were left so.
+    was_durable: AtomicU64,
     /// Why the log was not made durable, when it was asked for last.
     log_error: Mutex<Option<io::Error>>,
 }
@@ -126,6 +128,7 @@ impl Hooked {
             spare: Mutex::new(spare),
             durable: AtomicU64::new(0),
             awaited: AtomicU64::new(0),
+            was_durable: AtomicU64::new(0),
             log_error: Mutex::default(),
         })
     }
@@ -157,8 +160,16 @@ impl Hooked {
         self.awaited.load(Ordering::Relaxed) > self.durable()
     }
 
-    /// Pages wait until the log is so far.
-    pub(crate) fn set_awaited(&self, position: u64) {
+    /// How far the log was when pages were last left waiting for it.
+    pub(crate) fn was_durable(&self) -> u64 {
+        self.was_durable.load(Ordering::Relaxed)
+    }
+
+    /// Pages wait until the log is so far, which is `durable`.
+    pub(crate) fn set_awaited(&self, position: u64, durable: u64) {
+        if position > durable {
+            self.was_durable.store(durable, Ordering::Relaxed);
+        }
         self.awaited.store(position, Ordering::Relaxed);
     }
 

@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
         let durable = hooked.durable();
         // In the background nobody asks for the log: it may be there for who does.
         if furthest <= durable || self.by != By::Background {
-            hooked.set_awaited(furthest);
+            hooked.set_awaited(furthest, durable);
         }
         for (position, outcome) in positions.iter().zip(outcomes) {
             if *position > durable {

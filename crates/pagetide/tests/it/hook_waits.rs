@@ -290,3 +290,40 @@ fn one_write_of_many_pages_stops_at_the_limit_of_dirty_pages() {
     );
     file.discard_dirty().unwrap();
 }
+
+/// A log that gets as far as it is to be once a page is being written which does not wait for it.
+#[derive(Default)]
+struct Late(Mutex<Option<File>>);
+
+impl Hooks for Late {
+    fn log_position(&self, page: u64, _: &[u8]) -> u64 {
+        if page == 0 { 10 } else { 0 }
+    }
+
+    fn flush_log(&self, _: u64) -> io::Result<u64> {
+        Ok(5)
+    }
+
+    fn before_write(&self, _: u64, _: &[u8], _: &mut [u8]) -> io::Result<Content> {
+        if let Some(file) = &*self.0.lock().unwrap() {
+            file.log_durable(10);
+        }
+        Ok(Content::AsIs)
+    }
+}
+
+#[test]
+fn an_error_says_how_far_the_log_was_when_pages_waited_for_it() {
+    let memory = memory(8);
+    let late = Arc::new(Late::default());
+    let file = open(&memory, &memory.root(), Arc::clone(&late) as Arc<dyn Hooks>);
+    file.write_at(&[7; 2 * 4096], 0).unwrap();
+    *late.0.lock().unwrap() = Some(file.clone());
+    let error = file.sync().unwrap_err();
+    assert!(
+        matches!(error, Error::LogBehind { durable: 5, .. }),
+        "{error}"
+    );
+    *late.0.lock().unwrap() = None;
+    file.sync().unwrap();
+}

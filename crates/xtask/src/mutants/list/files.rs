@@ -146,7 +146,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "pages that waited for the log and were dropped are waited for",
         file: "backing.rs",
-        find: "            hooked.set_awaited(0);",
+        find: "            hooked.set_awaited(0, 0);",
         replace: "            let _ = hooked;",
         tests: Tests::Runtime("hook_waits::nobody_is_refused_for_pages"),
     },

@@ -130,6 +130,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("writeback::tests::writes_that_nobody"),
     },
     Mutant {
+        name: "an error says how far the log is since",
+        file: "backing.rs",
+        find: "map_or(0, Hooked::was_durable)",
+        replace: "map_or(0, Hooked::durable)",
+        tests: Tests::Runtime("hook_waits::an_error_says"),
+    },
+    Mutant {
         name: "writes under way are asked for again and again",
         file: "io/uring/writes.rs",
         find: "false => self.enter(self.nr_queued + self.nr_taken),",
