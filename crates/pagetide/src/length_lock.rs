@@ -2,7 +2,6 @@
 
 use crate::shared::unpoisoned;
 use crate::shrinker::is_shrinking;
-use crate::wakes::Later;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Held shared by those who change bytes, alone by those who change the length or drop pages.
@@ -12,53 +11,30 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[derive(Debug, Default)]
 pub(crate) struct LengthLock(RwLock<()>);
 
-/// The lock, until dropped: whom its holder wakes is woken then.
-#[derive(Debug)]
-pub(crate) struct Held<G> {
-    _guard: G,
-    _later: Later,
-}
-
-pub(crate) type SharedLength<'a> = Held<RwLockReadGuard<'a, ()>>;
-pub(crate) type LengthAlone<'a> = Held<RwLockWriteGuard<'a, ()>>;
-
-impl<G> Held<G> {
-    fn new(guard: G) -> Held<G> {
-        Held {
-            _guard: guard,
-            _later: Later::begin(),
-        }
-    }
-}
-
 impl LengthLock {
     /// Shared.
-    pub(crate) fn share(&self) -> Option<SharedLength<'_>> {
+    pub(crate) fn share(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match is_shrinking() {
             true => self.try_share(),
-            false => Some(Held::new(
-                self.0.read().unwrap_or_else(PoisonError::into_inner),
-            )),
+            false => Some(self.0.read().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
     /// Shared, where nobody has it alone or waits for that.
-    pub(crate) fn try_share(&self) -> Option<SharedLength<'_>> {
-        unpoisoned(self.0.try_read()).map(Held::new)
+    pub(crate) fn try_share(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        unpoisoned(self.0.try_read())
     }
 
     /// Alone.
-    pub(crate) fn take(&self) -> Option<LengthAlone<'_>> {
+    pub(crate) fn take(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         match is_shrinking() {
             true => self.try_take(),
-            false => Some(Held::new(
-                self.0.write().unwrap_or_else(PoisonError::into_inner),
-            )),
+            false => Some(self.0.write().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
     /// Alone, where nobody has it.
-    pub(crate) fn try_take(&self) -> Option<LengthAlone<'_>> {
-        unpoisoned(self.0.try_write()).map(Held::new)
+    pub(crate) fn try_take(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        unpoisoned(self.0.try_write())
     }
 }

@@ -103,7 +103,6 @@ mod told;
 mod topology;
 mod trace;
 mod wait;
-mod wakes;
 #[cfg(feature = "watch")]
 mod watch;
 mod worker;

@@ -12,7 +12,7 @@ use crate::claims::{self, Claim};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::stall::Stall;
-use crate::{Error, Group, PAGE_BYTES, park, wakes};
+use crate::{Error, Group, PAGE_BYTES, park};
 use pagetide_core::group::{Event, Tree};
 use pagetide_core::memory::{AllocError, Memory as Core};
 use pagetide_core::units::Frame;
@@ -217,7 +217,7 @@ impl MemoryWaits {
         let firsts = queue.firsts(groups, now).filter(|waiter| is_wanted(waiter));
         let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.take_waker(now)).collect();
         drop(queue);
-        wakes::wake(wakers);
+        park::to_each(wakers, Waker::wake);
     }
 
     /// Wakes whose deadline has come, and lets the firsts ask again. Returns how long until the
@@ -244,7 +244,7 @@ impl MemoryWaits {
             .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
             .min();
         drop(queue);
-        wakes::wake(wakers);
+        park::to_each(wakers, Waker::wake);
         next.map(|next| next.min(RETRY))
     }
 

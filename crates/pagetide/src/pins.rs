@@ -6,10 +6,10 @@ use crate::home::Home;
 use crate::pin_accounts::{Account, Accounts, Expired, Refused, Wakers};
 use crate::shared::{Shared, locked};
 use crate::shrinker;
-use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park, wakes};
+use crate::{ByteSize, Error, File, Group, PAGE_BYTES, Page, PageMut, park};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// All pin budgets of a memory, and who waits for them.
@@ -37,7 +37,7 @@ impl Pins {
         let mut accounts = locked(&self.accounts);
         let (value, wakers) = change(&mut accounts);
         drop(accounts);
-        wakes::wake(wakers);
+        park::to_each(wakers, Waker::wake);
         value
     }
 

@@ -2,7 +2,6 @@
 
 use crate::Group;
 use crate::shared::Shared;
-use crate::wakes::Apart;
 use pagetide_core::group::Stalled;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -138,19 +137,13 @@ pub(crate) fn in_read(shared: &Shared) -> Inside {
 pub(crate) struct Inside {
     what: &'static LocalKey<Cell<usize>>,
     before: usize,
-    _apart: Apart,
 }
 
 impl Inside {
     /// `what` has the memory of the innermost one, by its address.
     pub(crate) fn begin(what: &'static LocalKey<Cell<usize>>, shared: &Shared) -> Inside {
         let before = what.replace(key(shared));
-        let _apart = Apart::begin();
-        Inside {
-            what,
-            before,
-            _apart,
-        }
+        Inside { what, before }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Where threads and tasks wait for a frame: a table of condition variables and wakers.
 
+use crate::park;
 use crate::shared::locked;
 use crate::sleepers::Sleepers;
-use crate::wakes;
 use pagetide_core::sync::Waiting;
 use pagetide_core::units::Frame;
 use std::collections::BTreeMap;
@@ -168,7 +168,7 @@ impl Waiters {
         let wakers: Vec<Waker> = wakers.collect();
         drop(tasks);
         wakers.iter().for_each(|_| bucket.waiting.end());
-        wakes::wake(wakers);
+        park::to_each(wakers, Waker::wake);
     }
 }
 

@@ -4,8 +4,8 @@ use super::File;
 use super::latch_wait::{LatchWait, Obstacle};
 use super::write::bytes_of;
 use crate::backing::Backing;
-use crate::length_lock::LengthAlone;
 use crate::page::PageMut;
+use crate::park::{self, Panics};
 use crate::shared::Shared;
 use crate::shrinker::is_shrinking;
 use crate::store::uninterrupted;
@@ -15,6 +15,7 @@ use pagetide_core::frame::flag;
 use pagetide_core::memory::{Discard, Effects};
 use pagetide_core::units::{Frame, PageKey};
 use std::ops::{Range, RangeBounds, RangeInclusive};
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -81,8 +82,11 @@ impl File {
         }
         let turn = backing.behind.turn();
         backing.begin_hole(first_whole..end_whole);
-        self.drop_pages(first_whole..=end_whole - 1);
-        backing.catch_up_in(&self.open.shared, &turn).map(Ok)
+        let mut panics = Panics::default();
+        panics.catch(|| self.drop_pages(first_whole..=end_whole - 1));
+        let made = backing.catch_up_in(&self.open.shared, &turn);
+        panics.go_on();
+        made.map(Ok)
     }
 
     /// Zeroes those bytes of a range that do not lie in its whole pages: all, or none where one of
@@ -158,7 +162,7 @@ impl File {
         }
         backing.set_len_found(len);
         let stale = asked.into_iter().chain(changed(len));
-        stale.for_each(|pages| self.drop_pages(pages));
+        park::to_each(stale, |pages| self.drop_pages(pages));
         drop(alone);
         shared.fill_put_off();
         Ok(())
@@ -187,22 +191,24 @@ impl File {
         self.await_writes(0..=u64::MAX);
         let alone = self.alone(0..=u64::MAX)?;
         let (mut next, mut nr_dropped) = (0, 0);
+        let mut panics = Panics::default();
         while let Some(page) = dirty_in(shared, backing, next..=u64::MAX) {
             nr_dropped += 1;
-            discard(shared, backing, page);
+            panics.catch(|| discard(shared, backing, page));
             backing.settle(shared, page);
             next = page + 1;
         }
         if let Some(changed) = backing.cut_to_stored() {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
             let first = changed / backing.order.bytes() as u64;
-            self.drop_pages(first..=u64::MAX);
+            panics.catch(|| self.drop_pages(first..=u64::MAX));
         }
         backing.forget_failures();
         // Whoever gives up knows of the errors.
         let errors = shared.core.write_errors(self.open.mapping);
         self.seen_errors.store(errors.nr_errors, Ordering::Relaxed);
         drop(alone);
+        panics.go_on();
         shared.fill_put_off();
         Ok(nr_dropped)
     }
@@ -225,7 +231,10 @@ impl File {
     }
 
     /// The file for this call alone, as soon as nobody changes any of these pages.
-    pub(super) fn alone(&self, pages: RangeInclusive<u64>) -> Result<LengthAlone<'_>, Error> {
+    pub(super) fn alone(
+        &self,
+        pages: RangeInclusive<u64>,
+    ) -> Result<RwLockWriteGuard<'_, ()>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let deadline = Instant::now() + LATCH_PATIENCE;
         loop {
@@ -248,7 +257,7 @@ impl File {
         &self,
         wait: &mut LatchWait<'_>,
         pages: RangeInclusive<u64>,
-    ) -> Result<LengthAlone<'_>, Error> {
+    ) -> Result<RwLockWriteGuard<'_, ()>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let at_once = backing.length.try_take();
         let at_once = at_once.filter(|_| !backing.is_obstructed());
@@ -258,11 +267,14 @@ impl File {
         }
     }
 
-    /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time.
+    /// Drops pages, dirty or not, of a file that the caller has for itself: one walk at a time. All
+    /// of them, before it unwinds where somebody who is woken does: one that stayed would show its
+    /// old bytes again.
     pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let nr_pages = pages.end() - pages.start();
-        let drop_page = |page| discard(shared, backing, page);
+        let mut panics = Panics::default();
+        let mut drop_page = |page| panics.catch(|| discard(shared, backing, page));
         if nr_pages < u64::from(shared.core.nr_resident(self.open.mapping)) {
             pages.clone().for_each(drop_page);
         } else {
@@ -278,6 +290,7 @@ impl File {
             // What could not be written is gone.
             backing.forget_failures();
         }
+        panics.go_on();
     }
 }
 

@@ -3,6 +3,7 @@
 use super::File;
 use crate::Error;
 use crate::backing::Source;
+use crate::park::Panics;
 use crate::store::uninterrupted;
 use crate::writeback::{Which, in_write};
 use std::io;
@@ -68,14 +69,17 @@ impl File {
         }
         let turn = backing.behind.turn();
         backing.cut(len);
-        self.drop_pages(first..=u64::MAX);
+        let mut panics = Panics::default();
+        panics.catch(|| self.drop_pages(first..=u64::MAX));
         // A write of one of these pages that was under way has noted an end beyond, which the store
         // is about to lose.
         backing.cut(len);
-        match asked {
+        let cut = match asked {
             Ok(()) => backing.catch_up_in(shared, &turn),
             Err(error) => Err(backing.failed_with(&error)),
-        }
+        };
+        panics.go_on();
+        cut
     }
 
     /// Asks a store whether its length can be set, before anything is dropped for it: made as long

@@ -4,7 +4,7 @@ use super::*;
 use crate::park::tests::Counted;
 use crate::pins::Paged;
 use crate::store::tests::Takes;
-use crate::{ByteSize, Hooks, Memory, OpenOptions, Order, Page, Store};
+use crate::{ByteSize, Memory, Order, Store};
 use pagetide_core::memory::Effect;
 use std::future::Future;
 use std::pin::pin;
@@ -294,48 +294,15 @@ fn a_page_whose_new_one_unwinds_stays_what_it_is() {
     assert!(on_disk[4097..] == [7; 4095]);
 }
 
-type Task = std::pin::Pin<Box<dyn Future<Output = Result<Page, Error>> + Send>>;
-
-/// Has a task wait for each page that is read, which pins it.
-#[derive(Default)]
-struct Wants {
-    file: Mutex<Option<File>>,
-    tasks: Mutex<Vec<Task>>,
-}
-
-impl Hooks for Wants {
-    fn after_read(&self, page: u64, _bytes: &mut [u8]) -> io::Result<()> {
-        let Some(file) = self.file.lock().unwrap().clone() else {
-            return Ok(());
-        };
-        let mut task: Task = Box::pin(file.pin_async(page));
-        let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(polled.is_pending());
-        self.tasks.lock().unwrap().push(task);
-        Ok(())
-    }
-}
-
 #[test]
 fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
-    let data = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(data.path(), [7; 8192]).unwrap();
-    let builder = Memory::builder().budget(ByteSize::mib(8));
-    let memory = builder.without_thread().build().unwrap();
-    let wants = Arc::new(Wants::default());
-    let options = OpenOptions::new().write(true);
-    let options = options.hooks(Arc::clone(&wants) as Arc<dyn Hooks>);
-    let file = options.open(&memory, data.path(), &memory.root());
-    let file = file.unwrap();
-    *wants.file.lock().unwrap() = Some(file.clone());
+    let (data, file) = sevens();
     let pinned = Arc::new(Mutex::new(Vec::new()));
     let (other, keep) = (file.clone(), Arc::clone(&pinned));
-    let pin = move || keep.lock().unwrap().extend(other.try_pin(1).unwrap());
+    let pin = move || keep.lock().unwrap().push(other.pin(1).unwrap());
     let refused = while_frames_act(&file, pin, || file.pin_new(1));
     assert!(matches!(refused, Err(Error::PageBusy { page: 1, .. })));
     assert!(!pinned.lock().unwrap().is_empty());
-    wants.tasks.lock().unwrap().clear();
-    *wants.file.lock().unwrap() = None;
     assert!(file.pin(1).unwrap()[..] == [7; 4096]);
     pinned.lock().unwrap().clear();
     file.sync().unwrap();
@@ -371,104 +338,4 @@ fn a_region_that_somebody_still_has_keeps_its_group_from_nobody() {
     drop((region, query));
     root.child("query").unwrap();
     drop(had);
-}
-
-/// A waker that notes whether its task could have a file's lock at once.
-struct Looks {
-    file: File,
-    found: Mutex<Vec<bool>>,
-}
-
-impl Wake for Looks {
-    fn wake(self: Arc<Looks>) {
-        let is_free = self.file.open.backing.length.try_take().is_some();
-        self.found.lock().unwrap().push(is_free);
-    }
-}
-
-/// Whether the lock was free each time that a task was woken, which waits for page 1 of two, behind
-/// somebody who waits for its pin and changes it, while `change` ran.
-fn looks(memory: &Memory, file: &File, change: impl FnOnce()) -> Vec<bool> {
-    let shared = memory.home();
-    let key = file.open.backing.key(1).unwrap();
-    let looks = Arc::new(Looks {
-        file: file.clone(),
-        found: Mutex::default(),
-    });
-    let waker = Waker::from(Arc::clone(&looks));
-    let pinned = file.pin(1).unwrap();
-    assert!(matches!(
-        shared.latch(key),
-        pagetide_core::page_cache::Latched::Busy { .. }
-    ));
-    let mut task = pin!(file.pin_async(1));
-    let mut poll = || {
-        task.as_mut()
-            .poll(&mut Context::from_waker(&waker))
-            .is_pending()
-    };
-    assert!(poll());
-    drop(pinned);
-    // Whoever waits to change it does so yet.
-    assert!(poll(), "nobody waits for the page");
-    looks.found.lock().unwrap().clear();
-    change();
-    std::mem::take(&mut *looks.found.lock().unwrap())
-}
-
-#[test]
-fn nobody_is_woken_with_a_file_in_hand() {
-    let changes: [fn(&File); 5] = [
-        |file| file.punch(..).unwrap(),
-        |file| file.set_len(0).unwrap(),
-        |file| file.invalidate_range(..).unwrap(),
-        |file| assert_eq!(file.discard_dirty().unwrap(), 2),
-        |file| assert_eq!(file.write_at(&[5; 8192], 0).unwrap(), 8192),
-    ];
-    for (at, change) in changes.into_iter().enumerate() {
-        let memory = Memory::builder().budget(ByteSize::mib(8));
-        let memory = memory.without_thread().build().unwrap();
-        let data = tempfile::NamedTempFile::new().unwrap();
-        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
-        file.write_at(&[1; 8192], 0).unwrap();
-        if at == 2 {
-            file.sync().unwrap();
-        }
-        let found = looks(&memory, &file, || change(&file));
-        assert_eq!(found, [true], "change {at}");
-    }
-    let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
-    let memory = memory.build().unwrap();
-    let region = memory.root().anon(2).unwrap();
-    region.write_at(&[1; 8192], 0).unwrap();
-    let found = looks(&memory, region.file(), || region.discard(..).unwrap());
-    assert_eq!(found, [true]);
-}
-
-#[test]
-fn who_waits_for_memory_is_not_woken_with_a_file_in_hand() {
-    let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
-    let memory = memory.build().unwrap();
-    let small = memory.root().child("small").unwrap();
-    let small = small.max(ByteSize::kib(64)).unwrap();
-    let region = small.anon(2).unwrap();
-    let file = region.file();
-    region.write_at(&[1; 8192], 0).unwrap();
-    let looks = Arc::new(Looks {
-        file: file.clone(),
-        found: Mutex::default(),
-    });
-    let waker = Waker::from(Arc::clone(&looks));
-    let held = small.alloc(Order::new(3)).unwrap();
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    let mut task = pin!(small.alloc_async(Order::new(3), deadline));
-    let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
-    assert!(polled.is_pending());
-    region.write_at(&[2; 8192], 0).unwrap();
-    let found = looks.found.lock().unwrap().clone();
-    assert!(
-        !found.is_empty() && found.iter().all(|&is_free| is_free),
-        "{found:?}"
-    );
-    drop(held);
 }

@@ -7,7 +7,6 @@ use crate::backing::Room;
 use crate::flusher::Dirtiness;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
-use crate::wakes::Apart;
 use crate::{Error, Group};
 use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found, Latched as Latch};
@@ -120,8 +119,6 @@ impl File {
             match self.latched(group, (page, content), wait.may_reclaim())? {
                 Ok(latched) => {
                     let mut view = self.view(page, latched, len, counted);
-                    // Whom it wakes may unwind: the page is what it was yet, and the view dropped.
-                    drop(length);
                     if content == Content::New {
                         view.make_new();
                     }
@@ -147,7 +144,7 @@ impl File {
         }
         let counted = self.count_view()?;
         let key = self.key_to_write(page)?;
-        let Some(length) = backing.length.try_share() else {
+        let Some(_length) = backing.length.try_share() else {
             return Ok(None);
         };
         // Once more: with the lock it stays so.
@@ -174,9 +171,7 @@ impl File {
         let Some(frame) = pin.into_latch() else {
             return Ok(None);
         };
-        let view = self.view(page, (frame, room), len, counted);
-        drop(length);
-        Ok(Some(view))
+        Ok(Some(self.view(page, (frame, room), len, counted)))
     }
 
     /// Whether who changes a page is to write some others first, as much is dirty. Says so where
@@ -231,7 +226,7 @@ impl File {
             Ok(room) => room,
             Err(source) => return Err(refused(page, source)),
         };
-        let Some(length) = backing.length.try_share() else {
+        let Some(_length) = backing.length.try_share() else {
             return Err(refused(page, busy()));
         };
         if backing.is_obstructed() || !page.keep_by_pin() || !core.upgrade(frame) {
@@ -240,9 +235,7 @@ impl File {
         let is_expected = backing.note_view(key.page(), shared.second(), room);
         // At once: nobody is waited for, but what writes in the background is told.
         let _more = self.has_to_write(key.page());
-        let view = page.into_mut(Arc::clone(&self.open), (key.page(), is_expected));
-        drop(length);
-        Ok(view)
+        Ok(page.into_mut(Arc::clone(&self.open), (key.page(), is_expected)))
     }
 
     /// A view of a page for a caller that has the file for itself, and counts in no pin budget;
@@ -333,10 +326,7 @@ impl File {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         let fill = Fill::zeros().reclaiming(may_reclaim);
         let op = PageIn::new(key, group.id(), Access::Pin);
-        // Now, though with a lock of the file: where they unwind, the page has to stay what it was.
-        let at_once = Apart::begin();
         let pin = self.bring_in_once(op, &fill);
-        drop(at_once);
         let has_unwound = fill.panics.borrow().is_any();
         if let Ok(pin) = pin {
             if !has_unwound && shared.core.upgrade(pin.frame()) {

@@ -6,7 +6,6 @@ use crate::Error;
 use crate::backing::{Backing, Room};
 use crate::flusher::Dirtiness;
 use crate::hooks::Hooked;
-use crate::length_lock::SharedLength;
 use crate::page::{self, Latch};
 use crate::writeback::Which;
 use pagetide_core::memory::{Io, PageError, PageIn};
@@ -14,6 +13,7 @@ use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::PageKey;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
+use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
 
 /// Pages that a writer writes back at a time.
@@ -136,7 +136,7 @@ impl File {
     }
 
     /// Keeps the file from getting shorter under somebody who is about to change bytes of a page.
-    pub(super) fn begin_change(&self, page: u64) -> Result<SharedLength<'_>, Error> {
+    pub(super) fn begin_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         // In a child the lock is nobody's.
         self.check_process()?;
         self.resume_change(page)
@@ -144,13 +144,13 @@ impl File {
 
     /// [`File::begin_change`] of a call that was let write already, and has let the file go since:
     /// what it has made dirty since counts.
-    pub(super) fn resume_change(&self, page: u64) -> Result<SharedLength<'_>, Error> {
+    pub(super) fn resume_change(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         let length = self.share_length(page)?;
         self.check_writable()?;
         Ok(length)
     }
 
-    fn share_length(&self, page: u64) -> Result<SharedLength<'_>, Error> {
+    fn share_length(&self, page: u64) -> Result<RwLockReadGuard<'_, ()>, Error> {
         // With the lock nobody sleeps or reclaims: those wait for it who are under no such limit.
         self.open.shared.pay_debt();
         self.open.shared.fill_put_off();
@@ -162,10 +162,10 @@ impl File {
     /// [`File::begin_change`] does. Where that is not at once, others pin the page meanwhile.
     pub(super) fn go_on(
         &self,
-        length: SharedLength<'_>,
+        length: RwLockReadGuard<'_, ()>,
         wait: &mut LatchWait<'_>,
         obstacle: Obstacle,
-    ) -> Result<SharedLength<'_>, Error> {
+    ) -> Result<RwLockReadGuard<'_, ()>, Error> {
         drop(length);
         wait.on(obstacle)?;
         if self.open.shared.has_debt() {

@@ -282,14 +282,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "a shrinker waits for the call that asked it",
         file: "length_lock.rs",
         find: "true => self.try_share(),",
-        replace: "true => Some(Held::new(self.0.read().unwrap_or_else(PoisonError::into_inner))),",
+        replace: "true => Some(self.0.read().unwrap_or_else(PoisonError::into_inner)),",
         tests: Tests::Runtime("in_hand::a_shrinker"),
     },
     Mutant {
         name: "a shrinker waits to have a file alone",
         file: "length_lock.rs",
         find: "true => self.try_take(),",
-        replace: "true => Some(Held::new(self.0.write().unwrap_or_else(PoisonError::into_inner))),",
+        replace: "true => Some(self.0.write().unwrap_or_else(PoisonError::into_inner)),",
         tests: Tests::Runtime("in_hand::a_shrinker"),
     },
     Mutant {

@@ -165,11 +165,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("dirty_levels::a_view_for_which"),
     },
     Mutant {
-        name: "a task is woken with the lock of a file",
-        file: "wakes.rs",
-        find: "if kept.nr_locks.get() > 0 {",
-        replace: "if false {",
-        tests: Tests::RuntimeUnit("file::tests::nobody_is_woken"),
+        name: "pages behind one whose waker unwinds are not dropped",
+        file: "file/punch.rs",
+        find: "|page| panics.catch(|| discard(shared, backing, page));",
+        replace: "|page| discard(shared, backing, page);\n        panics.catch(|| ());",
+        tests: Tests::Runtime("beside_cuts::all_that_is_cut_off"),
     },
     Mutant {
         name: "a view is had at once however much siblings have dirty",

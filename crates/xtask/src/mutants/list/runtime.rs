@@ -97,8 +97,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a write under way brings back what was cut",
         file: "file/resize.rs",
-        find: "backing.cut(len);\n        match asked",
-        replace: "match asked",
+        find: "backing.cut(len);\n        let cut",
+        replace: "let cut",
         tests: Tests::Runtime("cuts::a_write_under_way"),
     },
     Mutant {
@@ -422,7 +422,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a waker that unwinds keeps those asleep who wait for memory",
         file: "memory_wait.rs",
-        find: "wakes::wake(wakers);\n        next",
+        find: "park::to_each(wakers, Waker::wake);\n        next",
         replace: "wakers.into_iter().for_each(Waker::wake);\n        next",
         tests: Tests::RuntimeUnit("memory_wait::tests::a_waker_that_unwinds_keeps"),
     },
