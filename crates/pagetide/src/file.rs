@@ -33,7 +33,6 @@ use crate::home::Home;
 use crate::page::{self, Page, Pin};
 use crate::park::Panics;
 use crate::pins::Counted;
-use crate::shrinker::is_shrinking;
 use crate::stall::Stall;
 use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
@@ -522,10 +521,6 @@ impl File {
         if !word.has_any(flag::LATCH | flag::INTENT) {
             shared.wait(frame, version);
             return Ok(());
-        }
-        if is_shrinking() {
-            // It may be the call that asked the shrinker.
-            return Err(PageError::Io(BUSY));
         }
         let deadline = until.unwrap_or_else(|| Instant::now() + LATCH_PATIENCE);
         let is_over = shared.wait_until(frame, version, deadline);

@@ -15,7 +15,7 @@ use crate::pin_sites::Sites;
 use crate::pins::Pins;
 use crate::reclaim::Wanted;
 use crate::release::Release;
-use crate::shrinker::Shrinkers;
+use crate::shrinker::{Shrinkers, is_shrinking};
 use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
 use crate::topology::Topology;
@@ -357,8 +357,12 @@ impl Shared {
         }
     }
 
-    /// [`Shared::wait`] until `deadline`; whether the version has changed.
+    /// [`Shared::wait`] for who changes a page, until `deadline`; whether the version has changed.
+    /// Not in a shrinker: it may be the call that asked for memory.
     pub(crate) fn wait_until(&self, frame: Frame, version: u32, deadline: Instant) -> bool {
+        if is_shrinking() {
+            return false;
+        }
         let is_same = || self.core.frames().word(frame).version() == version;
         while self.io.is_reaped_by_waiters() && is_same() && Instant::now() < deadline {
             self.reap_or_wait(frame, is_same);

@@ -6,7 +6,6 @@ pub(crate) use run::write_all;
 
 use crate::backing::{Backing, NO_NUMBER};
 use crate::shared::{Shared, locked};
-use crate::shrinker::is_shrinking;
 use crate::sleepers::Sleepers;
 use crate::stall::{self, Inside};
 use crate::trace;
@@ -410,8 +409,7 @@ impl Shared {
                     if !is_latched {
                         // A write or a read under way: it ends.
                         self.wait(frame, version);
-                    } else if is_shrinking() || !self.wait_until(frame, version, until) {
-                        // Inside a shrinker it may be the call that asked for memory.
+                    } else if !self.wait_until(frame, version, until) {
                         return Err(Error::PageBusy {
                             file: backing.name.to_string(),
                             page,

@@ -6,7 +6,6 @@ use crate::group::Group;
 use crate::page::{Page, PageMut};
 use crate::pins::{Paged, Pages};
 use crate::policy::Order;
-use crate::shrinker::is_shrinking;
 use crate::spill::Region;
 use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
@@ -357,8 +356,7 @@ impl Anon {
                 _ => Instant::now() + PATIENCE,
             };
             patience = Some((page, until));
-            // Inside a shrinker it may be the call that asked for memory.
-            if is_shrinking() || !shared.wait_until(frame, version, until) {
+            if !shared.wait_until(frame, version, until) {
                 return Err(self.file.busy(page));
             }
         }

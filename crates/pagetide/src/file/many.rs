@@ -13,7 +13,6 @@ use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
-use crate::shrinker::is_shrinking;
 use crate::writeback::LATCH_PATIENCE;
 use pagetide_core::memory::{Ahead, Effects, Here, Io, PageError, PageIn, Platform};
 use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
@@ -362,7 +361,7 @@ impl File {
                 // Nothing is held here: whoever changes the page may have waited for that.
                 Err(Stop::Latched(page, frame, version)) => {
                     let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
-                    if is_shrinking() || !shared.wait_until(frame, version, until) {
+                    if !shared.wait_until(frame, version, until) {
                         let stop = Stop::Latched(page, frame, version);
                         return Err(self.stopped(group, stop));
                     }

@@ -7,7 +7,6 @@ use crate::backing::Backing;
 use crate::page::PageMut;
 use crate::park::{self, Panics};
 use crate::shared::Shared;
-use crate::shrinker::is_shrinking;
 use crate::store::uninterrupted;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
@@ -245,7 +244,7 @@ impl File {
             };
             // Whoever changes it may need the lock to go on.
             drop(alone);
-            if is_shrinking() || !shared.wait_until(frame, version, deadline) {
+            if !shared.wait_until(frame, version, deadline) {
                 return Err(self.busy(page));
             }
         }

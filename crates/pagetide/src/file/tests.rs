@@ -4,10 +4,9 @@ use super::*;
 use crate::park::tests::Counted;
 use crate::pins::Paged;
 use crate::store::tests::Takes;
-use crate::{ByteSize, Memory, Order, Store};
+use crate::{Buf, ByteSize, Memory, Order, Store};
 use pagetide_core::memory::Effect;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, OnceLock};
 use std::task::{Context, Wake, Waker};
@@ -132,6 +131,34 @@ fn who_reads_a_page_of_the_working_set_stalls() {
     }
 }
 
+/// A task that waits for a page of a group that is full, and how often it was woken.
+pub(super) struct Waiting {
+    task: std::pin::Pin<Box<dyn Future<Output = Result<Buf, Error>>>>,
+    wakes: Arc<Counted>,
+}
+
+impl Waiting {
+    pub(super) fn of(full: &Group) -> Waiting {
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut waiting = Waiting {
+            task: Box::pin(full.alloc_async(Order::new(0), until)),
+            wakes: Arc::default(),
+        };
+        assert!(!waiting.is_ready());
+        waiting
+    }
+
+    pub(super) fn is_ready(&mut self) -> bool {
+        let waker = Waker::from(Arc::clone(&self.wakes));
+        let polled = self.task.as_mut().poll(&mut Context::from_waker(&waker));
+        polled.is_ready()
+    }
+
+    pub(super) fn nr_wakes(&self) -> u32 {
+        self.wakes.nr_wakes()
+    }
+}
+
 #[test]
 fn who_gives_a_page_up_wakes_who_waits_for_its_memory() {
     type GivesUp = fn(&File, PageIn);
@@ -153,15 +180,10 @@ fn who_gives_a_page_up_wakes_who_waits_for_its_memory() {
         let step = op.step(&shared.core, shared.here(), &mut effects);
         assert!(matches!(step, Ok(Step::Wait { .. })), "{step:?}");
         file.read(effects.pop_io().unwrap(), &Fill::from_store());
-        let waits = Arc::new(Counted::default());
-        let waker = Waker::from(Arc::clone(&waits));
-        let mut context = Context::from_waker(&waker);
-        let until = Instant::now() + Duration::from_secs(60);
-        let mut alloc = pin!(small.alloc_async(Order::new(0), until));
-        assert!(alloc.as_mut().poll(&mut context).is_pending());
+        let mut waiting = Waiting::of(&small);
         give_up(&file, op);
-        assert_eq!(waits.nr_wakes(), 1);
-        assert!(alloc.as_mut().poll(&mut context).is_ready());
+        assert_eq!(waiting.nr_wakes(), 1);
+        assert!(waiting.is_ready());
     }
 }
 

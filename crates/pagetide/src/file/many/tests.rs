@@ -1,16 +1,13 @@
 //! What becomes of a run of reads, whatever a read of it says.
 
 use super::*;
+use crate::file::tests::Waiting;
 use crate::io::{Next, Run};
 use crate::park::tests::Counted;
 use crate::{ByteSize, IoEngine, Memory, Order, Store};
 use pagetide_core::page_cache::Latched;
-use std::future::Future;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
-use std::task::{Context, Waker};
-use std::time::Duration;
 
 const PAGE: usize = 4096;
 
@@ -75,17 +72,12 @@ fn who_waits_for_memory_is_woken_when_a_read_ends_that_nobody_waits_for() {
     let small = memory.root().child("small").unwrap();
     let small = small.max(ByteSize::kib(4)).unwrap();
     let mut run = run(&file.for_group(&small), 1);
-    let waits = Arc::new(Counted::default());
-    let waker = Waker::from(Arc::clone(&waits));
-    let mut context = Context::from_waker(&waker);
-    let until = Instant::now() + Duration::from_secs(60);
-    let mut alloc = pin!(small.alloc_async(Order::new(0), until));
-    assert!(alloc.as_mut().poll(&mut context).is_pending());
+    let mut waiting = Waiting::of(&small);
     run.read_now();
-    assert_eq!(waits.nr_wakes(), 0);
+    assert_eq!(waiting.nr_wakes(), 0);
     drop(run);
-    assert_eq!(waits.nr_wakes(), 1);
-    assert!(alloc.as_mut().poll(&mut context).is_ready());
+    assert_eq!(waiting.nr_wakes(), 1);
+    assert!(waiting.is_ready());
 }
 
 #[test]

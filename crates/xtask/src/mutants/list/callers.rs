@@ -202,16 +202,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "who discards inside a shrinker waits for who asked it",
-        file: "file/anon.rs",
-        find: "if is_shrinking() || !shared",
-        replace: "if false && is_shrinking() || !shared",
+        file: "shared.rs",
+        find: "if is_shrinking() {",
+        replace: "if false && is_shrinking() {",
         tests: Tests::Runtime("anon_waits::who_discards_inside"),
     },
     Mutant {
         name: "who syncs inside a shrinker waits for who asked it",
-        file: "writeback.rs",
-        find: "if is_shrinking() || !self",
-        replace: "if false && is_shrinking() || !self",
+        file: "shared.rs",
+        find: "if is_shrinking() {",
+        replace: "if false && is_shrinking() {",
         tests: Tests::Runtime("in_hand::a_shrinker_that_syncs"),
     },
     Mutant {
