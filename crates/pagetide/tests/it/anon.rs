@@ -1,5 +1,6 @@
 //! Anon pages: byte for byte, through the spill file, when it is full and when it fails.
 
+use crate::by_cpu;
 use crate::child;
 use crate::disk::{Disk, EIO, ENOSPC, Fault, forward};
 use pagetide::{
@@ -15,7 +16,7 @@ pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A memory that swaps out to a store of the test's.
 pub(crate) fn builder_on(disk: &Disk, most: ByteSize) -> Builder {
-    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let builder = Memory::builder().budget(by_cpu::mib(8)).without_thread();
     let store: Arc<dyn Store> = Arc::new(disk.clone());
     builder.spill_store(store).spill_max(most)
 }

@@ -8,6 +8,12 @@ pub(crate) fn budget(of_each: ByteSize) -> ByteSize {
     ByteSize(of_each.as_u64() * u64::from(nr_cpus))
 }
 
+/// What so many MiB are on a machine of few CPUs: each one has records of some 14 KiB.
+pub(crate) fn mib(mib: u64) -> ByteSize {
+    let nr_more = Topology::of_machine().nr_cpus().saturating_sub(32);
+    ByteSize(ByteSize::mib(mib).as_u64() + (u64::from(nr_more) << 14))
+}
+
 /// Two CPUs, whatever the machine has: for more of them an arena has more frames beyond its budget,
 /// a small one several blocks of 2 MiB.
 pub(crate) fn two() -> Topology {

@@ -58,12 +58,16 @@ fn hold(file: &File, thread: u64, is_over: &AtomicBool) -> (u64, u64) {
     (turn, nr_rmws)
 }
 
+/// How long a page is left alone. With more CPUs there are more lines of claims to look at, and a
+/// page has to be used for longer before it is claimed.
+fn pause(memory: &Memory) -> Duration {
+    Duration::from_micros(50) * memory.topology().nr_cpus().max(2)
+}
+
 /// Takes all pages away, in the ways that there are, until told; how often.
 fn take(memory: &Memory, file: &File, is_over: &AtomicBool) -> u64 {
     let mut turn = 0;
-    // With more CPUs there are more lines of claims to look at, and a page has to be used for
-    // longer before it is claimed.
-    let pause = Duration::from_micros(50) * memory.topology().nr_cpus().max(2);
+    let pause = pause(memory);
     while !is_over.load(Ordering::Relaxed) {
         let page = turn % NR_PAGES;
         match turn / NR_PAGES % 4 {
@@ -105,7 +109,8 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
             .collect();
         let taker = scope.spawn(|| take(&memory, &file, &is_over));
         let began = Instant::now();
-        let is_on = || began.elapsed() < TIME && !taker.is_finished();
+        let time = TIME.max(400 * pause(&memory));
+        let is_on = || began.elapsed() < time && !taker.is_finished();
         while is_on() && holders.iter().all(|holder| !holder.is_finished()) {
             thread::sleep(Duration::from_millis(10));
         }

@@ -1,5 +1,6 @@
 //! `Builder::huge_pages`: a pageblock is a huge page, and goes as one.
 
+use crate::by_cpu;
 use crate::child;
 use crate::data::numbered_file;
 use pagetide::{ByteSize, Memory, Order, resident_bytes};
@@ -117,7 +118,8 @@ fn a_pageblock_of_which_a_part_goes_has_small_pages_until_all_of_it_goes() {
             "alone",
         );
     }
-    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let builder = Memory::builder().budget(ByteSize::mib(64));
+    let memory = builder.topology(by_cpu::two()).build().unwrap();
     let root = memory.root();
     let data = numbered_file(15_000);
     let file = memory.open(data.path(), &root).unwrap();

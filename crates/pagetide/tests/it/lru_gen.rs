@@ -1,5 +1,6 @@
 //! Generations of a group's pages, as users see them.
 
+use crate::by_cpu;
 use crate::data;
 use pagetide::{BadGeneration, ByteSize, Error, File, Group, Memory, Order, Policy};
 use std::time::{Duration, Instant};
@@ -122,7 +123,10 @@ fn tiers_stand_below_their_generations() {
 /// that is pinned no more.
 fn over_a_lowered_budget() -> (Memory, Group, File) {
     let builder = Memory::builder().budget(ByteSize::mib(32));
-    let builder = builder.policy(Policy::Mglru).without_thread();
+    let builder = builder
+        .topology(by_cpu::two())
+        .policy(Policy::Mglru)
+        .without_thread();
     let memory = builder.build().unwrap();
     let web = memory.root().child("web").unwrap();
     let source = data::numbered_file(16 << 8);

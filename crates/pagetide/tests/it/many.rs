@@ -1,5 +1,6 @@
 //! Many pages at once: pinned together, prefetched, looked at without a read.
 
+use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::swift::assert_within;
 use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, Page, Store};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Each engine, with and without threads.
 pub(crate) fn memories(mib: u64) -> Vec<Memory> {
-    let builder = || Memory::builder().budget(ByteSize::mib(mib));
+    let builder = || Memory::builder().budget(by_cpu::mib(mib));
     let threads = || builder().io_engine(IoEngine::Threads);
     let builders = [
         builder(),

@@ -1,5 +1,6 @@
 //! Waits for working memory: threads and futures.
 
+use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::swift::{assert_within, timed};
 use pagetide::{Buf, ByteSize, Error, File, Group, Memory, OpenOptions, Order, Page, Topology};
@@ -18,6 +19,7 @@ fn later() -> Instant {
 
 fn memory() -> Memory {
     let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.topology(by_cpu::two());
     memory.without_thread().build().unwrap()
 }
 
@@ -200,7 +202,7 @@ fn what_no_limit_ever_allows_is_refused_at_once() {
     let inner = outer.child("inner").unwrap();
     let refused = inner.alloc_by(Order::new(3), later()).unwrap_err();
     assert!(matches!(refused, Error::OverLimit { group, .. } if group == "outer"));
-    let small = Memory::builder().budget(ByteSize::mib(3)).build().unwrap();
+    let small = Memory::builder().budget(by_cpu::mib(3)).build().unwrap();
     let refused = run(small.root().alloc_async(Order::new(10), later())).unwrap_err();
     assert!(matches!(refused, Error::OverLimit { group, .. } if group == "root"));
 }

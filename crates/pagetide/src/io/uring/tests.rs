@@ -18,7 +18,7 @@ struct Setup {
 
 impl Setup {
     fn new(has_threads: bool) -> Option<Setup> {
-        let builder = Memory::builder().budget(ByteSize::mib(8));
+        let builder = Memory::builder().budget(ByteSize::mib(16));
         let memory = match has_threads {
             true => builder.build().unwrap(),
             false => builder.without_thread().build().unwrap(),
