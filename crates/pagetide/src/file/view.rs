@@ -16,6 +16,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// A pinned page that did not become a view that writes, and why.
+///
+/// By `?` it becomes the [`Error`] that says why, and the page is dropped: its pin goes.
 #[derive(Debug)]
 pub struct UpgradeError {
     page: Page,
@@ -45,6 +47,14 @@ impl fmt::Display for UpgradeError {
 impl std::error::Error for UpgradeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)
+    }
+}
+
+impl From<UpgradeError> for Error {
+    /// Why; drops the page, which may be evicted from then on.
+    /// [`UpgradeError::into_page`] keeps it.
+    fn from(error: UpgradeError) -> Error {
+        *error.source
     }
 }
 

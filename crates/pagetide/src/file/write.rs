@@ -20,6 +20,9 @@ use std::sync::atomic::Ordering;
 const BATCH: u64 = 64;
 
 /// A file that could not be written back when it was closed, and why.
+///
+/// By `?` it becomes the [`Error`] that says why, and the handle is dropped: where it is the last
+/// one, what the store does not take then is lost.
 #[derive(Debug)]
 pub struct CloseError {
     file: File,
@@ -49,6 +52,15 @@ impl fmt::Display for CloseError {
 impl std::error::Error for CloseError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)
+    }
+}
+
+impl From<CloseError> for Error {
+    /// Why; drops the handle. The last one tries to write the file back once more, and what it
+    /// cannot write is lost and counted in [`Stats::pages_lost`](crate::Stats::pages_lost).
+    /// [`CloseError::into_file`] keeps it, and with it all that is dirty.
+    fn from(error: CloseError) -> Error {
+        *error.source
     }
 }
 

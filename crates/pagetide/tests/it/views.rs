@@ -176,6 +176,19 @@ fn the_only_pin_becomes_a_view_and_a_view_a_pin() {
 }
 
 #[test]
+fn who_asks_for_no_page_back_has_the_error_alone() {
+    fn changed(file: &File, page: Page) -> Result<PageMut, Error> {
+        Ok(file.upgrade(page)?)
+    }
+    let (_disk, _memory, file) = sevens(4);
+    let (page, other) = (file.pin(1).unwrap(), file.pin(1).unwrap());
+    let refused = changed(&file, page).map(drop);
+    assert!(matches!(refused, Err(Error::PageBusy { page: 1, .. })));
+    // Its pin is gone.
+    drop(file.upgrade(other).unwrap());
+}
+
+#[test]
 fn a_new_page_is_not_read_and_makes_the_file_longer_once_it_is_let_go() {
     let (disk, memory, file) = sevens(2);
     let nr_calls = disk.state().nr_calls;

@@ -1,7 +1,7 @@
 //! Writes: bytes, ends of files, files of the system, limits, threads.
 
 use crate::disk::{Disk, EIO, Fault};
-use pagetide::{ByteSize, Error, Memory, OpenOptions, Order};
+use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -215,6 +215,25 @@ fn a_failing_store_stops_its_own_writers_only() {
         bad.state().durable.len() as u64,
         (nr_written + 1) * PAGE as u64
     );
+}
+
+#[test]
+fn who_asks_for_no_handle_back_has_the_error_alone() {
+    fn closed(file: File) -> Result<(), Error> {
+        Ok(file.close()?)
+    }
+    let (memory, disk) = (memory(8), Disk::default());
+    let store = Box::new(disk.clone());
+    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    file.write_at(&[1; 3 * PAGE], 0).unwrap();
+    disk.state().is_full = true;
+    let refused = closed(file.clone());
+    assert!(matches!(refused, Err(Error::WritebackFailed { .. })));
+    // It was not the last handle.
+    assert_eq!(memory.stats().pages_lost, 0);
+    assert!(closed(file).is_err());
+    assert_eq!(memory.stats().pages_lost, 3);
 }
 
 #[test]
