@@ -471,7 +471,8 @@ impl Memory {
         Group::root(&self.shared)
     }
 
-    /// Opens a regular file with pages of 4 KiB; what it brings in is charged to `group`.
+    /// Opens a regular file with pages of 4 KiB; what it brings in is charged to `group`. With
+    /// pages of another size and all else that can be said: [`OpenOptions`].
     ///
     /// A file that is open already shares its pages with the new handle. Its length is read now:
     /// what others than this memory's handles write later is not seen before it is opened anew or
@@ -485,7 +486,7 @@ impl Memory {
     /// # Panics
     /// As all that open: where the group is of another memory.
     pub fn open(&self, path: impl AsRef<Path>, group: &Group) -> Result<File, Error> {
-        self.open_with(path, Order::new(0), group)
+        OpenOptions::new().open(self, path, group)
     }
 
     /// Opens an existing regular file for reading and writing, with pages of 4 KiB, as
@@ -506,24 +507,6 @@ impl Memory {
         trace::built(self.budget().as_u64());
     }
 
-    /// Opens a regular file with pages of `order`.
-    ///
-    /// # Errors
-    /// As [`Memory::open`].
-    pub fn open_with(
-        &self,
-        path: impl AsRef<Path>,
-        order: Order,
-        group: &Group,
-    ) -> Result<File, Error> {
-        let path = path.as_ref();
-        let name = path.display().to_string();
-        let nr_closed = self.shared.nr_closed();
-        let file = DirectFile::open(path)?;
-        let with = (order, None);
-        File::open_direct(&self.shared, (file, nr_closed), name, with, group)
-    }
-
     /// Reads through a file that is open already, perhaps without a name any more.
     ///
     /// # Errors
@@ -540,7 +523,7 @@ impl Memory {
         File::open_direct(&self.shared, (direct, nr_closed), name, with, group)
     }
 
-    /// Caches the pages of any store; `name` is for errors.
+    /// Caches the pages of any store, of 4 KiB; `name` is for errors.
     ///
     /// # Errors
     /// [`Error::Open`] where its length is not known, [`Error::NoMetadata`].
@@ -548,10 +531,9 @@ impl Memory {
         &self,
         store: Box<dyn Store>,
         name: &str,
-        order: Order,
         group: &Group,
     ) -> Result<File, Error> {
-        File::open_store(&self.shared, store, name.to_owned(), (order, None), group)
+        OpenOptions::new().open_store(self, store, name, group)
     }
 
     /// Housekeeping, for programs that call it from their own loop: nodes that are short are

@@ -444,7 +444,7 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::store::tests::Takes;
-    use crate::{ByteSize, Memory, Order, Store};
+    use crate::{ByteSize, Memory, Store};
     use std::io;
     use std::sync::atomic::AtomicU32;
 
@@ -463,7 +463,7 @@ mod tests {
             }
             Err(io::Error::other("a store that takes nothing"))
         }));
-        let bad = memory.open_store(store, "bad", Order::new(0), &web);
+        let bad = memory.open_store(store, "bad", &web);
         let bad = bad.unwrap();
         let data = tempfile::NamedTempFile::new().unwrap();
         let good = memory.open_rw(data.path(), &web).unwrap();
@@ -511,7 +511,7 @@ mod tests {
         let memory = builder.build().unwrap();
         let open = |name| {
             let store = Box::new(Zeros);
-            memory.open_store(store, name, Order::new(0), &memory.root())
+            memory.open_store(store, name, &memory.root())
         };
         let file = open("closed").unwrap();
         let listed: Vec<_> = memory.home().backings().values().cloned().collect();
@@ -559,7 +559,7 @@ mod tests {
             3 => Err(io::Error::from_raw_os_error(libc::EIO)),
             _ => Ok(bytes.len()),
         }));
-        let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+        let file = memory.open_store(store, "disk", &memory.root());
         let file = file.unwrap();
         // No neighbours, of which one that fails is tried by itself.
         let dirty = |page| file.write_at(&[7; 4096], 3 * 4096 * page).unwrap();

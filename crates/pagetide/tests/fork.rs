@@ -420,7 +420,7 @@ fn a_child_is_refused_though_the_file_was_being_cut() {
     let memory = builder.without_thread().build().unwrap();
     let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
     let store = Box::new(Cut(std::sync::Arc::clone(&barrier)));
-    let file = memory.open_store(store, "cut", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "cut", &memory.root());
     let file = file.unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| file.set_len(0).unwrap());

@@ -186,7 +186,7 @@ impl Store for Zeros {
 
 fn pages(memory: &Memory) -> File {
     let store = Box::new(Zeros);
-    let file = memory.open_store(store, "pages", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "pages", &memory.root());
     file.unwrap()
 }
 

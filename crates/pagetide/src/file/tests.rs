@@ -54,7 +54,7 @@ fn gated(gate: Option<Arc<Barrier>>) -> (File, Arc<OnceLock<u32>>) {
         nr_stalled: Arc::clone(&nr_stalled),
         gate,
     };
-    let file = memory.open_store(Box::new(store), "gate", Order::new(0), &web);
+    let file = memory.open_store(Box::new(store), "gate", &web);
     (file.unwrap(), nr_stalled)
 }
 
@@ -197,7 +197,7 @@ fn a_page_is_written_when_it_has_been_dirty_for_five_seconds() {
         count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(bytes.len())
     }));
-    let file = memory.open_store(store, "sink", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "sink", &memory.root());
     let file = file.unwrap();
     file.write_at(&[1; 5000], 0).unwrap();
     let shared = &file.open.shared;

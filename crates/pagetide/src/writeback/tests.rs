@@ -3,7 +3,7 @@
 use super::PageWrite;
 use super::run::{By, Run};
 use crate::store::tests::Takes;
-use crate::{ByteSize, Error, File, Memory, Order};
+use crate::{ByteSize, Error, File, Memory};
 use pagetide_core::group::Gauge;
 use std::cell::Cell;
 use std::future::Future;
@@ -59,7 +59,7 @@ fn memory() -> Memory {
 fn open(memory: &Memory, disk: &Arc<Disk>, name: &str) -> File {
     let disk = Arc::clone(disk);
     let store = Box::new(Takes(move |bytes: &[u8], offset| disk.write(bytes, offset)));
-    let file = memory.open_store(store, name, Order::new(0), &memory.root());
+    let file = memory.open_store(store, name, &memory.root());
     file.unwrap()
 }
 
@@ -305,7 +305,7 @@ fn a_thread_that_waits_for_a_write_does_not_wait_for_those_of_another_file() {
             together.write(at, offset);
             Ok(bytes.len())
         });
-        let file = memory.open_store(Box::new(store), "disk", Order::new(0), &memory.root());
+        let file = memory.open_store(Box::new(store), "disk", &memory.root());
         file.unwrap()
     });
     for file in &files {
@@ -376,7 +376,7 @@ fn who_is_woken_by_a_sync_that_was_given_up_may_close_the_file() {
         ended.map_err(io::Error::other)?;
         Ok(bytes.len())
     }));
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     let file = file.unwrap();
     file.write_at(&[7; PAGE], 0).unwrap();
     let home = memory.home();
@@ -462,7 +462,7 @@ fn of_a_file_that_is_closed_what_the_store_takes_is_written_whatever_it_refuses(
             false => own.write(bytes, offset),
         };
         let store = Box::new(Takes(take));
-        let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+        let file = memory.open_store(store, "disk", &memory.root());
         let file = file.unwrap();
         file.write_at(&[1; 100 * PAGE], 0).unwrap();
         let before = memory.stats().pages_lost;
@@ -498,7 +498,7 @@ fn hooks_are_asked_about_no_page_that_has_left_its_file() {
         gate.wait();
         Ok(bytes.len())
     };
-    let slow = memory.open_store(Box::new(Takes(slow)), "slow", Order::new(0), &memory.root());
+    let slow = memory.open_store(Box::new(Takes(slow)), "slow", &memory.root());
     let slow = slow.unwrap();
     let options = crate::OpenOptions::new().hooks(Arc::new(Looks));
     let all = Box::new(Takes(|bytes: &[u8], _| Ok(bytes.len())));

@@ -32,7 +32,7 @@ struct State {
 impl Gate {
     pub(crate) fn open(&self, memory: &Memory, group: &Group) -> File {
         let store = Box::new(self.clone());
-        let file = memory.open_store(store, "gate", Order::new(0), group);
+        let file = memory.open_store(store, "gate", group);
         file.unwrap()
     }
 

@@ -21,7 +21,7 @@ fn sevens(nr_pages: usize) -> (Memory, File) {
     let memory = Memory::builder().budget(ByteSize::mib(8));
     let memory = memory.without_thread().build().unwrap();
     let disk = Box::new(Disk::of(vec![7; nr_pages * PAGE_BYTES]));
-    let file = memory.open_store(disk, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(disk, "disk", &memory.root());
     (memory, file.unwrap())
 }
 
@@ -133,9 +133,7 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
         (Box::new(Disk::of(bytes)), "filler"),
     ];
     let [file, filler] = stores.map(|(store, name)| {
-        let file = memory
-            .open_store(store, name, Order::new(0), &root)
-            .unwrap();
+        let file = memory.open_store(store, name, &root).unwrap();
         file.advise(Hint::Random);
         file
     });

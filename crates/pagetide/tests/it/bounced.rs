@@ -4,7 +4,7 @@ use crate::child;
 use crate::data::numbered_file;
 use crate::many::{number, numbers};
 use crate::registered::may_lock_only;
-use pagetide::{ByteSize, Memory, Order, Registered};
+use pagetide::{ByteSize, Memory, OpenOptions, Order, Registered};
 use rustix::io::Errno;
 use rustix::process::Rlimit;
 use std::io::Write;
@@ -125,7 +125,9 @@ fn what_is_no_single_page_is_not_bounced() {
     let data = numbered_file(4096);
     let memory = memory();
     let group = memory.root();
-    let large = memory.open_with(data.path(), Order::new(2), &group);
+    let large = OpenOptions::new()
+        .order(Order::new(2))
+        .open(&memory, data.path(), &group);
     let large = large.unwrap();
     let pages: Vec<u64> = (0..1024).step_by(16).collect();
     for (page, at) in large.pin_many(&pages).unwrap().iter().zip(&pages) {

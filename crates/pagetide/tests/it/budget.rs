@@ -41,7 +41,7 @@ fn who_is_over_a_lowered_limit_is_told_what_has_to_be_written() {
     let web = memory.root().child("web").unwrap();
     let disk = Disk::of(vec![0; 64 * 4096]);
     let store = Box::new(disk.clone());
-    let file = memory.open_store(store, "disk", Order::new(0), &web);
+    let file = memory.open_store(store, "disk", &web);
     let file = file.unwrap();
     disk.state().is_full = true;
     (0..16).for_each(|page| assert_eq!(file.write_at(&[1; 4096], page * 4096).unwrap(), 4096));

@@ -24,7 +24,7 @@ fn file_of(nr_pages: usize) -> (Memory, Disk, File) {
     let memory = memory.without_thread().build().unwrap();
     let disk = Disk::of(vec![7; nr_pages * PAGE_BYTES]);
     let store = Box::new(disk.clone());
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     (memory, disk, file.unwrap())
 }
 
@@ -71,7 +71,7 @@ fn a_prefetch_of_more_numbers_than_it_takes_at_a_time_reads_them_all() {
     let memory = Memory::builder().budget(ByteSize::mib(64));
     let memory = memory.without_thread().build().unwrap();
     let disk = Box::new(Disk::of(vec![7; 700 * PAGE_BYTES]));
-    let file = memory.open_store(disk, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(disk, "disk", &memory.root());
     assert_eq!(file.unwrap().prefetch(0..800), 700);
 }
 
@@ -131,7 +131,7 @@ fn a_pin_budget_is_given_back_where_a_waker_unwinds() {
     let group = memory.root().child("web").unwrap();
     group.set_pin_max(Some(ByteSize(PAGE)));
     let disk = Box::new(Disk::of(vec![7; 4 * PAGE_BYTES]));
-    let file = memory.open_store(disk, "d", Order::new(0), &group).unwrap();
+    let file = memory.open_store(disk, "d", &group).unwrap();
     let view = file.pin_mut(0).unwrap();
     let mut buf = [0];
     {
@@ -233,7 +233,7 @@ fn who_waits_for_what_another_thread_reads_leaves_the_cpu_to_others() {
     let memory = builder.io_engine(IoEngine::Threads).build().unwrap();
     let barrier = Arc::new(Barrier::new(2));
     let store = Box::new(Met(Arc::clone(&barrier)));
-    let file = memory.open_store(store, "met", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "met", &memory.root());
     let file = file.unwrap();
     thread::scope(|scope| {
         scope.spawn(|| assert_eq!(file.prefetch([0]), 1));

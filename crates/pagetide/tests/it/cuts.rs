@@ -1,7 +1,7 @@
 //! A file that gets shorter while pages behind its new end are being written.
 
 use crate::disk::{Bare, Disk, forward};
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Memory, Store};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,9 +28,7 @@ impl Gated {
 
     fn open(&self, memory: &Memory, group: &Group) -> File {
         let store = Box::new(self.clone());
-        memory
-            .open_store(store, "gated", Order::new(0), group)
-            .unwrap()
+        memory.open_store(store, "gated", group).unwrap()
     }
 }
 
@@ -133,7 +131,7 @@ fn a_file_whose_store_has_no_way_to_be_cut_stays_as_it_was() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = &Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let store = Box::new(Bare(disk.clone()));
-    let file = memory.open_store(store, "uncut", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "uncut", &memory.root());
     let file = file.unwrap();
     let page = PAGE as u64;
     // In memory alone.

@@ -14,7 +14,7 @@ fn memory(mib: u64) -> Memory {
 
 fn open(memory: &Memory, disk: &Disk) -> File {
     let store = Box::new(disk.clone());
-    let opened = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let opened = memory.open_store(store, "disk", &memory.root());
     opened.unwrap()
 }
 

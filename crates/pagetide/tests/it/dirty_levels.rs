@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::swift::{assert_within, timed};
-use pagetide::{ByteSize, File, Group, Memory, Order};
+use pagetide::{ByteSize, File, Group, Memory};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -20,7 +20,7 @@ fn of_ten_children(memory: &Memory) -> Vec<(Disk, File)> {
         let (disk, name) = (Disk::default(), format!("disk{number}"));
         let group = parent.child(&name).unwrap();
         let store = Box::new(disk.clone());
-        let file = memory.open_store(store, &name, Order::new(0), &group);
+        let file = memory.open_store(store, &name, &group);
         (disk, file.unwrap())
     };
     (0..10).map(open).collect()
@@ -94,7 +94,7 @@ fn cached(memory: &Memory) -> (Group, Disk, File) {
     let group = memory.root().child("small").unwrap();
     let group = group.max(ByteSize(100 * PAGE as u64)).unwrap();
     let disk = Disk::of(vec![1; 60 * PAGE]);
-    let file = memory.open_store(Box::new(disk.clone()), "disk", Order::new(0), &group);
+    let file = memory.open_store(Box::new(disk.clone()), "disk", &group);
     let file = file.unwrap();
     file.pin_many(&(0..60).collect::<Vec<_>>()).unwrap();
     (group, disk, file)

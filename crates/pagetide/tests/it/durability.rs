@@ -2,7 +2,7 @@
 //! durable or what was written to it since.
 
 use crate::disk::{Disk, EINTR, EIO, ENOSPC, Fault, forward};
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Memory, OpenOptions, Order, Store};
 use proptest::prelude::*;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,9 +21,8 @@ fn memory() -> (Memory, Group) {
 
 fn open(memory: &Memory, group: &Group, disk: &Disk, order: u8) -> File {
     let disk = Box::new(disk.clone());
-    memory
-        .open_store(disk, "disk", Order::new(order), group)
-        .unwrap()
+    let options = OpenOptions::new().order(Order::new(order));
+    options.open_store(memory, disk, "disk", group).unwrap()
 }
 
 /// What each byte may be after a crash; the last one is what it is now.
@@ -474,7 +473,7 @@ fn what_a_signal_ends_is_done_again() {
     for (call, nr_pages) in calls {
         let (disk, (memory, group)) = (Disk::of(vec![7; 8 * PAGE]), memory());
         let store = Box::new(Holed(disk.clone()));
-        let file = memory.open_store(store, "disk", Order::new(0), &group);
+        let file = memory.open_store(store, "disk", &group);
         let file = file.unwrap();
         let next = disk.state().nr_calls + 1;
         disk.state().fault = Some((next, 3, Fault::Error(EINTR)));

@@ -1,6 +1,6 @@
 //! Reads and pins: bytes, ends of files, sharing, failures, races.
 
-use pagetide::{ByteSize, Error, File, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,8 +45,9 @@ fn every_offset_and_length_gives_the_files_bytes() {
     let memory = memory(8);
     for order in [0, 2, 4] {
         let group = memory.root().child(&format!("order {order}")).unwrap();
-        let file = memory
-            .open_with(data.path(), Order::new(order), &group)
+        let file = OpenOptions::new()
+            .order(Order::new(order))
+            .open(&memory, data.path(), &group)
             .unwrap();
         for (offset, len) in [
             (0, 1),
@@ -146,7 +147,7 @@ fn faulty(memory: &Memory, fails: fn(u64) -> bool, panics: bool) -> (File, Arc<A
     let group = memory.root().child("store").unwrap();
     (
         memory
-            .open_store(Box::new(store), "faulty", Order::new(0), &group)
+            .open_store(Box::new(store), "faulty", &group)
             .unwrap(),
         reads,
     )

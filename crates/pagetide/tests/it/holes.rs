@@ -22,7 +22,7 @@ fn memory() -> Memory {
 fn sevens(nr_pages: usize) -> (Disk, Memory, File) {
     let (disk, memory) = (Disk::of(vec![7; nr_pages * PAGE]), memory());
     let store = Box::new(disk.clone());
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     (disk, memory, file.unwrap())
 }
 
@@ -265,7 +265,7 @@ fn what_is_written_while_the_store_tells_its_length_stays() {
     let disk = Disk::of(vec![7; PAGE]);
     let late = Telling { disk, tell };
     let root = memory.root();
-    let file = memory.open_store(Box::new(late), "late", Order::new(0), &root);
+    let file = memory.open_store(Box::new(late), "late", &root);
     let file = file.unwrap();
     file.write_at(&[8; PAGE], P).unwrap();
     *writer.lock().unwrap() = Some(file.clone());
@@ -288,7 +288,7 @@ fn a_page_at_the_end_is_not_dropped_where_others_make_the_file_longer_meanwhile(
     let disk = Disk::of(vec![7; 2 * PAGE - 5]);
     let growing = Telling { disk, tell };
     let root = memory.root();
-    let file = memory.open_store(Box::new(growing), "growing", Order::new(0), &root);
+    let file = memory.open_store(Box::new(growing), "growing", &root);
     let file = file.unwrap();
     file.write_at(&[8], P).unwrap();
     // The first time it has the length that the file has.
@@ -389,7 +389,7 @@ fn a_store_has_working_memory_to_make_a_hole_by_writes_or_to_get_shorter_or_long
             group: group.clone(),
             writing: Mutex::default(),
         });
-        let file = memory.open_store(store, "disk", Order::new(0), &group);
+        let file = memory.open_store(store, "disk", &group);
         let file = file.unwrap();
         file.write_at(&[1; 10 * PAGE], 10 * P).unwrap();
         // All that could go is dirty.
@@ -416,7 +416,7 @@ impl Store for Loses {
 fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
     let (disk, memory) = (Disk::of(vec![7; 8 * PAGE]), memory());
     let store = Box::new(Loses(disk.clone()));
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     let file = file.unwrap();
     file.write_at(&[1; PAGE], 0).unwrap();
     file.flush_range(..).unwrap();

@@ -178,7 +178,7 @@ fn nobody_is_refused_for_pages_that_waited_for_the_log_and_are_gone() {
         drop_all(&file).unwrap();
         let full = Disk::default();
         full.state().is_full = true;
-        let other = memory.open_store(Box::new(full), "full", Order::new(0), &group);
+        let other = memory.open_store(Box::new(full), "full", &group);
         let other = other.unwrap();
         let _more_than_a_fifth = other.write_at(&[7; 20 * 4096], 0);
         file.write_at(&[0; 4096], 0).unwrap();
@@ -276,7 +276,7 @@ fn one_write_of_many_pages_stops_at_the_limit_of_dirty_pages() {
     // Nor does one whose store fails, which is not asked for each page anew.
     let full = Disk::default();
     full.state().is_full = true;
-    let file = memory.open_store(Box::new(full.clone()), "full", Order::new(0), &group);
+    let file = memory.open_store(Box::new(full.clone()), "full", &group);
     let file = file.unwrap();
     let refused = file.write_at(&[7; 90 * 4096], 0);
     assert!(

@@ -418,7 +418,7 @@ fn who_waits_for_the_log_has_what_others_may_write_written() {
     let (second, (log, _disk, file)) = siblings(&memory);
     let plain = Disk::default();
     let store = Box::new(plain.clone());
-    let other = memory.open_store(store, "plain", pagetide::Order::new(0), &second);
+    let other = memory.open_store(store, "plain", &second);
     let other = other.unwrap();
     log.is_broken.store(true, Ordering::Relaxed);
     other.write_at(&[1; 12 * PAGE], 0).unwrap();

@@ -19,7 +19,7 @@ fn memory() -> Memory {
 
 fn open(memory: &Memory, store: impl Store + 'static) -> File {
     let root = memory.root();
-    let file = memory.open_store(Box::new(store), "disk", Order::new(0), &root);
+    let file = memory.open_store(Box::new(store), "disk", &root);
     file.unwrap()
 }
 
@@ -468,7 +468,7 @@ fn a_group_of_another_memory_is_refused() {
     is_refused(&|| drop(ours.open(data.path(), &theirs)));
     is_refused(&|| drop(ours.open_rw(data.path(), &theirs)));
     let store = || Box::new(Disk::default());
-    is_refused(&|| drop(ours.open_store(store(), "disk", Order::new(0), &theirs)));
+    is_refused(&|| drop(ours.open_store(store(), "disk", &theirs)));
     is_refused(&|| drop(file.for_group(&theirs)));
     assert_eq!(victim.misses(), 0);
 }

@@ -3,7 +3,7 @@
 use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::swift::assert_within;
-use pagetide::{ByteSize, Error, File, IoEngine, Memory, Order, Page, Store};
+use pagetide::{ByteSize, Error, File, IoEngine, Memory, OpenOptions, Order, Page, Store};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,8 +73,9 @@ fn large_pages_and_the_end_of_a_file_have_their_bytes() {
     for memory in memories(16) {
         for order in [0, 2, 4] {
             let group = memory.root().child(&format!("order {order}")).unwrap();
-            let file = memory
-                .open_with(data.path(), Order::new(order), &group)
+            let file = OpenOptions::new()
+                .order(Order::new(order))
+                .open(&memory, data.path(), &group)
                 .unwrap();
             let frames = 1_u64 << order;
             let pages: Vec<u64> = (0..file.len().div_ceil(frames * 4096)).collect();
@@ -147,9 +148,7 @@ impl Store for Counting {
 fn counting(memory: &Memory, store: &Counting) -> File {
     let group = memory.root().child("store").unwrap();
     let store = Box::new(store.clone());
-    memory
-        .open_store(store, "counting", Order::new(0), &group)
-        .unwrap()
+    memory.open_store(store, "counting", &group).unwrap()
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use crate::data::numbered_file;
 use pagetide::{
-    ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page, PageMut, ReadOptions,
+    ByteSize, Error, File, Group, Memory, OpenOptions, Order, PAGE_BYTES, Page, PageMut,
+    ReadOptions,
 };
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,8 +73,9 @@ fn budgets_count_by_level_and_blocks_by_their_pages() {
     let (data, memory, web, _file) = web(8);
     let inner = web.child("inner").unwrap();
     inner.set_pin_max(Some(pages(4)));
-    let large = memory
-        .open_with(data.path(), Order::new(2), &inner)
+    let large = OpenOptions::new()
+        .order(Order::new(2))
+        .open(&memory, data.path(), &inner)
         .unwrap();
     let block = large.pin(3).unwrap();
     assert_eq!(
@@ -215,9 +217,7 @@ fn failed_reads_count_nothing() {
         }
     }
     let store = Box::new(Broken);
-    let file = memory
-        .open_store(store, "broken", Order::new(0), &web)
-        .unwrap();
+    let file = memory.open_store(store, "broken", &web).unwrap();
     assert!(matches!(file.pin(0), Err(Error::Io { .. })));
     let permit = web.pin_permit(2, None).unwrap();
     assert!(matches!(permit.pin(&file, 0), Err(Error::Io { .. })));

@@ -9,8 +9,8 @@
 use crate::memcg::{self, TestGroup};
 use crate::{child, data};
 use pagetide::{
-    Buf, Builder, ByteSize, Error, File, Group, Memory, Order, PAGE_BYTES, Page, Reservation,
-    resident_bytes,
+    Buf, Builder, ByteSize, Error, File, Group, Memory, OpenOptions, Order, PAGE_BYTES, Page,
+    Reservation, resident_bytes,
 };
 use std::collections::VecDeque;
 use std::fs;
@@ -254,7 +254,10 @@ impl World {
     }
 
     fn open(&self, order: u8, group: &Group) -> File {
-        let file = self.memory.open_with(&self.path, Order::new(order), group);
+        let file =
+            OpenOptions::new()
+                .order(Order::new(order))
+                .open(&self.memory, &self.path, group);
         file.unwrap()
     }
 

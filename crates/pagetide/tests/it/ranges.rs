@@ -198,7 +198,7 @@ impl Store for Endless {
 fn a_range_beyond_the_last_page_number_is_refused() {
     let memory = memory(8);
     let root = memory.root();
-    let file = memory.open_store(Box::new(Endless), "endless", Order::new(0), &root);
+    let file = memory.open_store(Box::new(Endless), "endless", &root);
     let file = file.unwrap();
     let end = 1 << 52;
     assert_eq!(file.pin_range(end - 10..end).unwrap().len(), 10);

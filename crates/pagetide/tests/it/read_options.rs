@@ -2,7 +2,7 @@
 
 use crate::disk::{Bare, Disk};
 use crate::swift::assert_within;
-use pagetide::{ByteSize, Error, Group, Memory, Order, Policy, ReadOptions};
+use pagetide::{ByteSize, Error, Group, Memory, Policy, ReadOptions};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,7 @@ fn a_read_is_charged_to_the_group_of_its_options_and_has_its_bytes() {
     let memory = memory();
     let (own, other) = (child(&memory, "own", 64), child(&memory, "other", 64));
     let disk = Box::new(Disk::of(vec![7; 20 * PAGE]));
-    let file = memory
-        .open_store(disk, "disk", Order::new(0), &own)
-        .unwrap();
+    let file = memory.open_store(disk, "disk", &own).unwrap();
     let options = ReadOptions::new().group(&other);
     let mut bytes = vec![0; 10 * PAGE];
     assert_eq!(
@@ -57,9 +55,7 @@ fn what_is_read_without_reuse_goes_before_what_is_read_again() {
         let memory = memory();
         let group = child(&memory, "small", 100);
         let disk = Box::new(Disk::of(vec![7; 2000 * PAGE]));
-        let file = memory
-            .open_store(disk, "disk", Order::new(0), &group)
-            .unwrap();
+        let file = memory.open_store(disk, "disk", &group).unwrap();
         // Hot pages, and between them a scan that looks at each page three times.
         for round in 0..40 {
             for hot in 0..60 {
@@ -86,7 +82,7 @@ fn a_deadline_ends_waits_for_memory_and_for_who_changes_a_page() {
         let memory = memory();
         let group = child(&memory, "small", 4);
         let disk = Box::new(Disk::of(vec![7; 20 * PAGE]));
-        let file = memory.open_store(disk, "disk", Order::new(0), &group);
+        let file = memory.open_store(disk, "disk", &group);
         let file = file.unwrap();
         let view = file.pin_mut(0).unwrap();
         let begin = Instant::now();
@@ -114,9 +110,7 @@ fn a_tick_writes_back_where_no_thread_does() {
     let group = child(&memory, "small", 100);
     let disk = Disk::default();
     let store = Box::new(disk.clone());
-    let file = memory
-        .open_store(store, "disk", Order::new(0), &group)
-        .unwrap();
+    let file = memory.open_store(store, "disk", &group).unwrap();
     file.write_at(&[1; 9 * PAGE], 0).unwrap();
     memory.tick();
     assert_eq!(disk.state().nr_writes, 0, "below a tenth, and not for long");
@@ -131,7 +125,7 @@ fn a_tick_writes_what_a_dropped_group_has_left() {
     let (own, gone) = (child(&memory, "own", 100), child(&memory, "gone", 100));
     let disk = Disk::default();
     let store = Box::new(disk.clone());
-    let file = memory.open_store(store, "disk", Order::new(0), &own);
+    let file = memory.open_store(store, "disk", &own);
     let file = file.unwrap();
     file.write_at(&[1; PAGE], 0).unwrap();
     file.for_group(&gone).write_at(&[2; PAGE], P).unwrap();
@@ -150,9 +144,7 @@ fn a_store_that_cannot_sync_says_so_and_goes_on_taking_writes() {
     let disk = Disk::default();
     let store = Box::new(Bare(disk.clone()));
     let root = memory.root();
-    let file = memory
-        .open_store(store, "volatile", Order::new(0), &root)
-        .unwrap();
+    let file = memory.open_store(store, "volatile", &root).unwrap();
     for byte in 1..3 {
         file.write_at(&[byte; 10], 0).unwrap();
         let Err(Error::WritebackFailed { source, .. }) = file.sync() else {

@@ -254,7 +254,7 @@ fn a_page_that_cannot_be_read_fails_only_those_who_read_it() {
         };
         let memory = builder.build().unwrap();
         let root = memory.root();
-        let file = memory.open_store(Box::new(store), "flawed", Order::new(0), &root);
+        let file = memory.open_store(Box::new(store), "flawed", &root);
         let file = file.unwrap();
         (0..107).for_each(|page| read(&file, page));
         assert!(file.pin(107).is_err());

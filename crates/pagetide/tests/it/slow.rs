@@ -1,6 +1,6 @@
 //! A store far away, and groups of a few pages.
 
-use pagetide::{ByteSize, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, File, Group, Memory, Store};
 use std::io;
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Store for Slow {
 }
 
 pub(crate) fn slow(memory: &Memory, group: &Group, takes: Duration) -> File {
-    let file = memory.open_store(Box::new(Slow(takes)), "slow", Order::new(0), group);
+    let file = memory.open_store(Box::new(Slow(takes)), "slow", group);
     file.unwrap()
 }
 

@@ -57,7 +57,7 @@ impl Disk {
 
     fn open(&self, memory: &Memory, group: &Group) -> File {
         let store = Box::new(self.store());
-        let file = memory.open_store(store, "disk", Order::new(0), group);
+        let file = memory.open_store(store, "disk", group);
         file.unwrap()
     }
 }
@@ -157,7 +157,7 @@ fn a_page_that_the_store_never_takes_keeps_no_other_back() {
         true => Err(io::Error::from_raw_os_error(EIO)),
         false => Ok(buf.len()),
     });
-    let file = memory.open_store(Box::new(store), "torn", Order::new(0), &memory.root());
+    let file = memory.open_store(Box::new(store), "torn", &memory.root());
     let file = file.unwrap();
     for page in [3, 5, 8] {
         file.write_at(&[1], page * PAGE).unwrap();
@@ -292,7 +292,7 @@ fn a_task_waits_for_no_reads_of_another_files_store() {
     let gate = Arc::<(Mutex<bool>, Condvar)>::default();
     let open = |gate| {
         let store = Box::new(Reads(gate));
-        let file = memory.open_store(store, "reads", Order::new(0), &memory.root());
+        let file = memory.open_store(store, "reads", &memory.root());
         file.unwrap()
     };
     let (hangs, other) = (open(Some(Arc::clone(&gate))), open(None));

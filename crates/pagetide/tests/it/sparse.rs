@@ -4,7 +4,7 @@
 //! Half a million of these pages, spread over all of the file, or all eight millions with
 //! `PAGETIDE_SPARSE_ALL=1`.
 
-use pagetide::{ByteSize, File, Memory, Order, Store};
+use pagetide::{ByteSize, File, Memory, Store};
 use std::io;
 
 const LEN: u64 = 16 << 40;
@@ -63,7 +63,7 @@ fn sixteen_tebibytes_take_no_more_than_what_is_resident() {
     let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
     let group = memory.root().child("sparse").unwrap().max(LIMIT).unwrap();
     let store = Box::new(Numbered);
-    let file = memory.open_store(store, "numbered", Order::new(0), &group);
+    let file = memory.open_store(store, "numbered", &group);
     let file = file.unwrap();
     assert_eq!(file.len(), LEN);
     visit(&memory, &file, nr_visits(), |page| page);

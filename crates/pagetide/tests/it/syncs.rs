@@ -4,7 +4,7 @@ use crate::anon_waits::Gate;
 use crate::many::memories;
 use crate::slow::PAGE;
 use futures_executor::block_on;
-use pagetide::{ByteSize, Error, File, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Memory, Store};
 use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,7 +95,7 @@ impl Store for Disk {
 fn disk(memory: &Memory) -> (File, Arc<Calls>) {
     let calls = Arc::new(Calls::default());
     let store = Box::new(Disk(Arc::clone(&calls)));
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     (file.unwrap(), calls)
 }
 
@@ -389,7 +389,7 @@ fn a_store_that_panics_does_so_in_the_task() {
     }
 
     for memory in memories(8) {
-        let file = memory.open_store(Box::new(Panics), "bad", Order::new(0), &memory.root());
+        let file = memory.open_store(Box::new(Panics), "bad", &memory.root());
         let file = file.unwrap();
         let sync = AssertUnwindSafe(|| block_on(file.sync_async()));
         let unwound = catch_unwind(sync).unwrap_err();

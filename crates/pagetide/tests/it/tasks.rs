@@ -2,7 +2,7 @@
 
 use crate::data::numbered_file;
 use crate::many::{memories, number};
-use pagetide::{ByteSize, Error, File, Memory, Order, Page, Store};
+use pagetide::{ByteSize, Error, File, Memory, Page, Store};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
@@ -245,9 +245,7 @@ pub(crate) fn gated(memory: &Memory) -> (File, Gated) {
     let store = Gated::default();
     let group = memory.root().child("gated").unwrap();
     let of = Box::new(store.clone());
-    let file = memory
-        .open_store(of, "gated", Order::new(0), &group)
-        .unwrap();
+    let file = memory.open_store(of, "gated", &group).unwrap();
     (file, store)
 }
 

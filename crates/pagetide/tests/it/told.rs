@@ -1,7 +1,7 @@
 //! What stores and engines say of a failure comes out.
 
 use crate::disk::Disk;
-use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions, Order, Store};
+use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions, Store};
 use std::io;
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Hooks for NoLog {
 fn an_error_says_what_the_store_or_the_engine_said() {
     let builder = Memory::builder().budget(ByteSize::mib(8));
     let memory = builder.without_thread().build().unwrap();
-    let file = memory.open_store(Box::new(Says), "says", Order::new(0), &memory.root());
+    let file = memory.open_store(Box::new(Says), "says", &memory.root());
     let file = file.unwrap();
     match file.pin(0).unwrap_err() {
         Error::Io { source, .. } => {

@@ -90,7 +90,7 @@ fn memory() -> Memory {
 fn file(memory: &Memory, disk: &Disk) -> File {
     let store = Box::new(disk.clone());
     let group = memory.root();
-    let file = memory.open_store(store, "data", Order::new(0), &group);
+    let file = memory.open_store(store, "data", &group);
     file.unwrap()
 }
 
@@ -134,7 +134,7 @@ fn what_is_refused_reclaimed_and_released_is_told() {
         let small = small.max(ByteSize::kib(256)).unwrap();
         let disk = Disk::of(vec![7; 1 << 20]);
         let store = Box::new(disk.clone());
-        let file = memory.open_store(store, "data", Order::new(0), &small);
+        let file = memory.open_store(store, "data", &small);
         let mut bytes = vec![0; 1 << 20];
         file.unwrap().read_at(&mut bytes, 0).unwrap();
         assert!(small.alloc(Order::new(9)).is_err());
@@ -161,7 +161,7 @@ fn pages_that_are_written_in_the_background_are_told() {
         let few = few.max(ByteSize::mib(1)).unwrap();
         let disk = Disk::of(vec![7; 1 << 20]);
         let store = Box::new(disk.clone());
-        let file = memory.open_store(store, "data", Order::new(0), &few);
+        let file = memory.open_store(store, "data", &few);
         let file = file.unwrap();
         // Above a tenth of what the group may have.
         file.write_at(&[9; 40 * 4096], 0).unwrap();

@@ -163,7 +163,7 @@ fn who_reads_waits_for_no_write_where_clean_pages_are_behind() {
             thread::sleep(Duration::from_millis(ms.load(Ordering::Relaxed)));
             Ok(buf.len())
         });
-        let written = memory.open_store(Box::new(store), "written", Order::new(0), &group);
+        let written = memory.open_store(Box::new(store), "written", &group);
         let written = written.unwrap();
         for page in 0..700 {
             written.write_at(&[1], page * 2 * PAGE).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::anon_waits::Gate;
 use crate::disk::Disk;
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Page, PageMut};
+use pagetide::{ByteSize, Error, File, Group, Memory, Page, PageMut};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,9 +16,7 @@ fn memory() -> Memory {
 
 fn open(memory: &Memory, group: &Group, disk: &Disk) -> File {
     let disk = Box::new(disk.clone());
-    memory
-        .open_store(disk, "disk", Order::new(0), group)
-        .unwrap()
+    memory.open_store(disk, "disk", group).unwrap()
 }
 
 /// A file of so many pages of sevens.

@@ -325,7 +325,8 @@ impl Crowded {
             }
         };
         assert!(matches!(refused, Error::NoBlock { .. }), "{refused:?}");
-        let large = memory.open_with(data.path(), Order::new(2), &memory.root());
+        let options = OpenOptions::new().order(Order::new(2));
+        let large = options.open(memory, data.path(), &memory.root());
         let large = large.unwrap();
         Crowded {
             large,

@@ -61,9 +61,7 @@ fn whole_pages_are_not_read_and_parts_of_pages_are() {
     let disk = Disk::of(vec![7; 16 * PAGE]);
     let memory = memory(8);
     let store = Box::new(disk.clone());
-    let file = memory
-        .open_store(store, "disk", Order::new(0), &memory.root())
-        .unwrap();
+    let file = memory.open_store(store, "disk", &memory.root()).unwrap();
     file.write_at(&[1; 3 * PAGE], PAGE as u64).unwrap();
     // Behind the end there is nothing to read.
     file.write_at(&[1; 10], 16 * PAGE as u64 + 5).unwrap();
@@ -128,7 +126,7 @@ fn bytes_under_a_pin_stay_and_their_writer_gets_an_error_in_the_end() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = memory(8);
     let file = memory
-        .open_store(Box::new(disk), "disk", Order::new(0), &memory.root())
+        .open_store(Box::new(disk), "disk", &memory.root())
         .unwrap();
     let page = file.pin(1).unwrap();
     assert!(matches!(
@@ -156,7 +154,7 @@ fn a_group_full_of_dirty_pages_goes_on() {
         .max(ByteSize::kib(64))
         .unwrap();
     let file = memory
-        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .open_store(Box::new(disk.clone()), "disk", &group)
         .unwrap();
     for page in 0..400u16 {
         let [low, high] = page.to_le_bytes();
@@ -185,9 +183,7 @@ fn a_failing_store_stops_its_own_writers_only() {
     let [bad, good] = [Disk::default(), Disk::default()];
     let open = |disk: &Disk, name| {
         let disk = Box::new(disk.clone());
-        memory
-            .open_store(disk, name, Order::new(0), &group)
-            .unwrap()
+        memory.open_store(disk, name, &group).unwrap()
     };
     let (failing, working) = (open(&bad, "bad"), open(&good, "good"));
     bad.state().is_full = true;
@@ -224,7 +220,7 @@ fn who_asks_for_no_handle_back_has_the_error_alone() {
     }
     let (memory, disk) = (memory(8), Disk::default());
     let store = Box::new(disk.clone());
-    let file = memory.open_store(store, "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(store, "disk", &memory.root());
     let file = file.unwrap();
     file.write_at(&[1; 3 * PAGE], 0).unwrap();
     disk.state().is_full = true;
@@ -317,7 +313,7 @@ fn pages_are_written_in_the_background_where_much_of_the_group_is_dirty() {
         .max(ByteSize::kib(400))
         .unwrap();
     let file = memory
-        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .open_store(Box::new(disk.clone()), "disk", &group)
         .unwrap();
     // Of 100 pages: 11 are above the background limit, and below the hard one.
     file.write_at(&[1; 10 * PAGE], 0).unwrap();
@@ -344,7 +340,7 @@ fn without_a_thread_writers_write_above_the_hard_limit() {
         .max(ByteSize::kib(400))
         .unwrap();
     let file = memory
-        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .open_store(Box::new(disk.clone()), "disk", &group)
         .unwrap();
     file.write_at(&[1; 20 * PAGE], 0).unwrap();
     assert_eq!(disk.state().nr_writes, 0);
@@ -406,9 +402,7 @@ fn a_file_that_is_cut_where_its_store_has_nothing_yet_is_as_long_as_said() {
     let disk = Disk::default();
     let memory = memory(8);
     let store = Box::new(disk.clone());
-    let file = memory
-        .open_store(store, "disk", Order::new(0), &memory.root())
-        .unwrap();
+    let file = memory.open_store(store, "disk", &memory.root()).unwrap();
     file.write_at(b"x", 2 * PAGE as u64).unwrap();
     file.set_len(100).unwrap();
     file.close().unwrap();
@@ -420,9 +414,7 @@ fn a_store_that_cannot_be_cut_shows_no_old_bytes() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = memory(8);
     let store = Box::new(disk.clone());
-    let file = memory
-        .open_store(store, "disk", Order::new(0), &memory.root())
-        .unwrap();
+    let file = memory.open_store(store, "disk", &memory.root()).unwrap();
     let next = disk.state().nr_calls + 1;
     disk.state().fault = Some((next, 3, Fault::Error(EIO)));
     assert!(matches!(
@@ -449,9 +441,7 @@ fn dirty_pages_that_nobody_needs_are_dropped() {
     let disk = Disk::of(vec![7; 4 * PAGE]);
     let memory = memory(8);
     let store = Box::new(disk.clone());
-    let file = memory
-        .open_store(store, "disk", Order::new(0), &memory.root())
-        .unwrap();
+    let file = memory.open_store(store, "disk", &memory.root()).unwrap();
     file.write_at(&[1; 100], PAGE as u64).unwrap();
     file.flush_range(..).unwrap();
     disk.state().is_full = true;
@@ -479,7 +469,7 @@ fn a_file_shrinks_and_grows_under_readers_and_writers() {
         .max(ByteSize::kib(80))
         .unwrap();
     let file = &memory
-        .open_store(Box::new(disk.clone()), "disk", Order::new(0), &group)
+        .open_store(Box::new(disk.clone()), "disk", &group)
         .unwrap();
     let is_over = &AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -4,7 +4,7 @@ use super::*;
 use crate::file::tests::Waiting;
 use crate::io::{Next, Run};
 use crate::park::tests::Counted;
-use crate::{ByteSize, IoEngine, Memory, Order, Store};
+use crate::{ByteSize, IoEngine, Memory, Store};
 use pagetide_core::page_cache::Latched;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -223,7 +223,7 @@ fn a_store_that_unwinds_leaves_no_page_being_read() {
     for nr_others in 1..20 {
         let (memory, store) = (memory(), Box::new(Unwinds));
         let group = memory.root();
-        let file = memory.open_store(store, "unwinds", Order::new(0), &group);
+        let file = memory.open_store(store, "unwinds", &group);
         let file = file.unwrap();
         // Somebody else reads these, so that a batch of fewer is full in the midst of the next.
         let others = Begun::new(&file.open);
