@@ -163,7 +163,8 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct TraceArgs {
-    /// Trace: `.d64.zst`, `.csv` with named columns, or text with one page number a line.
+    /// Trace: `.d64.zst`, `.csv` with named columns, or text with one page number a line; what is
+    /// text may be compressed by zstd.
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
     /// Column of a CSV trace that holds the page number [default: page]; other traces have none.

@@ -1,5 +1,7 @@
 //! Recorded traces: zstd of differences, text, CSV.
 
+mod packed;
+
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -61,6 +63,16 @@ pub enum TraceError {
         /// Whole requests before the cut.
         requests: u64,
     },
+    /// Compressed in a way that is not read here.
+    #[error("trace {path} is compressed by {tool}: run {undo} on it first", path = path.display())]
+    Compressed {
+        /// The trace.
+        path: PathBuf,
+        /// What compresses so.
+        tool: &'static str,
+        /// The command that undoes it.
+        undo: &'static str,
+    },
     /// A CSV file has no column of the name asked for.
     #[error(
         "trace {path} has no column '{column}', but: {found}",
@@ -120,13 +132,12 @@ const MAX_LINE_BYTES: usize = 4096;
 const MAX_RECORD_BYTES: usize = 1 << 16;
 /// Characters of a malformed line that an error quotes.
 const QUOTED: usize = 40;
-/// The largest window that a compressed trace may use, as a power of two.
-const WINDOW_LOG_MAX: u32 = 27;
 
 impl Trace {
     /// Reads a trace: `.d64.zst` (zstd of little-endian 64-bit differences), `.csv` (a header with
     /// named columns), or text of one page number a line (blank lines and `#` comments skipped).
-    /// What is written as text is from 0 to 2^63 - 1. Letters of the ending may be upper-case.
+    /// What is written as text is from 0 to 2^63 - 1, and zstd may have compressed it (`.csv.zst`,
+    /// `.txt.zst`). Letters of the ending may be upper-case.
     ///
     /// A trace has at most 2^28 requests. Takes some 20 bytes a request at the peak, 4 afterwards.
     ///
@@ -139,8 +150,14 @@ impl Trace {
         };
         let file = File::open(path).map_err(failed)?;
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is = |ending: &str| file_name.to_ascii_lowercase().ends_with(ending);
-        let (column, is_csv) = (options.column.as_deref(), is(CSV));
+        let has = |name: &str, ending| name.to_ascii_lowercase().ends_with(ending);
+        let is_differences = has(&file_name, DIFFERENCES);
+        let plain_name = packed::plain_name(&file_name);
+        let (column, is_csv) = (options.column.as_deref(), has(plain_name, CSV));
+        let source: Box<dyn Read> = match is_differences {
+            true => Box::new(file),
+            false => packed::text_of(path, file)?,
+        };
         let ids = match column {
             Some(column) if !is_csv => {
                 return Err(TraceError::NoCsv {
@@ -148,17 +165,16 @@ impl Trace {
                     column: column.to_owned(),
                 });
             }
-            _ if is_csv => csv(path, file, column.unwrap_or("page"))?,
-            _ if is(DIFFERENCES) => differences(path, file)?,
-            _ => text(path, file)?,
+            _ if is_csv => csv(path, source, column.unwrap_or("page"))?,
+            _ if is_differences => differences(path, source)?,
+            _ => text(path, source)?,
         };
-        let name = match is(DIFFERENCES) {
+        let name = match is_differences {
             true => file_name[..file_name.len() - DIFFERENCES.len()].to_owned(),
-            false => path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into(),
+            false => {
+                let stem = Path::new(plain_name).file_stem();
+                stem.unwrap_or_default().to_string_lossy().into()
+            }
         };
         Trace::from_ids(&name, &ids).map_err(|nr_unique| match nr_unique {
             0 => TraceError::Empty {
@@ -204,13 +220,21 @@ fn push(path: &Path, ids: &mut Vec<i64>, id: i64) -> Result<(), TraceError> {
     Ok(())
 }
 
-fn differences(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
-    let failed = |source| TraceError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    let mut decoder = zstd::Decoder::new(file).map_err(failed)?;
-    decoder.window_log_max(WINDOW_LOG_MAX).map_err(failed)?;
+/// The error of a read after so many requests.
+fn unread(path: &Path, nr_requests: usize, source: io::Error) -> TraceError {
+    let path = path.to_owned();
+    match source.kind() {
+        // Only compressed data has an end that is missed.
+        ErrorKind::UnexpectedEof => TraceError::CutShort {
+            path,
+            requests: nr_requests as u64,
+        },
+        _ => TraceError::Io { path, source },
+    }
+}
+
+fn differences(path: &Path, source: impl Read) -> Result<Vec<i64>, TraceError> {
+    let decoder = packed::decoder(source).map_err(|source| unread(path, 0, source))?;
     let mut reader = BufReader::with_capacity(1 << 16, decoder);
     let mut ids = Vec::new();
     let mut id: i64 = 0;
@@ -229,13 +253,7 @@ fn differences(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
                 }
                 Ok(read) => filled += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                    return Err(TraceError::CutShort {
-                        path: path.to_owned(),
-                        requests: ids.len() as u64,
-                    });
-                }
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(unread(path, ids.len(), error)),
             }
         }
         id = id.wrapping_add(i64::from_le_bytes(word));
@@ -243,8 +261,8 @@ fn differences(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
     }
 }
 
-fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
-    let mut reader = BufReader::new(file);
+fn text(path: &Path, source: impl Read) -> Result<Vec<i64>, TraceError> {
+    let mut reader = BufReader::new(source);
     let mut ids = Vec::new();
     let mut line = Vec::new();
     for number in 1.. {
@@ -252,10 +270,7 @@ fn text(path: &Path, file: File) -> Result<Vec<i64>, TraceError> {
         let read = (&mut reader)
             .take(MAX_LINE_BYTES as u64 + 1)
             .read_until(b'\n', &mut line);
-        let read = read.map_err(|source| TraceError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
+        let read = read.map_err(|source| unread(path, ids.len(), source))?;
         if read == 0 {
             break;
         }
@@ -354,18 +369,18 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
-fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
+fn csv(path: &Path, source: impl Read, column: &str) -> Result<Vec<i64>, TraceError> {
     // The last line gets an end, so that after a record the reader always stands one line further.
     let left = Cell::new(MAX_RECORD_BYTES);
     let source = Bounded {
-        source: WithoutReturns(file).chain(&b"\n"[..]),
+        source: WithoutReturns(source).chain(&b"\n"[..]),
         left: &left,
     };
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
         .from_reader(source);
     let header = reader.byte_headers();
-    let header = header.map_err(|error| rubbish(path, 1, error))?;
+    let header = header.map_err(|error| rubbish(path, (1, 0), error))?;
     if header.is_empty() {
         return Ok(Vec::new());
     }
@@ -388,7 +403,7 @@ fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
             Err(error) if is_too_long(error) => start,
             _ => reader.position().line() - 1,
         };
-        if !read.map_err(|error| rubbish(path, line, error))? {
+        if !read.map_err(|error| rubbish(path, (line, ids.len()), error))? {
             return Ok(ids);
         }
         let written = String::from_utf8_lossy(&record[at]);
@@ -402,14 +417,19 @@ fn csv(path: &Path, file: File, column: &str) -> Result<Vec<i64>, TraceError> {
 
 /// Whether [`Bounded`] refused to read on.
 fn is_too_long(error: &csv::Error) -> bool {
-    let csv::ErrorKind::Io(error) = error.kind() else {
-        return false;
-    };
-    error.kind() == ErrorKind::FileTooLarge
+    io_kind(error) == Some(ErrorKind::FileTooLarge)
 }
 
-/// What the CSV reader says, at the line where the record ends.
-fn rubbish(path: &Path, line: u64, error: csv::Error) -> TraceError {
+/// What kind of error a read ended with, if one did.
+fn io_kind(error: &csv::Error) -> Option<ErrorKind> {
+    match error.kind() {
+        csv::ErrorKind::Io(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+/// What the CSV reader says, at the line where the record ends, after so many requests.
+fn rubbish(path: &Path, (line, nr_requests): (u64, usize), error: csv::Error) -> TraceError {
     if let csv::ErrorKind::UnequalLengths {
         expected_len, len, ..
     } = *error.kind()
@@ -421,10 +441,12 @@ fn rubbish(path: &Path, line: u64, error: csv::Error) -> TraceError {
         let expected = format!("a record of at most {MAX_RECORD_BYTES} bytes");
         return malformed(path, line, &expected, "a longer one");
     }
-    TraceError::Io {
-        path: path.to_owned(),
-        source: error.into(),
-    }
+    let source = match io_kind(&error) {
+        // The reader's own error has no kind.
+        Some(kind @ ErrorKind::UnexpectedEof) => kind.into(),
+        _ => error.into(),
+    };
+    unread(path, nr_requests, source)
 }
 
 #[cfg(test)]
@@ -432,7 +454,7 @@ mod tests {
     use super::*;
 
     /// Reads what a file of this name with these bytes has.
-    fn open(name: &str, bytes: &[u8], column: Option<&str>) -> Result<Trace, String> {
+    pub(super) fn open(name: &str, bytes: &[u8], column: Option<&str>) -> Result<Trace, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(name);
         std::fs::write(&path, bytes).expect("room");
