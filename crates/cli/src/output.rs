@@ -153,6 +153,24 @@ pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
+/// A number of bytes in the unit that suits it, in nine letters.
+pub(crate) fn size(bytes: u64) -> String {
+    if bytes == 0 {
+        return "0".to_owned();
+    }
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut size = bytes as f64 / 1024.0;
+    let mut units = units.iter();
+    let mut unit = units.next();
+    while size >= 1000.0
+        && let Some(larger) = units.next()
+    {
+        size /= 1024.0;
+        unit = Some(larger);
+    }
+    format!("{size:.1} {}", unit.unwrap_or(&"KiB"))
+}
+
 /// A time in the unit that suits it.
 pub(crate) fn time(nanos: u64) -> String {
     match nanos {
@@ -218,6 +236,16 @@ mod tests {
             (percent(0.98765), mib(3 << 19)),
             ("98.77 %".into(), "1.5 MiB".into())
         );
+        let sizes = [0, 4096, 1023 << 10, 64 << 20, 1 << 40, u64::MAX].map(size);
+        let expected = [
+            "0",
+            "4.0 KiB",
+            "1.0 MiB",
+            "64.0 MiB",
+            "1.0 TiB",
+            "16384.0 PiB",
+        ];
+        assert_eq!(sizes, expected);
         assert_eq!(rounded(0.123_456_78), 0.123_457);
         assert_eq!([-1.0, 0.5, 7.4, 1e30].map(whole), [0, 1, 7, u64::MAX]);
     }

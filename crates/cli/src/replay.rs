@@ -203,17 +203,47 @@ fn table(report: &Report) -> String {
         row("hits", output::count(report.hits)),
         row("misses", output::count(report.misses)),
         row("hit ratio", output::percent(report.hit_ratio)),
-        row("read", output::mib(report.bytes_read)),
+        row("read", output::size(report.bytes_read)),
         row("hit, median", time(report.hit_ns_p50)),
         row("hit, p99", time(report.hit_ns_p99)),
         row("miss, median", time(report.miss_ns_p50)),
         row("miss, p99", time(report.miss_ns_p99)),
         row(
             "resident memory, peak",
-            output::mib(report.peak_resident_bytes),
+            output::size(report.peak_resident_bytes),
         ),
-        row("budget", output::mib(report.budget_bytes)),
+        row("budget", output::size(report.budget_bytes)),
         row("seconds", format!("{:.2}", report.seconds)),
     ];
     output::table(&["figure", "value"], 1, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_pages_are_more_than_nothing() {
+        let report = Report {
+            trace: "short".to_owned(),
+            policy: "fifo".to_owned(),
+            frames: 3,
+            requests: 3,
+            hits: 0,
+            misses: 3,
+            hit_ratio: 0.0,
+            bytes_read: 12 << 10,
+            hit_ns_p50: None,
+            hit_ns_p99: None,
+            miss_ns_p50: Some(700),
+            miss_ns_p99: Some(1200),
+            peak_resident_bytes: 1 << 20,
+            budget_bytes: 40 << 10,
+            seconds: 0.1,
+        };
+        let table = table(&report);
+        for size in [" 12.0 KiB ", " 1.0 MiB ", " 40.0 KiB "] {
+            assert!(table.contains(size), "{size} is not in {table}");
+        }
+    }
 }

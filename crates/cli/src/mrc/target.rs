@@ -107,7 +107,7 @@ pub(super) fn table(trace: &Trace, needed: &[Needed], target: f64) -> String {
             pages(one.more_than_frames),
             pages(one.frames),
             one.bytes
-                .map_or_else(|| "not found".to_owned(), output::mib),
+                .map_or_else(|| "not found".to_owned(), output::size),
             one.counted.map_or_else(
                 || "-".to_owned(),
                 |(hits, requests)| percent_at_least(hits, requests, decimals),

@@ -1,7 +1,7 @@
 //! Columns of the tree of groups: those that say something and have room, never cut.
 
 use super::View;
-use crate::output;
+use crate::output::{self, size};
 use pagetide::GroupSnapshot;
 
 /// Columns of a group's name at least; longer ones are cut.
@@ -96,24 +96,6 @@ pub(super) fn stat(group: &GroupSnapshot, name: &str) -> u64 {
     group.stat.get(name).copied().unwrap_or(0)
 }
 
-/// Bytes in nine letters.
-pub(super) fn size(bytes: u64) -> String {
-    if bytes == 0 {
-        return "0".to_owned();
-    }
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut size = bytes as f64 / 1024.0;
-    let mut units = units.iter();
-    let mut unit = units.next();
-    while size >= 1000.0
-        && let Some(larger) = units.next()
-    {
-        size /= 1024.0;
-        unit = Some(larger);
-    }
-    format!("{size:.1} {}", unit.unwrap_or(&"KiB"))
-}
-
 /// How often a second.
 pub(super) fn rate(rate: f64) -> String {
     match rate {
@@ -128,17 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_rates_for_people() {
-        let sizes = [0, 4096, 1023 << 10, 64 << 20, 1 << 40, u64::MAX].map(size);
-        let expected = [
-            "0",
-            "4.0 KiB",
-            "1.0 MiB",
-            "64.0 MiB",
-            "1.0 TiB",
-            "16384.0 PiB",
-        ];
-        assert_eq!(sizes, expected);
+    fn rates_for_people() {
         let rates = [0.0, -1.0, 0.25, 99.9, 30_223.4].map(rate);
         assert_eq!(rates, ["0", "0", "0.2", "99.9", "30,223"]);
     }

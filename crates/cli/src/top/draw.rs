@@ -65,10 +65,10 @@ fn panel<'a>(title: &'a str, lines: Vec<Line<'a>>) -> Paragraph<'a> {
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let now = &view.now;
-    let resident = now.resident_bytes.map_or("?".to_owned(), columns::size);
+    let resident = now.resident_bytes.map_or("?".to_owned(), output::size);
     let root = now.groups.first();
-    let kind = |name| columns::size(root.map_or(0, |root| columns::stat(root, name)));
-    let bytes = |name| columns::size(output::whole(view.rate(name)));
+    let kind = |name| output::size(root.map_or(0, |root| columns::stat(root, name)));
+    let bytes = |name| output::size(output::whole(view.rate(name)));
     let lines = vec![
         Line::from(format!(
             "pagetide, process {}, up {:.0} s, resident with the program's heap {resident}",
@@ -121,9 +121,9 @@ fn swapped(view: &View) -> String {
 fn draw_gauge(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let used = view.now.groups.first().map_or(0, |root| root.usage_bytes);
     let share = used as f64 / view.now.budget_bytes.max(1) as f64;
-    let budget = columns::size(view.now.budget_bytes);
+    let budget = output::size(view.now.budget_bytes);
     let gauge = LineGauge::default()
-        .label(format!("usage {} of {budget}", columns::size(used)))
+        .label(format!("usage {} of {budget}", output::size(used)))
         .filled_symbol("#")
         .unfilled_symbol(".")
         .ratio(share.clamp(0.0, 1.0));
@@ -172,7 +172,7 @@ fn draw_generations(frame: &mut Frame<'_>, area: Rect, group: &GroupSnapshot) {
     let pages = |one: &GenerationSnapshot| u64::from(one.nr_file) + u64::from(one.nr_anon);
     let all: u64 = group.generations.iter().map(pages).sum();
     let last_node = group.generations.iter().map(|one| one.node).max();
-    let bytes = |pages: u32| columns::size(u64::from(pages) * PAGE_BYTES as u64);
+    let bytes = |pages: u32| output::size(u64::from(pages) * PAGE_BYTES as u64);
     let lines = group.generations.iter().map(|one| {
         let node = match last_node {
             Some(1..) => format!("node {:<3}", one.node),
