@@ -161,7 +161,9 @@ pub struct Pageset {
     pub cpu: u32,
     /// Free pages that it holds.
     pub count: u32,
-    /// What it may hold: it follows how deep the CPU's allocations and frees go.
+    /// What it may hold: it follows how deep the CPU's allocations and frees go. Where threads that
+    /// were preempted with pages of it have made it several, all of them that have pages now count.
+    /// Just after it fell, there may still be more.
     pub high: u32,
 }
 

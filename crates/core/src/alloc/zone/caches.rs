@@ -184,7 +184,8 @@ mod tests {
             let (first, second) = taken.split_at(60);
             free(&zone, &frames, first.to_vec());
             beside_a_holder(&zone, || free(&zone, &frames, second.to_vec()));
-            assert_eq!(zone.pageset(HERE.cpu).0, 120);
+            let (count, high) = zone.pageset(HERE.cpu);
+            assert!(count == 120 && high >= 120, "{count} of {high}");
             let before = zone.stats().lock_takes;
             let taken = take(&zone, &frames, 120);
             free(&zone, &frames, taken);

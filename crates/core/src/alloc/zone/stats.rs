@@ -79,15 +79,21 @@ impl Zone {
         cached + self.buddy.lock().nr_free()
     }
 
-    /// Pages in a CPU's caches, and the largest `high` of them.
+    /// Pages in a CPU's caches, and the sum of the `high` of those that have some; of a CPU that
+    /// has none, the largest.
     #[must_use]
     pub fn pageset(&self, cpu: Cpu) -> (u32, u32) {
         let caches = self.pcps.iter_by_cpu();
         let of_cpu = caches.filter(|&(number, _)| self.cpu_of(number) == self.cpu_of(cpu));
-        of_cpu.fold((0, 0), |(count, high), (_, cache)| {
+        let (mut nr_held, mut sum, mut largest) = (0, 0, 0);
+        for (_, cache) in of_cpu {
             let pcp = cache.lock();
-            (count + pcp.count(), high.max(pcp.tune.high()))
-        })
+            let (count, high) = (pcp.count(), pcp.tune.high());
+            nr_held += count;
+            sum += if count > 0 { high } else { 0 };
+            largest = high.max(largest);
+        }
+        (nr_held, sum.max(largest))
     }
 
     /// Free blocks of each order, without those in per-CPU page caches.
