@@ -159,16 +159,34 @@ impl Group {
     /// fail for the pin budget. An operation takes it before its first pin, so that it never has to
     /// wait while it holds pages.
     ///
-    /// With a deadline it waits for others to let go, until then; not inside a
-    /// [`Shrinker`](crate::Shrinker). Who waits is served in the order of arrival, but after those
-    /// who [`PinPermit::grow`]; what comes back is kept for a large request until it is enough.
-    /// Without a deadline it is refused where it would have to wait. Where no budget is set on the
-    /// path, it is given at once and counts nowhere.
+    /// It is refused where it would have to wait for others to let go: see
+    /// [`Group::pin_permit_by`]. Where no budget is set on the path, it is given at once and counts
+    /// nowhere.
     ///
     /// # Errors
-    /// [`Error::PinLimit`] where it would have to wait and must not, or asks for more than the
-    /// limit; [`Error::TimedOut`]. Both name what is pinned, for which all frames are looked at.
-    pub fn pin_permit(&self, nr_pages: u32, deadline: Option<Instant>) -> Result<PinPermit, Error> {
+    /// [`Error::PinLimit`], which names what is pinned, for which all frames are looked at.
+    pub fn pin_permit(&self, nr_pages: u32) -> Result<PinPermit, Error> {
+        self.permit_with(|permit| permit.grow(nr_pages))
+    }
+
+    /// [`Group::pin_permit`] that waits for others to let go, until `deadline`; not inside a
+    /// [`Shrinker`](crate::Shrinker).
+    ///
+    /// Who waits is served in the order of arrival, but after those who [`PinPermit::grow_by`];
+    /// what comes back is kept for a large request until it is enough.
+    ///
+    /// # Errors
+    /// [`Error::PinLimit`] where it asks for more than the limit, or must not wait;
+    /// [`Error::TimedOut`]. Both name what is pinned, for which all frames are looked at.
+    pub fn pin_permit_by(&self, nr_pages: u32, deadline: Instant) -> Result<PinPermit, Error> {
+        self.permit_with(|permit| permit.grow_by(nr_pages, deadline))
+    }
+
+    /// A permit that has what `grow` adds to one of no pages.
+    fn permit_with(
+        &self,
+        grow: impl FnOnce(&mut PinPermit) -> Result<(), Error>,
+    ) -> Result<PinPermit, Error> {
         self.shared().check_process()?;
         let shared = self.shared();
         let path = shared.core.groups().path(self.id()).map(|(id, _)| id);
@@ -178,7 +196,7 @@ impl Group {
             account: Arc::new(Account::of_permit(levels, 0)),
             nr_pages: 0,
         };
-        permit.grow(nr_pages, deadline)?;
+        grow(&mut permit)?;
         Ok(permit)
     }
 
@@ -394,15 +412,27 @@ impl PinPermit {
         })
     }
 
-    /// Adds `nr_pages` pages to the permit, with a wait until `deadline` if there is one.
+    /// Adds `nr_pages` pages to the permit, unless it would have to wait for that.
+    ///
+    /// # Errors
+    /// As [`Group::pin_permit`]. The permit is as it was.
+    pub fn grow(&mut self, nr_pages: u32) -> Result<(), Error> {
+        self.grow_until(nr_pages, None)
+    }
+
+    /// [`PinPermit::grow`] that waits for others to let go, until `deadline`.
     ///
     /// Who holds a permit is served before those who hold none. Others may wait for what this one
     /// holds, as this one waits for them: a wait that nobody else could end, even if all others let
     /// go of everything, is refused. Then drop the permit with its pages, and begin again.
     ///
     /// # Errors
-    /// [`Error::WouldDeadlock`], and as [`Group::pin_permit`]. The permit is as it was.
-    pub fn grow(&mut self, nr_pages: u32, deadline: Option<Instant>) -> Result<(), Error> {
+    /// [`Error::WouldDeadlock`], and as [`Group::pin_permit_by`]. The permit is as it was.
+    pub fn grow_by(&mut self, nr_pages: u32, deadline: Instant) -> Result<(), Error> {
+        self.grow_until(nr_pages, Some(deadline))
+    }
+
+    fn grow_until(&mut self, nr_pages: u32, deadline: Option<Instant>) -> Result<(), Error> {
         self.group.shared().check_process()?;
         let shared = self.group.shared();
         let (pins, levels) = (&shared.pins, self.account.levels());

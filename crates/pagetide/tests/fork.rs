@@ -138,13 +138,13 @@ fn refuse_and_drop(mut held: Held, data: &Path) {
     assert!(is_forked(file.pin_mut(9)) && is_forked(file.set_len(0)));
     assert!(is_forked(group.alloc(Order::new(0))) && is_forked(group.child("a")));
     assert!(is_forked(group.alloc_by(Order::new(0), Instant::now())));
-    assert!(is_forked(group.reserve(ByteSize(1))) && is_forked(group.pin_permit(1, None)));
+    assert!(is_forked(group.reserve(ByteSize(1))) && is_forked(group.pin_permit(1)));
     assert!(is_forked(group.reserve_by(ByteSize(1), Instant::now())));
     assert!(is_forked(group.set_max(ByteSize::mib(1))) && is_forked(group.anon(1)));
     assert!(is_forked(group.reclaim(ByteSize::mib(1))));
     assert!(is_forked(held.reservation.try_grow(ByteSize(1))));
     assert!(is_forked(held.reservation.resize(ByteSize(0))));
-    assert!(is_forked(held.permit.pin(file, 3)) && is_forked(held.permit.grow(1, None)));
+    assert!(is_forked(held.permit.pin(file, 3)) && is_forked(held.permit.grow(1)));
     assert!(is_forked(memory.open(data, group)) && is_forked(memory.open_rw(data, group)));
     assert!(is_forked(memory.set_budget(ByteSize::mib(16))));
     let polled = held
@@ -184,7 +184,7 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
             page: file.pin(3).unwrap(),
             buf: group.alloc(Order::new(2)).unwrap(),
             reservation: group.reserve(ByteSize::mib(1)).unwrap(),
-            permit: group.pin_permit(4, None).unwrap(),
+            permit: group.pin_permit(4).unwrap(),
             future: Box::pin(file.pin_async(1500)),
             many: Some(Box::pin(file.pin_many_async(&[3, 1600, 4, 1602]))),
             memory,

@@ -31,7 +31,7 @@ fn swapped() -> (Disk, Memory, Group, Anon) {
 fn permits_count_the_pages_of_regions() {
     let (_disk, _memory, group, region) = swapped();
     group.set_pin_max(Some(ByteSize(4 * PAGE)));
-    let permit = group.pin_permit(4, None).unwrap();
+    let permit = group.pin_permit(4).unwrap();
     assert!(matches!(region.pin(0), Err(Error::PinLimit { .. })));
     let pinned = permit.pin_many(&region, &[3, 100]).unwrap();
     assert!(*pinned[0] == content(3, 1) && *pinned[1] == content(100, 1));

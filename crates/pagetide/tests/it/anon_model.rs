@@ -81,7 +81,7 @@ fn view(group: &Group, region: &Anon, twin: &mut [u8], page: u64, how: u8) {
         },
         4 => region.upgrade(region.pin(page).unwrap()).unwrap(),
         5 => {
-            let permit = group.pin_permit(4, None).unwrap();
+            let permit = group.pin_permit(4).unwrap();
             permit.pin_mut(region, page).unwrap()
         }
         _ => region.pin_mut(page).unwrap(),

@@ -95,7 +95,7 @@ fn a_pin_for_long_counts_as_every_pin_does() {
     web.set_pin_max(Some(ByteSize(2 * PAGE_BYTES as u64)));
     let file = memory.open(data.path(), &web).unwrap();
     let first = file.pin_longterm(1).unwrap();
-    let permit = web.pin_permit(1, None).unwrap();
+    let permit = web.pin_permit(1).unwrap();
     let second = permit.pin_longterm(&file, 2).unwrap();
     assert!(matches!(file.pin_longterm(3), Err(Error::PinLimit { .. })));
     assert!(matches!(

@@ -282,7 +282,7 @@ fn a_pin_budget_is_taken_for_all_or_none() {
     drop(pages);
     assert!(file.pin_many(&[0, 99]).is_err());
     assert_eq!(group.pin_usage(), ByteSize(0));
-    let permit = group.pin_permit(4, None).unwrap();
+    let permit = group.pin_permit(4).unwrap();
     let pages = permit.pin_many(&file, &[1, 2, 3]).unwrap();
     assert!(matches!(
         permit.pin_many(&file, &[1, 2]),

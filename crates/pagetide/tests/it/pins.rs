@@ -86,7 +86,7 @@ fn budgets_count_by_level_and_blocks_by_their_pages() {
     assert!(matches!(full, Error::PinLimit { group, .. } if group == "inner"));
     drop(block);
     // Room in its own group, and none above.
-    let permit = web.pin_permit(5, None).unwrap();
+    let permit = web.pin_permit(5).unwrap();
     let above = large.pin(4).unwrap_err();
     assert!(matches!(above, Error::PinLimit { group, pinned_pages: 5, .. } if group == "web"));
     drop(permit);
@@ -118,7 +118,7 @@ fn what_was_pinned_without_a_limit_does_not_count_and_limits_are_lifted() {
 #[test]
 fn pins_under_a_permit_count_as_long_as_they_live() {
     let (_data, memory, web, file) = web(8);
-    let permit = web.pin_permit(6, None).unwrap();
+    let permit = web.pin_permit(6).unwrap();
     assert_eq!(web.pin_usage(), pages(6));
     let mut held = vec![file.pin(0).unwrap(), file.pin(1).unwrap()];
     assert!(matches!(file.pin(2), Err(Error::PinLimit { .. })));
@@ -148,17 +148,14 @@ fn pins_under_a_permit_count_as_long_as_they_live() {
 fn a_permit_waits_for_pages_and_its_deadline_ends_the_wait() {
     let (_data, _memory, web, file) = web(4);
     let held: Vec<Page> = (0..4).map(|page| file.pin(page).unwrap()).collect();
+    assert!(matches!(web.pin_permit(1), Err(Error::PinLimit { .. })));
     assert!(matches!(
-        web.pin_permit(1, None),
-        Err(Error::PinLimit { .. })
-    ));
-    assert!(matches!(
-        web.pin_permit(5, Some(later())),
+        web.pin_permit_by(5, later()),
         Err(Error::PinLimit { .. })
     ));
     let begin = Instant::now();
     let wait = Duration::from_millis(20);
-    let late = web.pin_permit(2, Some(begin + wait)).unwrap_err();
+    let late = web.pin_permit_by(2, begin + wait).unwrap_err();
     assert!(begin.elapsed() >= wait);
     let message = late.to_string();
     assert!(
@@ -167,7 +164,7 @@ fn a_permit_waits_for_pages_and_its_deadline_ends_the_wait() {
         "{message}"
     );
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| web.pin_permit(3, Some(later())).unwrap().nr_pages());
+        let waits = scope.spawn(|| web.pin_permit_by(3, later()).unwrap().nr_pages());
         until_awaited(&file);
         drop(held);
         assert_eq!(waits.join().unwrap(), 3);
@@ -178,16 +175,16 @@ fn a_permit_waits_for_pages_and_its_deadline_ends_the_wait() {
 #[test]
 fn of_two_operations_that_hold_all_and_grow_the_second_is_refused() {
     let (_data, _memory, web, file) = web(4);
-    let mut first = web.pin_permit(2, None).unwrap();
-    let mut second = web.pin_permit(2, None).unwrap();
+    let mut first = web.pin_permit(2).unwrap();
+    let mut second = web.pin_permit(2).unwrap();
     let page = second.pin(&file, 7).unwrap();
     std::thread::scope(|scope| {
         let grows = scope.spawn(|| {
-            first.grow(1, Some(later())).unwrap();
+            first.grow_by(1, later()).unwrap();
             first.nr_pages()
         });
         until_awaited(&file);
-        let error = second.grow(1, Some(later())).unwrap_err();
+        let error = second.grow_by(1, later()).unwrap_err();
         let message = error.to_string();
         assert!(
             message.starts_with(
@@ -219,7 +216,7 @@ fn failed_reads_count_nothing() {
     let store = Box::new(Broken);
     let file = memory.open_store(store, "broken", &web).unwrap();
     assert!(matches!(file.pin(0), Err(Error::Io { .. })));
-    let permit = web.pin_permit(2, None).unwrap();
+    let permit = web.pin_permit(2).unwrap();
     assert!(matches!(permit.pin(&file, 0), Err(Error::Io { .. })));
     let again = permit.pin(&file, 1).unwrap_err();
     assert!(
@@ -250,13 +247,13 @@ impl Held {
 /// One operation: a permit, pages under it, more of both, and all dropped in turn.
 fn operate(group: &Group, file: &File, held: &Held, number: u64) -> bool {
     let first = u32::try_from(1 + number % 4).unwrap();
-    let mut permit = group.pin_permit(first, Some(later())).unwrap();
+    let mut permit = group.pin_permit_by(first, later()).unwrap();
     held.add(permit.nr_pages());
     let mut kept: Vec<Page> = (0..permit.nr_pages())
         .map(|page| permit.pin(file, (number + page) % 64).unwrap())
         .collect();
     let more = u32::try_from(1 + number % 3).unwrap();
-    let grown = permit.grow(more, Some(later()));
+    let grown = permit.grow_by(more, later());
     match &grown {
         Ok(()) => held.add(u64::from(more)),
         Err(Error::WouldDeadlock { .. }) => {}
@@ -372,7 +369,7 @@ fn every_way_to_pin_says_which_line_it_was() {
     let memory = builder.budget(ByteSize::mib(8)).build().unwrap();
     let group = memory.root().child("web").unwrap();
     let file = memory.open_rw(data.path(), &group).unwrap();
-    let permit = group.pin_permit(8, None).unwrap();
+    let permit = group.pin_permit(8).unwrap();
     let lines = |expected: std::ops::Range<u32>| {
         let pins = memory.pins();
         assert!(!pins.is_empty());
@@ -427,14 +424,14 @@ fn every_way_to_pin_says_which_line_it_was() {
 #[test]
 fn who_pins_no_page_waits_for_nobody() {
     let (_data, _memory, web, file) = web(4);
-    let held = web.pin_permit(3, None).unwrap();
+    let held = web.pin_permit(3).unwrap();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| web.pin_permit(2, Some(later())).map(drop));
+        let waiting = scope.spawn(|| web.pin_permit_by(2, later()).map(drop));
         // Full but for those who wait.
-        while web.pin_permit(1, None).is_ok() {
+        while web.pin_permit(1).is_ok() {
             std::thread::yield_now();
         }
-        drop(web.pin_permit(0, None).unwrap());
+        drop(web.pin_permit(0).unwrap());
         assert!(file.pin_many(&[]).unwrap().is_empty());
         drop(held);
         waiting.join().unwrap().unwrap();

@@ -257,7 +257,7 @@ fn a_view_counts_as_a_pin() {
     let view = file.upgrade(page).unwrap();
     drop((a, view));
     assert_eq!(root.pin_usage(), ByteSize::kib(0));
-    let permit = root.pin_permit(2, None).unwrap();
+    let permit = root.pin_permit(2).unwrap();
     let views = (
         permit.pin_mut(&file, 3).unwrap(),
         permit.pin_new(&file, 4).unwrap(),
