@@ -246,20 +246,23 @@ impl Builder {
     /// which the kernel may interrupt to make some: random reads of what is in no cache of the CPU
     /// miss the TLB less often, and memory comes 2 MiB at a time.
     ///
+    /// `None` is that default: a setting that nobody made.
+    ///
     /// A wish: where the kernel gives no huge page, small ones serve. Resident memory follows use
     /// all the same: frames come from pageblocks that are in use, and whole ones go back. But what
     /// is used first in one waits for a huge page, some 100 us, and more where the kernel compacts
     /// its memory for it (`/sys/kernel/mm/transparent_hugepage/defrag`).
-    pub fn huge_pages(mut self, has_huge_pages: bool) -> Builder {
-        self.has_huge_pages = Some(has_huge_pages);
+    pub fn huge_pages(mut self, has_huge_pages: impl Into<Option<bool>>) -> Builder {
+        self.has_huge_pages = has_huge_pages.into();
         self
     }
 
     /// What carries out reads of many pages: io_uring where the kernel allows it, else threads, by
     /// default. Pages of a file are written back many at a time by io_uring, else one write after
-    /// the other. [`Memory::io_engine`] says what came of it.
-    pub fn io_engine(mut self, engine: IoEngine) -> Builder {
-        self.io_engine = Some(engine);
+    /// the other. `None` is that default: a setting that nobody made. [`Memory::io_engine`] says
+    /// what came of it.
+    pub fn io_engine(mut self, engine: impl Into<Option<IoEngine>>) -> Builder {
+        self.io_engine = engine.into();
         self
     }
 

@@ -60,12 +60,14 @@ fn a_pageblock_is_a_huge_page_unless_told_otherwise() {
     }
     let data = numbered_file(8);
     let builder = || Memory::builder().budget(ByteSize::mib(64));
+    let asked = || builder().huge_pages(true);
     let builders = [
         (builder().isolated_cpus(&[]), false, true),
         (builder().isolated_cpus(&[]).huge_pages(false), false, false),
         // The kernel interrupts CPUs to make huge pages of small ones.
         (builder().isolated_cpus(&[1]), true, false),
         (builder().isolated_cpus(&[1]).huge_pages(true), true, true),
+        (asked().isolated_cpus(&[1]).huge_pages(None), true, false),
     ];
     for (builder, is_isolated, has_huge_pages) in builders {
         let memory = builder.build().unwrap();

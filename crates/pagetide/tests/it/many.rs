@@ -3,7 +3,7 @@
 use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::swift::assert_within;
-use pagetide::{ByteSize, Error, File, IoEngine, Memory, OpenOptions, Order, Page, Store};
+use pagetide::{Builder, ByteSize, Error, File, IoEngine, Memory, OpenOptions, Order, Page, Store};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,15 @@ pub(crate) fn memories(mib: u64) -> Vec<Memory> {
         threads().without_thread(),
     ];
     builders.map(|builder| builder.build().unwrap()).into()
+}
+
+#[test]
+fn a_setting_that_nobody_made_is_what_the_memory_chooses() {
+    let chosen = |builder: Builder| builder.without_thread().build().unwrap().io_engine();
+    let builder = || Memory::builder().budget(ByteSize::mib(8));
+    let asked = || builder().io_engine(IoEngine::Threads);
+    assert_eq!(chosen(asked()).reason.as_deref(), Some("as asked"));
+    assert_eq!(chosen(asked().io_engine(None)), chosen(builder()));
 }
 
 fn is_ring(memory: &Memory) -> bool {
