@@ -251,6 +251,13 @@ impl fmt::Debug for Page {
 }
 
 impl Page {
+    /// The number of the page in its file, or in the file that it was of when it was pinned.
+    #[must_use]
+    pub fn page(&self) -> u64 {
+        let key = self.shared.core.frames().key(self.block.frame());
+        key.expect("a pinned page keeps its number").page()
+    }
+
     /// Ends a page with these parts.
     #[inline(never)]
     fn end(shared: ByFrame, mut block: Block, account: Option<Arc<Account>>, site: Site) {

@@ -15,6 +15,8 @@ use std::ops::RangeBounds;
 /// As for [`Page`]: the bytes do not change while it lives, and its pages cannot be evicted.
 pub struct PinnedRange {
     pages: Vec<Page>,
+    /// Where it begins in the file.
+    offset: u64,
     /// Where it begins in its first page.
     skip: usize,
     len: usize,
@@ -24,6 +26,7 @@ impl fmt::Debug for PinnedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedRange")
             .field("pages", &self.pages)
+            .field("offset", &self.offset)
             .field("len", &self.len)
             .finish_non_exhaustive()
     }
@@ -38,11 +41,19 @@ impl PinnedRange {
         let tail = pages.get(nr_whole).map_or(0, |page| page.len());
         let len = (nr_whole * page_bytes + tail).saturating_sub(skip);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let first = pages.first().map_or(0, Page::page);
         PinnedRange {
+            offset: first * page_bytes as u64 + skip as u64,
             pages,
             skip,
             len: len.min(most),
         }
+    }
+
+    /// Where its first byte is in the file; 0 of an empty range.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Bytes that it has.

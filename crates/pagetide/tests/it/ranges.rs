@@ -52,7 +52,10 @@ fn a_range_is_one_piece_in_a_page_and_one_for_each_otherwise() {
         ] {
             let range = file.pin_range(start as u64..end as u64).unwrap();
             let expected = &bytes[start..end.min(len)];
-            assert_eq!(range.len(), expected.len());
+            assert_eq!(
+                (range.offset(), range.len()),
+                (start as u64, expected.len())
+            );
             assert!(
                 joined(&range) == expected,
                 "{start}..{end} of order {order}"

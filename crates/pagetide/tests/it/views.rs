@@ -161,6 +161,7 @@ fn the_only_pin_becomes_a_view_and_a_view_a_pin() {
     let mut view = file.upgrade(page).unwrap();
     view[0] = 1;
     let page: Page = view.downgrade();
+    assert_eq!(page.page(), 1);
     assert_eq!(file.pin(1).unwrap()[0], 1);
     // Of another file, and of one that was cut meanwhile.
     let elsewhere = open(&memory, &memory.root(), &disk);
@@ -169,7 +170,8 @@ fn the_only_pin_becomes_a_view_and_a_view_a_pin() {
     assert!(matches!(foreign.error(), Error::PageBusy { .. }));
     let page = foreign.into_page();
     file.set_len(PAGE as u64).unwrap();
-    assert!(file.upgrade(page).is_err());
+    let page = file.upgrade(page).unwrap_err().into_page();
+    assert_eq!(page.page(), 1, "it is of no file any more");
     assert_eq!(file.pin(0).unwrap().len(), PAGE);
 }
 
