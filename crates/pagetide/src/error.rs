@@ -101,10 +101,15 @@ pub enum Error {
         /// What the records are for.
         what: &'static str,
     },
-    /// A group's `max` is met and nothing in it can be evicted.
+    /// A group's `max` is met and nothing in it can be evicted, or more is asked for than that.
+    ///
+    /// What it has is counted a moment later. How much of it is pinned no counter says:
+    /// [`Memory::pins`](crate::Memory::pins) looks.
     #[error(
-        "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, none \
-         can be evicted"
+        "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, \
+         {what}: {anon_pages} are anon or working memory, {reserved_pages} reserved, {file_pages} \
+         of files, {dirty_pages} of these dirty",
+        what = over_text(*asked_pages, *max_pages)
     )]
     OverLimit {
         /// The group whose limit it is.
@@ -115,6 +120,15 @@ pub enum Error {
         usage_pages: u64,
         /// Its limit in pages.
         max_pages: u64,
+        /// Of its usage, working memory and anon pages: see
+        /// [`GroupStat::anon`](crate::GroupStat::anon).
+        anon_pages: u64,
+        /// Of its usage, reserved for the program's own heap.
+        reserved_pages: u64,
+        /// Of its usage, pages of files.
+        file_pages: u64,
+        /// Of them, pages that have to be written first.
+        dirty_pages: u64,
     },
     /// The budget is used up, and all that could be evicted came in less than
     /// [`Builder::min_ttl`](crate::Builder::min_ttl) ago.
@@ -163,7 +177,8 @@ pub enum Error {
     /// The limit is set, but pages in use keep the group over it.
     #[error(
         "group {group} is still {over_pages} pages over its new max: of {usage_pages} in use, \
-         {pinned_pages} are pinned, {dirty_pages} dirty, {reserved_pages} reserved"
+         {pinned_pages} are pinned, {dirty_pages} dirty, {anon_pages} anon or working memory, \
+         {reserved_pages} reserved"
     )]
     StillOver {
         /// The group.
@@ -176,6 +191,9 @@ pub enum Error {
         pinned_pages: u64,
         /// Of them, pages that have to be written first.
         dirty_pages: u64,
+        /// Of them, working memory and anon pages: see
+        /// [`GroupStat::anon`](crate::GroupStat::anon).
+        anon_pages: u64,
         /// Of them, reserved for the program's own heap.
         reserved_pages: u64,
     },
@@ -452,6 +470,14 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
             "page {page} of {file} is beyond the last one that there can be, 2^{} - 1",
             PageKey::PAGE_BITS
         ),
+    }
+}
+
+/// What is more than the limit fits beside nothing.
+fn over_text(asked_pages: u64, max_pages: u64) -> &'static str {
+    match asked_pages > max_pages {
+        true => "more than it may have at all",
+        false => "none can be evicted",
     }
 }
 

@@ -154,6 +154,7 @@ impl Group {
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
             dirty_pages: stat.file_dirty / page_bytes + self.dirty_anon_pages(),
+            anon_pages: stat.anon / page_bytes,
             reserved_pages: stat.slab_unreclaimable / page_bytes,
         }
     }

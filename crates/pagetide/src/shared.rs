@@ -1,6 +1,5 @@
 //! What all handles of one memory share: core, arena, waiters, names, open files.
 
-use crate::Error;
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::cpu;
@@ -23,6 +22,7 @@ use crate::trace;
 use crate::wait::Waiters;
 use crate::worker::Worker;
 use crate::writeback::Landings;
+use crate::{Error, PAGE_BYTES};
 use pagetide_core::group::Event;
 use pagetide_core::memory::{AllocError, Effect, Effects, Io, Memory as Core};
 use pagetide_core::sync::PerCpu;
@@ -408,31 +408,9 @@ impl Shared {
         match error {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);
-                let record = self.core.groups().get(group);
-                let usage_pages = record.map_or(0, |group| group.usage());
-                let max_pages = record.map_or(0, |group| group.max());
                 let is_swap = matches!(error, AllocError::Unwritten { .. })
                     && self.core.has_anon_pages(group);
-                let group = self.name_of(group);
-                match self.swap.last_error().filter(|_| is_swap) {
-                    Some(source) => {
-                        let (used_bytes, max_bytes) = self.swap.used_bytes();
-                        Error::SwapOut {
-                            group,
-                            usage_pages,
-                            max_pages,
-                            used_bytes,
-                            max_bytes,
-                            source,
-                        }
-                    }
-                    None => Error::OverLimit {
-                        group,
-                        asked_pages,
-                        usage_pages,
-                        max_pages,
-                    },
-                }
+                self.over_limit(group, asked_pages, is_swap)
             }
             AllocError::Thrashing { group: level } => {
                 self.core.groups().count_event(level, Event::Oom);
@@ -448,6 +426,38 @@ impl Shared {
             AllocError::NoMetadata => Error::NoMetadata {
                 what: "a group's pages",
             },
+        }
+    }
+
+    /// A limit that is met, with what the group has then: a look at every group.
+    #[cold]
+    fn over_limit(&self, id: u32, asked_pages: u64, is_swap: bool) -> Error {
+        let record = self.core.groups().get(id);
+        let usage_pages = record.map_or(0, |group| group.usage());
+        let max_pages = record.map_or(0, |group| group.max());
+        let group = self.name_of(id);
+        if let Some(source) = self.swap.last_error().filter(|_| is_swap) {
+            let (used_bytes, max_bytes) = self.swap.used_bytes();
+            return Error::SwapOut {
+                group,
+                usage_pages,
+                max_pages,
+                used_bytes,
+                max_bytes,
+                source,
+            };
+        }
+        let stat = self.core.stat(id);
+        let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
+        Error::OverLimit {
+            group,
+            asked_pages,
+            usage_pages,
+            max_pages,
+            anon_pages: pages(stat.anon),
+            reserved_pages: pages(stat.slab_unreclaimable),
+            file_pages: pages(stat.file),
+            dirty_pages: pages(stat.file_dirty),
         }
     }
 

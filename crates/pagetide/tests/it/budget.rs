@@ -21,13 +21,14 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     let error = file.pin(16).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "group web over max: 1 more than 16 of 16 pages, none can be evicted"
+        "group web over max: 1 more than 16 of 16 pages, none can be evicted: 0 are anon or \
+         working memory, 0 reserved, 16 of files, 0 of these dirty"
     );
     let over = web.set_max(ByteSize::kib(32)).unwrap_err();
     assert_eq!(
         over.to_string(),
         "group web is still 8 pages over its new max: of 16 in use, 16 are pinned, 0 dirty, \
-         0 reserved"
+         0 anon or working memory, 0 reserved"
     );
     assert_eq!(web.limit(), Some(ByteSize::kib(32)));
     drop(pins);
@@ -50,7 +51,7 @@ fn who_is_over_a_lowered_limit_is_told_what_has_to_be_written() {
     assert_eq!(
         over.to_string(),
         "group web is still 8 pages over its new max: of 16 in use, 0 are pinned, 16 dirty, \
-         0 reserved"
+         0 anon or working memory, 0 reserved"
     );
 }
 
@@ -64,10 +65,19 @@ fn working_memory_beyond_a_limit_is_refused() {
         .max(ByteSize::mib(2))
         .unwrap();
     let first = work.alloc(Order::new(9)).unwrap();
-    assert!(matches!(
-        work.alloc(Order::new(0)),
-        Err(Error::OverLimit { .. })
-    ));
+    let refused = |order| match work.alloc(Order::new(order)).map(drop) {
+        Err(error @ Error::OverLimit { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let had = "512 are anon or working memory, 0 reserved, 0 of files, 0 of these dirty";
+    let full = "group work over max: 1 more than 512 of 512 pages, none can be evicted";
+    assert_eq!(refused(0), format!("{full}: {had}"));
+    let large =
+        "group work over max: 1024 more than 512 of 512 pages, more than it may have at all";
+    assert_eq!(refused(10), format!("{large}: {had}"));
+    let over = work.set_max(ByteSize::mib(1)).unwrap_err().to_string();
+    assert!(over.contains("512 anon or working memory"), "{over}");
+    work.set_max(ByteSize::mib(2)).unwrap();
     drop(first);
     let mut again = work.alloc(Order::new(8)).unwrap();
     again.fill(7);
