@@ -219,8 +219,13 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::park::tests::Counted;
     use crate::{ByteSize, Error, File, Memory, Order};
+    use pagetide_core::page_cache::Latched;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+    use std::task::Waker;
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -304,5 +309,28 @@ mod tests {
             });
             assert!(is_free && is_waiting);
         }
+    }
+
+    #[test]
+    fn what_goes_out_of_use_for_a_dropped_page_does_so_where_a_waker_unwinds() {
+        let builder = Memory::builder().budget(ByteSize::mib(16));
+        let memory = builder.without_thread().build().unwrap();
+        let (root, shared) = (memory.root(), memory.home());
+        let data = tempfile::NamedTempFile::new().unwrap();
+        data.as_file().set_len(4096).unwrap();
+        let file = memory.open_rw(data.path(), &root).unwrap();
+        let pinned = file.pin(0).unwrap();
+        let frame = pinned.frame_in(shared).unwrap();
+        // Somebody waits to change it, and a task for him.
+        let key = shared.core.frames().key(frame).unwrap();
+        assert!(matches!(shared.latch(key), Latched::Busy { .. }));
+        let waker = Waker::from(Arc::new(Counted::unwinding()));
+        assert!(shared.waiters.register(frame, &waker, || true).is_some());
+        let forced = root.reserve(ByteSize(0)).unwrap();
+        forced.grow(ByteSize::mib(32));
+        shared.fill_put_off();
+        let punched = catch_unwind(AssertUnwindSafe(|| file.punch(..)));
+        assert!(punched.is_err(), "nobody was woken");
+        assert!(shared.release.is_put_off.load(Ordering::Relaxed));
     }
 }

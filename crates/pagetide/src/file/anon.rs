@@ -1,9 +1,11 @@
 //! Anon pages: memory of the program's own that is swapped out when others need it.
 
+use super::write::bytes_of;
 use super::{File, Open, PinnedRange, UpgradeError};
 use crate::backing::Source;
 use crate::group::Group;
 use crate::page::{Page, PageMut};
+use crate::park::Panics;
 use crate::pins::{Paged, Pages};
 use crate::policy::Order;
 use crate::spill::Region;
@@ -11,7 +13,7 @@ use crate::{Error, cpu};
 use pagetide_core::memory::{Discard, Effects};
 use pagetide_core::units::Frame;
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -317,23 +319,24 @@ impl Anon {
     /// [`Error::PageBusy`]: pages before it are dropped.
     pub fn discard(&self, pages: impl RangeBounds<u64>) -> Result<(), Error> {
         self.file.check_process()?;
-        let start = match pages.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&start) => start.saturating_add(1),
-            Bound::Unbounded => 0,
+        let Some((start, last)) = bytes_of(pages) else {
+            return Ok(());
         };
-        let end = match pages.end_bound() {
-            Bound::Included(&last) => last.saturating_add(1),
-            Bound::Excluded(&end) => end,
-            Bound::Unbounded => u64::MAX,
-        };
-        let end = end.min(self.nr_pages());
+        let end = last.saturating_add(1).min(self.nr_pages());
+        // Who is woken may unwind: first all of them are dropped.
+        let mut panics = Panics::default();
+        let discarded = self.discard_all(start..end, &mut panics);
+        panics.go_on();
+        discarded
+    }
+
+    fn discard_all(&self, pages: Range<u64>, panics: &mut Panics) -> Result<(), Error> {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
-        let (mut next, mut patience) = (start, None);
+        let (mut next, mut patience) = (pages.start, None);
         loop {
             let alone = backing.length.take();
             let alone = alone.ok_or_else(|| self.file.busy(next))?;
-            let in_hand = self.discard_from(&mut next, end);
+            let in_hand = self.discard_from(&mut next, pages.end, panics);
             // Whoever changes it may need the lock to go on, and nobody who changes other pages
             // waits for a slow disk.
             drop(alone);
@@ -364,13 +367,13 @@ impl Anon {
 
     /// Drops pages from `next` on, by a caller that keeps everybody from latching one; returns the
     /// first that somebody has in hand, which is the next one then.
-    fn discard_from(&self, next: &mut u64, end: u64) -> Option<InHand> {
+    fn discard_from(&self, next: &mut u64, end: u64, panics: &mut Panics) -> Option<InHand> {
         let region = self.region();
         while *next < end
             && let Some(page) = region.next_known(*next..end)
         {
             *next = page;
-            if let Some(in_hand) = self.discard_page(region, page) {
+            if let Some(in_hand) = self.discard_page(page, panics) {
                 return Some(in_hand);
             }
             *next = page + 1;
@@ -378,39 +381,38 @@ impl Anon {
         None
     }
 
-    fn discard_page(&self, region: &Region, page: u64) -> Option<InHand> {
+    fn discard_page(&self, page: u64, panics: &mut Panics) -> Option<InHand> {
+        let region = self.region();
         // Before its slots go: one that stays, because somebody has it in hand, may need them.
-        if let Some(in_hand) = self.drop_resident(page) {
+        if let Some(in_hand) = self.drop_resident(page, panics) {
             return Some(in_hand);
         }
         loop {
             // Whoever brings the page in from here on finds zeros.
             region.drop_slots(page);
-            while let Some(in_hand) = self.drop_resident(page) {
+            while let Some(in_hand) = self.drop_resident(page, panics) {
                 // A read that began just before; or by mistake, for a moment: of another page that
                 // was in the frame before.
                 self.file.open.shared.wait(in_hand.frame, in_hand.version);
             }
             // A write that was under way has put it there once more.
             if !region.has_slots(page) {
-                region.forget(page);
+                panics.catch(|| region.forget(page));
                 return None;
             }
         }
     }
 
     /// Drops a page from memory, unless somebody has it in hand.
-    fn drop_resident(&self, page: u64) -> Option<InHand> {
+    fn drop_resident(&self, page: u64, panics: &mut Panics) -> Option<InHand> {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
         let key = backing.key(page)?;
         let mut effects = Effects::new();
         let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
-        shared.wake_all(&mut effects);
+        shared.settle_later();
+        panics.catch(|| shared.wake_all(&mut effects));
         match discarded {
-            Discard::Gone => {
-                shared.settle_later();
-                None
-            }
+            Discard::Gone => None,
             Discard::Wait { frame, version } => Some(InHand {
                 page,
                 frame,

@@ -340,9 +340,11 @@ pub(super) fn discard(shared: &Shared, backing: &Backing, page: u64) {
     loop {
         let mut effects = Effects::new();
         let discarded = shared.core.discard_page(cpu::current(), key, &mut effects);
+        // Before somebody who is woken unwinds.
+        shared.settle_later();
         shared.wake_all(&mut effects);
         match discarded {
-            Discard::Gone => return shared.settle_later(),
+            Discard::Gone => return,
             Discard::Wait { frame, version } => shared.wait(frame, version),
         }
     }

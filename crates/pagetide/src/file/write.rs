@@ -450,7 +450,7 @@ impl File {
     }
 }
 
-/// The first and the last byte of a range that is not empty.
+/// The first and the last byte, or page, of a range that is not empty.
 pub(super) fn bytes_of(range: impl RangeBounds<u64>) -> Option<(u64, u64)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,

@@ -310,6 +310,20 @@ fn room_in_the_spill_file_is_given_back_where_a_waker_unwinds() {
 }
 
 #[test]
+fn all_pages_are_discarded_where_a_waker_unwinds() {
+    let memory = builder_on(&Disk::default(), ByteSize(10 * PAGE));
+    let group = tenant(&memory.build().unwrap(), 64);
+    let region = group.anon(10_000).unwrap();
+    // Of each goes a part of the region's map, for which the task waits.
+    let pages = || (0..10).map(|nth| nth * 1000);
+    pages().for_each(|page| write(&region, page, 1));
+    before_a_waker_that_unwinds(&group, || region.discard(..).unwrap());
+    let left = pages().filter(|&page| region.pin(page).unwrap()[0] != 0);
+    assert_eq!(left.collect::<Vec<_>>(), [0_u64; 0]);
+    pages().for_each(|page| write(&region, page + 1, 1));
+}
+
+#[test]
 fn a_limit_that_is_not_kept_says_how_many_anon_pages_are_to_be_written() {
     for order in [0, 2] {
         let disk = Disk::default();

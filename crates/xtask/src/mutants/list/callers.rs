@@ -224,7 +224,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "an anon page's slots go before the page",
         file: "file/anon.rs",
-        find: "        if let Some(in_hand) = self.drop_resident(page) {\n            \
+        find: "        if let Some(in_hand) = self.drop_resident(page, panics) {\n            \
                return Some(in_hand);\n        }\n",
         replace: "",
         tests: Tests::Runtime("anon_calls::a_page_that_is_too_busy"),
@@ -368,5 +368,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "while nr_refused < MAX_REFUSED {",
         replace: "while false && nr_refused < MAX_REFUSED {",
         tests: Tests::RuntimeUnit("of_a_file_that_is_closed_what"),
+    },
+    Mutant {
+        name: "a waker that unwinds keeps anon pages behind its own from being discarded",
+        file: "file/anon.rs",
+        find: "panics.catch(|| region.forget(page));",
+        replace: "region.forget(page);",
+        tests: Tests::Runtime("anon_calls::all_pages_are_discarded"),
     },
 ];
