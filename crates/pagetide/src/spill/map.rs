@@ -8,6 +8,7 @@ use crate::shared::locked;
 use crate::{ByteSize, Error, Reservation};
 use pagetide_core::memory::AllocError;
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
@@ -151,6 +152,20 @@ fn place_of(word: u32) -> Place {
     }
 }
 
+/// Units whose leaves may be made for nothing: such go when this is dropped, by a shrinker that
+/// unwinds, too.
+struct Unused<'a> {
+    map: &'a SlotMap,
+    units: Range<u64>,
+    records: &'a Reservation,
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        self.map.drop_unused(self.units.clone(), self.records);
+    }
+}
+
 impl SlotMap {
     /// Makes room for the words of units that are about to be changed, charged to `records`: of
     /// all or none. `commit` says whether there may be so many more. It `may_reclaim` where the
@@ -165,9 +180,14 @@ impl SlotMap {
         (records, may_reclaim): (&Reservation, bool),
         commit: impl Fn(u32) -> Result<(), Error>,
     ) -> Result<Result<bool, AllocError>, Error> {
-        let expected = self.try_expect(units.clone(), (records, may_reclaim), commit);
-        if !matches!(expected, Ok(Ok(_))) {
-            self.drop_unused(units, records);
+        let unused = Unused {
+            map: self,
+            units: units.clone(),
+            records,
+        };
+        let expected = self.try_expect(units, (records, may_reclaim), commit);
+        if matches!(expected, Ok(Ok(_))) {
+            mem::forget(unused);
         }
         expected
     }

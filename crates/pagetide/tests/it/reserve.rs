@@ -1,7 +1,7 @@
 //! Reservations as users meet them: the process gives up as much as it takes.
 
 use crate::data;
-use pagetide::{ByteSize, Error, File, Memory, Shrinker};
+use pagetide::{ByteSize, Error, File, Memory, Order, Shrinker};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -196,6 +196,24 @@ fn a_reservation_is_as_it_was_where_a_shrinker_unwinds() {
     drop((registered, held));
     assert_eq!(work.usage(), ByteSize(0));
     assert_eq!(memory.audit(), Ok(()));
+}
+
+#[test]
+fn the_map_of_a_region_is_as_it_was_where_a_shrinker_unwinds() {
+    const LEAF: u64 = 576;
+    let builder = Memory::builder().budget(ByteSize::mib(64));
+    let memory = builder.without_thread().build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::kib(64)).unwrap();
+    // A page takes two leaves, of which the first fits in beside the reservation.
+    let region = work.anon_with(Order::new(8), 4).unwrap();
+    let held = work.reserve(ByteSize(4096 - LEAF)).unwrap();
+    let _full: Vec<_> = std::iter::from_fn(|| work.alloc(Order::new(0)).ok()).collect();
+    let registered = work.add_shrinker(Unwinding);
+    let pinned = catch_unwind(AssertUnwindSafe(|| drop(region.pin_mut(0))));
+    assert!(pinned.is_err(), "it was not asked");
+    drop(registered);
+    held.try_grow(ByteSize(LEAF)).unwrap();
 }
 
 #[test]

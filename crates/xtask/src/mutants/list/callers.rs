@@ -376,4 +376,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "region.forget(page);",
         tests: Tests::Runtime("anon_calls::all_pages_are_discarded"),
     },
+    Mutant {
+        name: "a leaf that was made for nothing stays where a shrinker unwinds",
+        file: "spill/map.rs",
+        find: "        self.map.drop_unused(self.units.clone(), self.records);\n",
+        replace: "        if !std::thread::panicking() {\n            \
+                  self.map.drop_unused(self.units.clone(), self.records);\n        }\n",
+        tests: Tests::Runtime("reserve::the_map_of_a_region"),
+    },
 ];
