@@ -11,45 +11,33 @@ const SLOW: Duration = Duration::from_millis(200);
 /// Of one file: hints, which nobody waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    under_way: Mutex<UnderWay>,
-    /// The last ones took long.
+    /// When the writes that are under way began, in ns of the memory's clock.
+    under_way: Mutex<Vec<u64>>,
+    /// The last one took long.
     was_slow: AtomicBool,
-}
-
-/// Writes that are under way.
-#[derive(Debug, Default)]
-struct UnderWay {
-    nr_writes: u32,
-    /// When the first of them began, or another one ended since; in ns of the memory's clock.
-    since: u64,
 }
 
 impl Pace {
     /// Writes to the file, and notes how long that takes. `write` does not unwind.
     pub(super) fn note<T>(&self, shared: &Shared, write: impl FnOnce() -> T) -> T {
         let begin = shared.now();
-        let mut under_way = locked(&self.under_way);
-        if under_way.nr_writes == 0 {
-            under_way.since = begin;
-        }
-        under_way.nr_writes += 1;
-        drop(under_way);
+        locked(&self.under_way).push(begin);
         let written = write();
-        let end = shared.now();
         let mut under_way = locked(&self.under_way);
-        under_way.nr_writes -= 1;
-        // What is left may have begun just now.
-        under_way.since = end;
+        let own = under_way.iter().position(|&other| other == begin);
+        under_way.swap_remove(own.expect("it was under way"));
         drop(under_way);
-        self.was_slow.store(is_long(begin, end), Ordering::Relaxed);
+        let was_slow = is_long(begin, shared.now());
+        self.was_slow.store(was_slow, Ordering::Relaxed);
         written
     }
 
     /// Whether it was slow, or is just now.
     pub(super) fn is_slow(&self, shared: &Shared) -> bool {
         let is_hanging = || {
+            let now = shared.now();
             let under_way = locked(&self.under_way);
-            under_way.nr_writes > 0 && is_long(under_way.since, shared.now())
+            under_way.iter().any(|&begin| is_long(begin, now))
         };
         self.was_slow.load(Ordering::Relaxed) || is_hanging()
     }
@@ -92,5 +80,19 @@ mod tests {
         assert!(pace.is_slow(shared));
         pace.note(shared, || ());
         assert!(!pace.is_slow(shared));
+    }
+
+    #[test]
+    fn a_write_that_hangs_is_slow_however_many_others_end() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let (pace, shared) = (Pace::default(), memory.home());
+        let begin = shared.now();
+        pace.note(shared, || {
+            while !is_long(begin, shared.now()) {
+                pace.note(shared, || thread::sleep(SLOW / 20));
+            }
+            assert!(pace.is_slow(shared));
+        });
     }
 }
