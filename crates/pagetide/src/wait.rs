@@ -24,6 +24,9 @@ struct Bucket {
     threads: Sleepers,
     /// All of them, and threads that are about to.
     waiting: Waiting,
+    /// The frame whose page no writer is to keep readers from, and until when: one gave up. A later
+    /// one takes its place.
+    readers_turn: Mutex<Option<(Frame, Instant)>>,
 }
 
 /// Threads and tasks that wait until a frame changes. For threads frames share buckets: a wake-up
@@ -89,6 +92,17 @@ impl Waiters {
             guard = threads.sleep(|wakes| wakes.wait_timeout(guard, left)).0;
         }
         true
+    }
+
+    /// A writer gives up: no other one is to keep readers from the page until then.
+    pub(crate) fn give_readers(&self, frame: Frame, until: Instant) {
+        *locked(&self.bucket(frame).readers_turn) = Some((frame, until));
+    }
+
+    /// Whether that is so.
+    pub(crate) fn is_turn_of_readers(&self, frame: Frame) -> bool {
+        let turn = *locked(&self.bucket(frame).readers_turn);
+        turn.is_some_and(|(other, until)| other == frame && Instant::now() < until)
     }
 
     /// Has a task woken at the next change of the frame, if it has to wait: asked under the lock,

@@ -7,6 +7,7 @@ use crate::shrinker::is_shrinking;
 use crate::{Error, Group};
 use pagetide_core::memory::{AllocError, Effects, PageError};
 use pagetide_core::units::Frame;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
@@ -15,6 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Times that room is made for one page before it may be made with a lock of the file: others may
 /// take it each time, or the page may be meant for another node.
 const MAX_MADE: u32 = 16;
+
+/// How long others may pin a page for which somebody has waited in vain, before a writer keeps them
+/// from it again, and how long writers sleep meanwhile between two tries.
+const TURN: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why its caller could not latch a page.
 #[derive(Clone, Copy, Debug)]
@@ -150,11 +156,18 @@ impl<'a> LatchWait<'a> {
         }
         let patience = || Instant::now() + PATIENCE;
         let deadline = *self.deadline.get_or_insert_with(patience);
-        let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
-        match shared.waiters.wait_until(frame, deadline, is_held) {
-            true => Ok(()),
-            false => Err(self.file.busy(page)),
+        if shared.waiters.is_turn_of_readers(frame) && Instant::now() < deadline {
+            self.withdraw();
+            thread::sleep(PAUSE);
+            return Ok(());
         }
+        let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
+        if shared.waiters.wait_until(frame, deadline, is_held) {
+            return Ok(());
+        }
+        // Before this one's wish ends: other writers wake with them.
+        shared.waiters.give_readers(frame, Instant::now() + TURN);
+        Err(self.file.busy(page))
     }
 
     /// Lets pins in again and does something else, which may take long: that does not count as a

@@ -2,6 +2,7 @@
 
 use crate::callers::in_time;
 use crate::disk::{Disk, forward};
+use futures_executor::block_on;
 use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -513,4 +514,36 @@ fn a_shrinker_that_syncs_does_not_wait_for_the_sync_that_it_runs_in() {
     let change = move || synced.sync();
     let _registered = group.add_shrinker(Arc::new(Changes { change, told }));
     in_time(move || file.sync().unwrap()).expect("it waits for itself");
+}
+
+/// Who holds a page for long is nobody's fault who reads it.
+#[test]
+fn writers_in_turn_that_wait_for_a_pin_in_vain_keep_no_reader_out() {
+    let memory = memory();
+    let file = open(&memory, Disk::of(vec![7; PAGE]));
+    let held = file.pin(0).unwrap();
+    let have_read = AtomicBool::new(false);
+    let write = || {
+        let begun = Instant::now();
+        while !have_read.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(6) {
+            let refused = file.write_at(&[1], 0);
+            assert!(matches!(refused, Err(Error::PageBusy { .. })));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(write);
+            thread::sleep(Duration::from_millis(350));
+        }
+        let begun = Instant::now();
+        let reader = scope.spawn(|| file.pin(0).map(drop));
+        let by_task = block_on(file.pin_async(0)).map(drop);
+        let by_thread = reader.join().unwrap();
+        let waited = begun.elapsed();
+        have_read.store(true, Ordering::Relaxed);
+        by_task.and(by_thread).unwrap();
+        assert!(waited < Duration::from_millis(1500), "{waited:?}");
+    });
+    drop(held);
+    file.write_at(&[1], 0).unwrap();
 }

@@ -384,4 +384,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   self.map.drop_unused(self.units.clone(), self.records);\n        }\n",
         tests: Tests::Runtime("reserve::the_map_of_a_region"),
     },
+    Mutant {
+        name: "writers in turn keep readers from a page that somebody has pinned for long",
+        file: "wait.rs",
+        find: "other == frame && Instant::now() < until",
+        replace: "other != frame && Instant::now() < until",
+        tests: Tests::Runtime("in_hand::writers_in_turn"),
+    },
 ];
