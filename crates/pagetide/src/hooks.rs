@@ -28,10 +28,14 @@ pub enum Content {
 /// What an engine does with a file's pages on their way: given when the file is opened
 /// ([`OpenOptions::hooks`](crate::OpenOptions::hooks)).
 ///
-/// Called from any thread, also from one that only wants memory, with no lock of pagetide held:
-/// a hook must not take a lock that somebody holds while calling the same `Memory`, and must not
-/// use that itself, except that hooks of writes may ask it for working memory. A hook that fails or
-/// panics fails the read, or leaves the page dirty as a failing store does.
+/// Called from any thread, also from one that only wants memory. That may have the file locked for
+/// those who change it, and hooks of its writes are called one after the other: so a hook must not
+/// take a lock that somebody holds while calling the same `Memory`, and must not use that or a file
+/// of it itself. But any hook may call [`File::log_durable`], and those of writes may ask for
+/// working memory ([`Group::alloc`]). A hook that fails or panics fails the read, or leaves the
+/// page dirty as a failing store does.
+///
+/// [`File::log_durable`]: crate::File::log_durable
 ///
 /// `bytes` is what the file has of the page: less than a page at its end only. What the file never
 /// had on the store is not read, so that nobody is asked about it; what the store has as a hole

@@ -1,5 +1,6 @@
 //! Hooks that are slow, fail, or ask for memory: who waits for them, and how often they are asked.
 
+use crate::callers::in_time;
 use crate::disk::Disk;
 use crate::slow::{PAGE, group_of};
 use crate::swift::{assert_within, timed};
@@ -326,4 +327,86 @@ fn an_error_says_how_far_the_log_was_when_pages_waited_for_it() {
     );
     *late.0.lock().unwrap() = None;
     file.sync().unwrap();
+}
+
+/// Asks for working memory whenever it may, and says itself how far the log is.
+#[derive(Default)]
+struct Asks {
+    file: Mutex<Option<(File, Group)>>,
+    is_broken: AtomicBool,
+    nr_asked: [AtomicU64; 3],
+}
+
+impl Asks {
+    fn ask(&self, of: usize, durable: u64) {
+        if let Some((file, group)) = &*self.file.lock().unwrap() {
+            drop(group.alloc(Order::new(0)).unwrap());
+            file.log_durable(durable);
+            self.nr_asked[of].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Hooks for Asks {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        self.ask(0, 0);
+        // Further than it ever was.
+        self.nr_asked[0].load(Ordering::Relaxed)
+    }
+
+    fn flush_log(&self, position: u64) -> io::Result<u64> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.ask(1, position);
+        Ok(0)
+    }
+
+    fn before_write(&self, _page: u64, _bytes: &[u8], _: &mut [u8]) -> io::Result<Content> {
+        self.ask(2, 0);
+        Ok(Content::AsIs)
+    }
+}
+
+#[test]
+fn a_hook_has_what_it_may_ask_for_whatever_it_is_called_for() {
+    type Act = fn(&File, &Group, &Disk, &Asks);
+    let acts: [Act; 5] = [
+        |file, _, _, _| file.sync().unwrap(),
+        |file, _, _, _| file.set_len(100).unwrap(),
+        |_, group, _, _| _ = group.reclaim(ByteSize(5 * PAGE)).unwrap(),
+        // The next writer tries again what failed, and what waited for the log.
+        |file, _, disk, _| {
+            disk.state().is_full = true;
+            file.flush_range(..).unwrap_err();
+            disk.state().is_full = false;
+            file.write_at(&[2], 0).unwrap();
+        },
+        |file, _, _, hooks| {
+            hooks.is_broken.store(true, Ordering::Relaxed);
+            let write = |page| file.write_at(&[1], page * PAGE);
+            let stopped = (10..100).find_map(|page| write(page).err());
+            assert!(matches!(stopped, Some(Error::DirtyLimit { .. })));
+            hooks.is_broken.store(false, Ordering::Relaxed);
+            file.write_at(&[2], 0).unwrap();
+        },
+    ];
+    for act in acts {
+        let memory = memory(8);
+        let (disk, hooks) = (Disk::default(), Arc::new(Asks::default()));
+        let group = group_of(&memory, "small", 64);
+        let options = OpenOptions::new().hooks(Arc::clone(&hooks) as Arc<dyn Hooks>);
+        let file = options.open_store(&memory, Box::new(disk.clone()), "disk", &group);
+        let file = file.unwrap();
+        // Too few to be written in the background.
+        (0..5).for_each(|page| _ = file.write_at(&[1], page * PAGE).unwrap());
+        *hooks.file.lock().unwrap() = Some((file.clone(), group.clone()));
+        let asked = Arc::clone(&hooks);
+        in_time(move || act(&file, &group, &disk, &hooks)).expect("it hangs");
+        // With the lock let go: it may be closed now.
+        let last = asked.file.lock().unwrap().take();
+        drop(last);
+        let nr_asked = [0, 1, 2].map(|of| asked.nr_asked[of].load(Ordering::Relaxed));
+        assert!(nr_asked.iter().all(|&nr| nr > 0), "{nr_asked:?}");
+    }
 }
