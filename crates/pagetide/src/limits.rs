@@ -1,6 +1,7 @@
 //! Limits and protections of groups.
 
 use crate::builder::bytes_of;
+use crate::shared::Shared;
 use crate::stats::by_name;
 use crate::trace;
 use crate::{ByteSize, Error, Group, Memory, PAGE_BYTES};
@@ -8,6 +9,24 @@ use pagetide_core::frame::{State, flag};
 use pagetide_core::group::{self, Limit, MinOverMax, NO_LIMIT};
 use pagetide_core::memory::BadBudget;
 use pagetide_core::units::{Frame, PageType};
+
+impl Shared {
+    /// Anon pages of a group and those below it that have to be swapped out before they can go. No
+    /// counter has them: O(frames).
+    pub(crate) fn dirty_anon_pages(&self, group: u32) -> u64 {
+        let (frames, groups) = (self.core.frames(), self.core.groups());
+        let is_dirty = |frame: &Frame| {
+            let word = frames.word(*frame);
+            word.state() == State::Live
+                && word.has(flag::DIRTY)
+                && frames.page_type(*frame) == PageType::Anon
+                && groups.is_in(frames.group(*frame), group)
+        };
+        let dirty = (0..frames.len()).map(Frame::new).filter(is_dirty);
+        let nr_pages = |frame| u64::from(frames.block(frame).0.nr_pages());
+        dirty.map(nr_pages).sum()
+    }
+}
 
 impl Group {
     /// [`Group::set_min`] in a chain of calls.
@@ -153,27 +172,10 @@ impl Group {
             over_pages,
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
-            dirty_pages: stat.file_dirty / page_bytes + self.dirty_anon_pages(),
+            dirty_pages: stat.file_dirty / page_bytes + self.shared().dirty_anon_pages(self.id()),
             anon_pages: stat.anon / page_bytes,
             reserved_pages: stat.slab_unreclaimable / page_bytes,
         }
-    }
-
-    /// Anon pages of the group and those below it that have to be swapped out first. No counter has
-    /// them: O(frames).
-    fn dirty_anon_pages(&self) -> u64 {
-        let core = &self.shared().core;
-        let (frames, groups) = (core.frames(), core.groups());
-        let is_dirty = |frame: &Frame| {
-            let word = frames.word(*frame);
-            word.state() == State::Live
-                && word.has(flag::DIRTY)
-                && frames.page_type(*frame) == PageType::Anon
-                && groups.is_in(frames.group(*frame), self.id())
-        };
-        let dirty = (0..frames.len()).map(Frame::new).filter(is_dirty);
-        let nr_pages = |frame| u64::from(frames.block(frame).0.nr_pages());
-        dirty.map(nr_pages).sum()
     }
 
     /// The hard limit; `None` where only ancestors limit the group.

@@ -408,9 +408,8 @@ impl Shared {
         match error {
             AllocError::OverLimit { group } | AllocError::Unwritten { group } => {
                 self.core.groups().count_event(group, Event::Oom);
-                let is_swap = matches!(error, AllocError::Unwritten { .. })
-                    && self.core.has_anon_pages(group);
-                self.over_limit(group, asked_pages, is_swap)
+                let is_unwritten = matches!(error, AllocError::Unwritten { .. });
+                self.over_limit(group, asked_pages, is_unwritten)
             }
             AllocError::Thrashing { group: level } => {
                 self.core.groups().count_event(level, Event::Oom);
@@ -431,12 +430,13 @@ impl Shared {
 
     /// A limit that is met, with what the group has then: a look at every group.
     #[cold]
-    fn over_limit(&self, id: u32, asked_pages: u64, is_swap: bool) -> Error {
+    fn over_limit(&self, id: u32, asked_pages: u64, is_unwritten: bool) -> Error {
         let record = self.core.groups().get(id);
         let usage_pages = record.map_or(0, |group| group.usage());
         let max_pages = record.map_or(0, |group| group.max());
         let group = self.name_of(id);
-        if let Some(source) = self.swap.last_error().filter(|_| is_swap) {
+        let swap_error = is_unwritten.then(|| self.swap.last_error()).flatten();
+        if let Some(source) = swap_error.filter(|_| self.dirty_anon_pages(id) > 0) {
             let (used_bytes, max_bytes) = self.swap.used_bytes();
             return Error::SwapOut {
                 group,

@@ -326,12 +326,14 @@ impl Spill {
         units: &[(u64, &[u8])],
     ) -> Result<Taken<'_>, u32> {
         let full = || told::code_of(&io::Error::from(rustix::io::Errno::NOSPC));
-        let taken = Taken {
-            spill: self,
-            slots: slots.ok_or_else(full)?,
-        };
-        self.write(taken.slots.start, &units[..taken.slots.len()])?;
-        Ok(taken)
+        let written = slots.ok_or_else(full).and_then(|slots| {
+            let taken = Taken { spill: self, slots };
+            self.write(taken.slots.start, &units[..taken.slots.len()])?;
+            Ok(taken)
+        });
+        let error = written.as_ref().err().copied();
+        self.error.store(error.unwrap_or(NONE), Ordering::Relaxed);
+        written
     }
 
     /// Writes pages that were compressed, and that are wanted here now; whether it went well.
@@ -342,13 +344,10 @@ impl Spill {
         mut from: &[Option<&Object>],
     ) -> bool {
         while !units.is_empty() {
-            let taken = match self.write_to(self.take(units.len()), units) {
-                Ok(taken) => taken.keep(),
-                Err(code) => {
-                    self.error.store(code, Ordering::Relaxed);
-                    return false;
-                }
+            let Ok(taken) = self.write_to(self.take(units.len()), units) else {
+                return false;
             };
+            let taken = taken.keep();
             let nr_units = taken.len();
             for (slot, object) in taken.zip(from) {
                 if !object.is_some_and(|object| object.moved_to(slot)) {

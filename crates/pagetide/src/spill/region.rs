@@ -2,7 +2,7 @@
 
 use super::map::{Place, SlotMap};
 use super::zswap::{Pool, Stored};
-use super::{Bytes, MAX_RUN, NONE, Spill};
+use super::{Bytes, MAX_RUN, Spill};
 use crate::shared::{Shared, locked};
 use crate::store::Store;
 use crate::told::Told;
@@ -302,11 +302,6 @@ impl Region {
         let written = pending.written;
         let nr_pages = written.nr_bytes / PAGE_BYTES as u64;
         shared.swap.pswpout.fetch_add(nr_pages, Ordering::Relaxed);
-        match written.result {
-            Ok(()) if nr_pages > 0 => self.spill.error.store(NONE, Ordering::Relaxed),
-            Ok(()) => {}
-            Err(code) => self.spill.error.store(code, Ordering::Relaxed),
-        }
         written
     }
 

@@ -129,7 +129,7 @@ fn readers_wait_for_each_others_pins_beside_pages_that_are_being_written() {
 }
 
 #[test]
-fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
+fn who_has_no_anon_pages_to_write_is_not_told_that_they_cannot_be_swapped_out() {
     let builder = Memory::builder().budget(ByteSize::mib(16));
     let dead = Forgets(|_: &[u8], _| Err(io::Error::from_raw_os_error(libc::EIO)));
     let memory = builder.spill_store(Arc::new(dead)).build().unwrap();
@@ -141,9 +141,16 @@ fn who_has_no_anon_pages_is_not_told_that_they_cannot_be_swapped_out() {
         "{refused:?}"
     );
     let (group, file) = with_a_page_that_waits(&memory);
-    let refused = group.reserve(ByteSize(63 * PAGE)).unwrap_err();
+    let refuse = || group.reserve(ByteSize(63 * PAGE)).unwrap_err();
+    let refused = refuse();
+    assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+    // Nor who has one that nobody has written to.
+    let clean = group.anon(1).unwrap();
+    let pinned = clean.pin(0).unwrap();
+    let refused = refuse();
     file.log_durable(10);
     assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
+    drop(pinned);
 }
 
 #[test]

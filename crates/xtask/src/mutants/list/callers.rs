@@ -28,8 +28,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a group without anon pages is told of the spill file",
         file: "shared.rs",
-        find: "&& self.core.has_anon_pages(group)",
-        replace: "",
+        find: "self.dirty_anon_pages(group) > 0",
+        replace: "true",
         tests: Tests::Runtime("unwritten::who_has_no_anon"),
     },
     Mutant {
