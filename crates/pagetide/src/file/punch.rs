@@ -75,13 +75,15 @@ impl File {
             false => end / page_bytes,
         };
         let may_reclaim = wait.may_reclaim();
-        let zeroed = self.zero_parts(start..end, first_whole..end_whole, may_reclaim)?;
+        let mut panics = Panics::default();
+        let whole = first_whole..end_whole;
+        let zeroed = self.zero_parts((start..end, whole), may_reclaim, &mut panics)?;
         if zeroed.is_err() || first_whole >= end_whole {
+            panics.go_on();
             return Ok(zeroed);
         }
         let turn = backing.behind.turn();
         backing.begin_hole(first_whole..end_whole);
-        let mut panics = Panics::default();
         panics.catch(|| self.drop_pages(first_whole..=end_whole - 1));
         let made = backing.catch_up_in(&self.open.shared, &turn);
         panics.go_on();
@@ -92,9 +94,9 @@ impl File {
     /// their pages cannot be had at once.
     fn zero_parts(
         &self,
-        bytes: Range<u64>,
-        whole: Range<u64>,
+        (bytes, whole): (Range<u64>, Range<u64>),
         may_reclaim: bool,
+        panics: &mut Panics,
     ) -> Result<Result<(), Obstacle>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
@@ -108,7 +110,7 @@ impl File {
                 }
             }
         }
-        for mut view in views.into_iter().flatten() {
+        for view in views.iter_mut().flatten() {
             let start = view.page() * page_bytes;
             let in_page = |at: u64| {
                 let at = at.saturating_sub(start).min(view.len() as u64);
@@ -117,6 +119,8 @@ impl File {
             let part = in_page(bytes.start)..in_page(bytes.end);
             view[part].fill(0);
         }
+        // Those who are woken may unwind: not before all is zeros.
+        panics.catch(|| drop(views));
         Ok(Ok(()))
     }
 

@@ -335,6 +335,36 @@ fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
 }
 
 #[test]
+fn all_of_a_hole_is_zeros_where_a_waker_unwinds() {
+    let (_data, file) = sevens();
+    file.advise(Hint::Random);
+    file.write_at(&[7; 4096], 8192).unwrap();
+    file.sync().unwrap();
+    file.invalidate_range(..).unwrap();
+    drop(file.pin(0).unwrap());
+    // A task waits for the first page when the last one comes in.
+    let other = file.clone();
+    let wait = move || {
+        let (shared, backing) = (&other.open.shared, &other.open.backing);
+        let latched = shared.core.await_unlatched(backing.key(0).unwrap());
+        let unwinds = Waker::from(Arc::new(Counted::unwinding()));
+        let wait = |(frame, _)| shared.waiters.register(frame, &unwinds, || true);
+        let _ticket = latched.map(wait);
+    };
+    let punch = || file.punch(10..12_280);
+    let punched = while_frames_act(&file, wait, || {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(punch))
+    });
+    assert!(punched.is_err(), "nobody was woken");
+    let mut bytes = vec![9; 12_288];
+    file.read_at(&mut bytes, 0).unwrap();
+    let mut expected = vec![0; 12_288];
+    expected[..10].fill(7);
+    expected[12_280..].fill(7);
+    assert!(bytes == expected);
+}
+
+#[test]
 fn what_the_map_of_a_region_takes_goes_out_of_use_without_a_tick() {
     let memory = Memory::builder().budget(ByteSize::mib(32)).without_thread();
     let group = memory.build().unwrap().root();

@@ -391,4 +391,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "other != frame && Instant::now() < until",
         tests: Tests::Runtime("in_hand::writers_in_turn"),
     },
+    Mutant {
+        name: "parts of pages of a hole are zeroed until a waker unwinds",
+        file: "file/punch.rs",
+        find: "panics.catch(|| drop(views));",
+        replace: "drop(views);",
+        tests: Tests::RuntimeUnit("all_of_a_hole_is_zeros"),
+    },
 ];
