@@ -5,6 +5,7 @@ mod run;
 pub(crate) use run::write_all;
 
 use crate::backing::{Backing, NO_NUMBER};
+use crate::park::Panics;
 use crate::shared::{Shared, locked};
 use crate::sleepers::Sleepers;
 use crate::stall::{self, Inside};
@@ -359,30 +360,37 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes what the store takes of a file that is closed: also behind pages that it refuses, as
-    /// long as those are not too many in a row.
+    /// Writes what the store takes of a file that is closed: also behind pages that it refuses or
+    /// unwinds at, as long as those are not too many in a row. The first time that it unwound goes
+    /// on at the end.
     pub(crate) fn write_all_it_takes(&self, backing: &Backing) {
-        if self.write_dirty(backing, 0..=u64::MAX, Which::ALL).is_ok() {
-            return;
-        }
+        let mut panics = Panics::default();
+        let mut write = |pages| {
+            let mut written = None;
+            panics.catch(|| written = Some(self.write_dirty(backing, pages, Which::ALL).is_ok()));
+            written
+        };
+        let is_all = write(0..=u64::MAX) == Some(true);
         let few = MAX_FAILURES as usize;
         let (mut next, mut nr_refused) = (0, 0);
-        while nr_refused < MAX_REFUSED {
-            let pages: Vec<u64> = backing
-                .dirty_pages(next..=u64::MAX, u32::MAX)
-                .take(few)
-                .collect();
+        while !is_all && nr_refused < MAX_REFUSED {
+            let pages = backing.dirty_pages(next..=u64::MAX, u32::MAX);
+            let pages: Vec<u64> = pages.take(few).collect();
             let (Some(&first), Some(&last)) = (pages.first(), pages.last()) else {
-                return;
+                break;
             };
             let before = backing.nr_dirty();
-            let _refused = self.write_dirty(backing, first..=last, Which::ALL);
+            if write(first..=last).is_none() {
+                // Nobody knows at which of them.
+                pages.iter().for_each(|&page| _ = write(page..=page));
+            }
             nr_refused = match backing.nr_dirty() < before {
                 true => 0,
                 false => nr_refused + pages.len(),
             };
             next = last + 1;
         }
+        panics.go_on();
     }
 
     /// Begins the write of a page, if there is something to write.

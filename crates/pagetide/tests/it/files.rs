@@ -1,9 +1,12 @@
 //! Reads and pins: bytes, ends of files, sharing, failures, races.
 
+use crate::slow::Forgets;
 use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order, Store};
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 fn memory(mib: u64) -> Memory {
     Memory::builder()
@@ -282,4 +285,27 @@ fn reads_past_the_page_cache_leave_the_access_time_alone() {
             assert_eq!(accessed(&data), 1);
         }
     }
+}
+
+#[test]
+fn a_page_at_whose_write_a_store_unwinds_keeps_no_other_from_it_at_the_end() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let written = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = Arc::clone(&written);
+    let store = Forgets(move |bytes: &[u8], offset| {
+        if offset == 3 * 4096 {
+            resume_unwind(Box::new("a store that unwinds"));
+        }
+        seen.lock().unwrap().insert(offset / 4096);
+        Ok(bytes.len())
+    });
+    let file = memory.open_store(Box::new(store), "disk", Order::new(0), &memory.root());
+    let file = file.unwrap();
+    (0..100).for_each(|page| _ = file.write_at(&[7; 4096], page * 4096).unwrap());
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(file)));
+    assert!(dropped.is_err());
+    let is_missing = |page: &u64| !written.lock().unwrap().contains(page);
+    assert_eq!((0..100).filter(is_missing).collect::<Vec<_>>(), [3]);
+    assert_eq!(memory.stats().pages_lost, 1);
 }

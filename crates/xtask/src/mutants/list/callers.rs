@@ -365,8 +365,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "pages behind those that the store refuses are lost",
         file: "writeback.rs",
-        find: "while nr_refused < MAX_REFUSED {",
-        replace: "while false && nr_refused < MAX_REFUSED {",
+        find: "while !is_all && nr_refused < MAX_REFUSED {",
+        replace: "while false && !is_all && nr_refused < MAX_REFUSED {",
         tests: Tests::RuntimeUnit("of_a_file_that_is_closed_what"),
     },
     Mutant {
@@ -397,5 +397,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "panics.catch(|| drop(views));",
         replace: "drop(views);",
         tests: Tests::RuntimeUnit("all_of_a_hole_is_zeros"),
+    },
+    Mutant {
+        name: "pages beside one at whose write a store unwinds are lost",
+        file: "writeback.rs",
+        find: "                pages.iter().for_each(|&page| _ = write(page..=page));\n",
+        replace: "",
+        tests: Tests::Runtime("files::a_page_at_whose_write"),
     },
 ];
