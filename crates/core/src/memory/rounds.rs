@@ -3,7 +3,6 @@
 use super::{Here, Memory};
 use crate::group::{Group, Tree};
 use crate::reclaim::LruvecRecord;
-use crate::units::PageType;
 
 /// Rounds that free pages which others take each time, before they count as rounds without
 /// progress: many more than threads that compete need.
@@ -86,16 +85,6 @@ impl Memory {
     #[must_use]
     pub fn has_pages(&self, subtree: u32) -> bool {
         self.reads_in(subtree) != Reads::default()
-    }
-
-    /// Whether anon pages are charged to a subtree. O(groups), and a lock of each that has pages.
-    #[must_use]
-    pub fn has_anon_pages(&self, subtree: u32) -> bool {
-        let groups = self.groups.subtree(subtree);
-        let mut lruvecs = groups.flat_map(|(_, group)| self.lruvecs_of(group));
-        lruvecs.any(|(_, lruvec)| {
-            lruvec.nr_frames() > 0 && lruvec.lock().nr_frames(PageType::Anon) > 0
-        })
     }
 
     fn reads_in(&self, subtree: u32) -> Reads {
