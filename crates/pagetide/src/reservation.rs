@@ -191,11 +191,13 @@ impl Reservation {
         MemoryWait::new(&self.group, more, holds, deadline)
     }
 
-    /// Pages that it would have more of with so many bytes more.
+    /// Pages that it would have more of with so many bytes more: one at least, as others may have
+    /// the rest of its last one.
     fn pages_of(&self, more: u64) -> u64 {
         let size = self.size().as_u64();
         let [held, total] = [size, size.saturating_add(more)];
-        total.div_ceil(PAGE_BYTES as u64) - held.div_ceil(PAGE_BYTES as u64)
+        let nr_pages = total.div_ceil(PAGE_BYTES as u64) - held.div_ceil(PAGE_BYTES as u64);
+        nr_pages.max(1)
     }
 
     /// Bytes to reserve.

@@ -199,6 +199,19 @@ fn a_reservation_is_as_it_was_where_a_shrinker_unwinds() {
 }
 
 #[test]
+fn who_asks_for_a_part_of_a_page_has_asked_for_one() {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let work = work.max(ByteSize::kib(4)).unwrap();
+    // They share the page.
+    let held = [2000, 2096].map(|bytes| work.reserve(ByteSize(bytes)).unwrap());
+    let refused = held[0].try_grow(ByteSize(100)).unwrap_err();
+    let is_one = matches!(refused, Error::OverLimit { asked_pages: 1, .. });
+    assert!(is_one, "{refused}");
+}
+
+#[test]
 fn the_map_of_a_region_is_as_it_was_where_a_shrinker_unwinds() {
     const LEAF: u64 = 576;
     let builder = Memory::builder().budget(ByteSize::mib(64));

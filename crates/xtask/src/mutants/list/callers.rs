@@ -405,4 +405,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Runtime("files::a_page_at_whose_write"),
     },
+    Mutant {
+        name: "a reservation that grows by a part of a page asks for none",
+        file: "reservation.rs",
+        find: "nr_pages.max(1)",
+        replace: "nr_pages",
+        tests: Tests::Runtime("reserve::who_asks_for_a_part"),
+    },
 ];
