@@ -222,10 +222,12 @@ mod tests {
     use crate::park::tests::Counted;
     use crate::{ByteSize, Error, File, Memory, Order};
     use pagetide_core::page_cache::Latched;
+    use std::future::Future;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::pin;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
-    use std::task::Waker;
+    use std::task::{Context, Waker};
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -332,5 +334,26 @@ mod tests {
         let punched = catch_unwind(AssertUnwindSafe(|| file.punch(..)));
         assert!(punched.is_err(), "nobody was woken");
         assert!(shared.release.is_put_off.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn what_a_reservation_took_out_of_use_comes_back_where_a_waker_unwinds() {
+        // A reservation more may keep a pageblock of it out of use.
+        let builder = Memory::builder().budget(ByteSize::mib(256));
+        let memory = builder.without_thread().build().unwrap();
+        let nr_offline = || memory.home().core.offline_pages();
+        let before = nr_offline();
+        let group = memory.root().child("query").unwrap();
+        let group = group.max(ByteSize::mib(8)).unwrap();
+        let held = group.reserve(ByteSize::mib(8)).unwrap();
+        assert!(nr_offline() > before);
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut task = pin!(group.alloc_async(Order::new(0), until));
+        let waker = Waker::from(Arc::new(Counted::unwinding()));
+        let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(held)));
+        assert!(dropped.is_err(), "nobody was woken");
+        assert_eq!(nr_offline(), before);
     }
 }

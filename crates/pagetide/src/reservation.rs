@@ -2,6 +2,7 @@
 
 use crate::alloc_wait::Asking;
 use crate::memory_wait::MemoryWait;
+use crate::park::Panics;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, cpu};
 use pagetide_core::memory::{AllocError, Here};
 use std::fmt;
@@ -330,8 +331,11 @@ impl Drop for Reservation {
         if self.group.shared().is_forked() {
             return;
         }
-        self.free();
+        // Those who are woken are foreign, and may unwind.
+        let mut panics = Panics::default();
+        panics.catch(|| _ = self.free());
         self.group.shared().core.end_reservation();
+        panics.go_on();
     }
 }
 

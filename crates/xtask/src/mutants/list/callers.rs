@@ -412,4 +412,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "nr_pages",
         tests: Tests::Runtime("reserve::who_asks_for_a_part"),
     },
+    Mutant {
+        name: "a waker that unwinds keeps a reservation counted that was dropped",
+        file: "reservation.rs",
+        find: "panics.catch(|| _ = self.free());",
+        replace: "self.free();",
+        tests: Tests::RuntimeUnit("what_a_reservation_took"),
+    },
 ];
