@@ -54,9 +54,10 @@ impl Drop for Node {
         }
         if self.id != self.shared.core.groups().root() {
             self.shared.core.drop_group(cpu::current(), self.id);
-            self.shared.settle();
             self.shared.names().remove(self.id);
             self.shared.pins.forget(self.id);
+            // Those who are woken are foreign, and may unwind.
+            self.shared.settle();
             if let Some(parent) = &self.parent {
                 self.shared.group_came_back(parent.id());
             }

@@ -300,7 +300,7 @@ fn a_page_at_whose_write_a_store_unwinds_keeps_no_other_from_it_at_the_end() {
         seen.lock().unwrap().insert(offset / 4096);
         Ok(bytes.len())
     });
-    let file = memory.open_store(Box::new(store), "disk", Order::new(0), &memory.root());
+    let file = memory.open_store(Box::new(store), "disk", &memory.root());
     let file = file.unwrap();
     (0..100).for_each(|page| _ = file.write_at(&[7; 4096], page * 4096).unwrap());
     let dropped = catch_unwind(AssertUnwindSafe(|| drop(file)));
