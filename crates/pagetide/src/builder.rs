@@ -10,11 +10,11 @@ use crate::reclaim::MAX_SWAPPINESS;
 use crate::rseq;
 use crate::shared::{Shared, Timing};
 use crate::spill;
-use crate::store::{DirectFile, Store};
+use crate::store::Store;
 use crate::topology::{Topology, cache_share, config_error};
 use crate::trace;
 use crate::worker;
-use crate::{ByteSize, Error, OpenOptions, Order, PAGE_BYTES, Policy, Tuner};
+use crate::{ByteSize, Error, OpenOptions, PAGE_BYTES, Policy, Tuner};
 use pagetide_core::alloc::Weights;
 use pagetide_core::group::CpuMask;
 use pagetide_core::memory::{BuildError, Config, Memory as Core};
@@ -510,20 +510,13 @@ impl Memory {
         trace::built(self.budget().as_u64());
     }
 
-    /// Reads through a file that is open already, perhaps without a name any more.
+    /// Reads through a file that is open already, perhaps without a name any more; to write it and
+    /// all else: [`OpenOptions::open_file`].
     ///
     /// # Errors
-    /// As [`Memory::open`].
+    /// As [`OpenOptions::open_file`].
     pub fn open_file(&self, file: std::fs::File, group: &Group) -> Result<File, Error> {
-        let name = "an unnamed file".to_owned();
-        let nr_closed = self.shared.nr_closed();
-        let direct = DirectFile::new(file, false);
-        let direct = direct.map_err(|source| Error::Open {
-            path: name.clone().into(),
-            source,
-        })?;
-        let with = (Order::new(0), None);
-        File::open_direct(&self.shared, (direct, nr_closed), name, with, group)
+        OpenOptions::new().open_file(self, file, group)
     }
 
     /// Caches the pages of any store, of 4 KiB; `name` is for errors.

@@ -11,11 +11,11 @@ use pagetide_core::memory::BadBudget;
 use pagetide_core::units::{Frame, PageType};
 
 impl Shared {
-    /// Anon pages of a group and those below it that have to be swapped out before they can go. No
-    /// counter has them: O(frames).
-    pub(crate) fn dirty_anon_pages(&self, group: u32) -> u64 {
+    /// Anon pages of a group and those below it that have to be swapped out before they can go: how
+    /// many each is of 4 KiB. No counter has them: O(frames) for all.
+    pub(crate) fn dirty_anon_pages(&self, group: u32) -> impl Iterator<Item = u64> {
         let (frames, groups) = (self.core.frames(), self.core.groups());
-        let is_dirty = |frame: &Frame| {
+        let is_dirty = move |frame: &Frame| {
             let word = frames.word(*frame);
             word.state() == State::Live
                 && word.has(flag::DIRTY)
@@ -23,8 +23,7 @@ impl Shared {
                 && groups.is_in(frames.group(*frame), group)
         };
         let dirty = (0..frames.len()).map(Frame::new).filter(is_dirty);
-        let nr_pages = |frame| u64::from(frames.block(frame).0.nr_pages());
-        dirty.map(nr_pages).sum()
+        dirty.map(|frame| u64::from(frames.block(frame).0.nr_pages()))
     }
 }
 
@@ -166,13 +165,14 @@ impl Group {
     #[cold]
     fn still_over(&self, over_pages: u64) -> Error {
         let pinned = self.shared().core.pinned(self.id());
+        let dirty_anon = self.shared().dirty_anon_pages(self.id());
         let (stat, page_bytes) = (self.stat(), PAGE_BYTES as u64);
         Error::StillOver {
             group: self.name(),
             over_pages,
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
-            dirty_pages: stat.file_dirty / page_bytes + self.shared().dirty_anon_pages(self.id()),
+            dirty_pages: stat.file_dirty / page_bytes + dirty_anon.sum::<u64>(),
             anon_pages: stat.anon / page_bytes,
             reserved_pages: stat.slab_unreclaimable / page_bytes,
         }

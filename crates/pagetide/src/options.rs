@@ -1,9 +1,10 @@
 //! How a file is opened, in the words of `std::fs::OpenOptions`.
 
 use crate::hooks::Given;
-use crate::store::{Behind, DirectFile, Store, open_file};
+use crate::store::{Behind, DirectFile, Store, open_file, reopen};
 use crate::{ByteSize, Error, File, Group, Hooks, Memory, Order};
 use pagetide_core::units::PageKey;
+use rustix::fs::OFlags;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -150,6 +151,35 @@ impl OpenOptions {
         Ok(file)
     }
 
+    /// Reads a file that is open already, and writes it where these options say so: one without a
+    /// name, perhaps. What it brings in is charged to `group`.
+    ///
+    /// As [`OpenOptions::open`] but that nothing is created: where the file has a name, its owner
+    /// makes that durable. A descriptor that appends, or reads past the kernel's page cache by
+    /// itself, is taken for another one of the same file, which stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Open`], also of a descriptor that is not open for reading, and for writing where
+    /// that is asked for; else as [`OpenOptions::open`].
+    ///
+    /// # Panics
+    /// Where the group is of another memory.
+    pub fn open_file(&self, memory: &Memory, file: fs::File, group: &Group) -> Result<File, Error> {
+        let name = "an unnamed file";
+        memory.home().check_process()?;
+        self.check_base(name)?;
+        let nr_closed = memory.home().nr_closed();
+        let file = plain(file, self.write).and_then(|file| DirectFile::new(file, self.write));
+        let file = file.map_err(|source| Error::Open {
+            path: name.into(),
+            source,
+        })?;
+        let (file, with) = (file.behind(self.base), (self.order, self.hooks.clone()));
+        let file = (file, nr_closed);
+        let file = File::open_direct(memory.home(), file, name.to_owned(), with, group)?;
+        self.set_up(file)
+    }
+
     /// Bytes that are read ahead of a sequential reader at most, in place of
     /// [`Builder::readahead`](crate::Builder::readahead); 0 for none.
     pub fn readahead(mut self, most: ByteSize) -> OpenOptions {
@@ -184,7 +214,7 @@ impl OpenOptions {
         };
         let nr_closed = memory.home().nr_closed();
         let (file, folder) = if self.write || self.create || self.create_new {
-            let (file, folder) = self.open_file(path).map_err(failed)?;
+            let (file, folder) = self.find_or_create(path).map_err(failed)?;
             (DirectFile::new(file, self.write).map_err(failed)?, folder)
         } else {
             (DirectFile::open(path)?, None)
@@ -201,6 +231,11 @@ impl OpenOptions {
         if let Some(folder) = folder {
             file.is_new_in(folder);
         }
+        self.set_up(file)
+    }
+
+    /// What is said of a file that is open by now.
+    fn set_up(&self, file: File) -> Result<File, Error> {
         if let Some(most) = self.readahead {
             file.set_readahead(most);
         }
@@ -223,7 +258,7 @@ impl OpenOptions {
     }
 
     /// The file, and its folder where it was created.
-    fn open_file(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
+    fn find_or_create(&self, path: &Path) -> io::Result<(fs::File, Option<fs::File>)> {
         let mut options = fs::OpenOptions::new();
         options.read(true).write(self.write);
         // Who creates for reading only is refused below.
@@ -250,4 +285,19 @@ impl OpenOptions {
 fn folder_of(path: &Path) -> io::Result<fs::File> {
     let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
     fs::File::open(folder.unwrap_or(Path::new(".")))
+}
+
+/// A descriptor of a file that reads, and writes, where it is told to.
+fn plain(file: fs::File, may_write: bool) -> io::Result<fs::File> {
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    let access = flags & OFlags::RWMODE;
+    let problem = match may_write {
+        true if access != OFlags::RDWR => "it is not open for reading and writing",
+        false if access == OFlags::WRONLY => "it is not open for reading",
+        _ if flags.intersects(OFlags::APPEND | OFlags::DIRECT | OFlags::PATH) => {
+            return reopen(&file, may_write, 0);
+        }
+        _ => return Ok(file),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }

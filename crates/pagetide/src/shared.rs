@@ -436,7 +436,7 @@ impl Shared {
         let max_pages = record.map_or(0, |group| group.max());
         let group = self.name_of(id);
         let swap_error = is_unwritten.then(|| self.swap.last_error()).flatten();
-        if let Some(source) = swap_error.filter(|_| self.dirty_anon_pages(id) > 0) {
+        if let Some(source) = swap_error.filter(|_| self.dirty_anon_pages(id).any(|_| true)) {
             let (used_bytes, max_bytes) = self.swap.used_bytes();
             return Error::SwapOut {
                 group,

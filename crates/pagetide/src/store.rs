@@ -510,7 +510,7 @@ fn direct(open: impl Fn(i32) -> io::Result<fs::File>) -> io::Result<fs::File> {
 }
 
 /// Opens the same file once more, by way of its descriptor.
-fn reopen(file: &fs::File, is_writable: bool, flags: i32) -> io::Result<fs::File> {
+pub(crate) fn reopen(file: &fs::File, is_writable: bool, flags: i32) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(is_writable).custom_flags(flags);
     options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))

@@ -22,6 +22,7 @@ mod counters;
 mod crash;
 mod cuts;
 mod data;
+mod descriptors;
 mod dirty_books;
 mod dirty_levels;
 mod disk;

@@ -28,7 +28,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a group without anon pages is told of the spill file",
         file: "shared.rs",
-        find: "self.dirty_anon_pages(id) > 0",
+        find: "self.dirty_anon_pages(id).any(|_| true)",
         replace: "true",
         tests: Tests::Runtime("unwritten::who_has_no_anon"),
     },

@@ -4,6 +4,13 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "a descriptor that appends is written through as it is",
+        file: "options.rs",
+        find: "_ if flags.intersects(OFlags::APPEND | OFlags::DIRECT | OFlags::PATH) => {",
+        replace: "_ if flags.intersects(OFlags::PATH) => {",
+        tests: Tests::Runtime("descriptors::a_descriptor_that_appends"),
+    },
+    Mutant {
         name: "who changes a missing page reclaims with a lock of its file",
         file: "file/latch_wait.rs",
         find: "self.nr_made >= MAX_MADE",

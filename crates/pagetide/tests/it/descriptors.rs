@@ -1,0 +1,99 @@
+//! Files that are open already: written and read as the options say, whatever their descriptors do
+//! by themselves.
+
+use crate::data::numbered_file;
+use pagetide::{ByteSize, Error, Memory, OpenOptions, Order};
+use rustix::fs::{OFlags, fcntl_getfl};
+use std::fs;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+fn memory() -> Memory {
+    Memory::builder().budget(ByteSize::mib(8)).build().unwrap()
+}
+
+#[test]
+fn a_file_without_a_name_is_written_behind_its_header() {
+    let memory = memory();
+    let data = tempfile::tempfile().unwrap();
+    data.write_all_at(&[9; 6000], 0).unwrap();
+    let options = OpenOptions::new().write(true).order(Order::new(1));
+    let options = options.base_offset(512).readahead(ByteSize(0));
+    let own = data.try_clone().unwrap();
+    let file = options.open_file(&memory, own, &memory.root()).unwrap();
+    assert_eq!(file.len(), 6000 - 512);
+    file.write_at(&[7; 10_000], 5000).unwrap();
+    file.close().unwrap();
+    let mut bytes = vec![0; 16_000];
+    assert_eq!(data.read_at(&mut bytes, 0).unwrap(), 512 + 15_000);
+    bytes.truncate(512 + 15_000);
+    assert!(bytes[..512 + 5000].iter().all(|&byte| byte == 9));
+    assert!(bytes[512 + 5000..].iter().all(|&byte| byte == 7));
+    let emptied = options.truncate(true);
+    let own = data.try_clone().unwrap();
+    let file = emptied.open_file(&memory, own, &memory.root()).unwrap();
+    assert_eq!(file.len(), 0);
+    drop(file);
+    // Its header stays.
+    assert_eq!(data.metadata().unwrap().len(), 512);
+}
+
+#[test]
+fn a_descriptor_that_appends_or_is_direct_stays_as_it_is_and_bytes_go_where_they_belong() {
+    let memory = memory();
+    for flags in [OFlags::APPEND, OFlags::DIRECT] {
+        let data = numbered_file(3);
+        // The last page is shorter than what a device writes.
+        data.as_file().set_len(9000).unwrap();
+        let open = |flags: OFlags| {
+            let mut options = fs::OpenOptions::new();
+            options.read(true).write(true);
+            let options = options.custom_flags(flags.bits().cast_signed());
+            options.open(data.path())
+        };
+        // Not every file system has direct ones.
+        let own = open(flags).or_else(|_| open(OFlags::APPEND)).unwrap();
+        let flags = fcntl_getfl(&own).unwrap();
+        let again = own.try_clone().unwrap();
+        let options = OpenOptions::new().write(true);
+        let file = options.open_file(&memory, own, &memory.root()).unwrap();
+        file.write_at(&[0xEE; 100], 50).unwrap();
+        file.write_at(&[0xDD; 20], 8990).unwrap();
+        file.close().unwrap();
+        let mut expected = fs::read(numbered_file(3).path()).unwrap();
+        expected.resize(9010, 0);
+        expected[50..150].fill(0xEE);
+        expected[8990..].fill(0xDD);
+        assert!(fs::read(data.path()).unwrap() == expected, "{flags:?}");
+        assert_eq!(fcntl_getfl(&again).unwrap(), flags);
+    }
+}
+
+#[test]
+fn a_descriptor_that_may_not_do_what_is_asked_is_refused() {
+    let memory = memory();
+    let data = numbered_file(1);
+    let read = || fs::File::open(data.path()).unwrap();
+    let write = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .open(data.path())
+            .unwrap()
+    };
+    let folder = fs::File::open("/").unwrap();
+    for (own, may_write, expected) in [
+        (read(), true, "it is not open for reading and writing"),
+        (write(), true, "it is not open for reading and writing"),
+        (write(), false, "it is not open for reading"),
+        (folder, false, "not a regular file"),
+    ] {
+        let options = OpenOptions::new().write(may_write);
+        let refused = options.open_file(&memory, own, &memory.root()).unwrap_err();
+        let Error::Open { path, source } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(path.to_str(), Some("an unnamed file"));
+        assert!(source.to_string().contains(expected), "{source}");
+    }
+    let file = memory.open_file(read(), &memory.root()).unwrap();
+    assert_eq!(file.pin(0).unwrap()[..8], [0; 8]);
+}
