@@ -174,9 +174,7 @@ impl OpenOptions {
             path: name.into(),
             source,
         })?;
-        let (file, with) = (file.behind(self.base), (self.order, self.hooks.clone()));
-        let file = (file, nr_closed);
-        let file = File::open_direct(memory.home(), file, name.to_owned(), with, group)?;
+        let file = self.open_direct(memory, (file, nr_closed), name.to_owned(), group)?;
         self.set_up(file)
     }
 
@@ -219,10 +217,8 @@ impl OpenOptions {
         } else {
             (DirectFile::open(path)?, None)
         };
-        let file = file.behind(self.base);
         let name = path.display().to_string();
-        let with = (self.order, self.hooks.clone());
-        let opened = File::open_direct(memory.home(), (file, nr_closed), name, with, group);
+        let opened = self.open_direct(memory, (file, nr_closed), name, group);
         if let (Err(_), Some(folder)) = (&opened, &folder) {
             // Who tries again finds the file, and does not know that its name is new.
             let _synced = rustix::io::retry_on_intr(|| rustix::fs::fsync(folder));
@@ -232,6 +228,19 @@ impl OpenOptions {
             file.is_new_in(folder);
         }
         self.set_up(file)
+    }
+
+    /// [`File::open_direct`] as it is said here.
+    fn open_direct(
+        &self,
+        memory: &Memory,
+        (file, nr_closed): (DirectFile, u64),
+        name: String,
+        group: &Group,
+    ) -> Result<File, Error> {
+        let with = (self.order, self.hooks.clone());
+        let file = (file.behind(self.base), nr_closed);
+        File::open_direct(memory.home(), file, name, with, group)
     }
 
     /// What is said of a file that is open by now.

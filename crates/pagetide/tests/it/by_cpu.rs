@@ -8,10 +8,15 @@ pub(crate) fn budget(of_each: ByteSize) -> ByteSize {
     ByteSize(of_each.as_u64() * u64::from(nr_cpus))
 }
 
-/// What so many MiB are on a machine of few CPUs: each one has records of some 14 KiB.
-pub(crate) fn mib(mib: u64) -> ByteSize {
+/// What the records of CPUs take that a machine of few has not: each some 14 KiB.
+pub(crate) fn bytes_of_more() -> u64 {
     let nr_more = Topology::of_machine().nr_cpus().saturating_sub(32);
-    ByteSize(ByteSize::mib(mib).as_u64() + (u64::from(nr_more) << 14))
+    u64::from(nr_more) << 14
+}
+
+/// What so many MiB are on a machine of few CPUs.
+pub(crate) fn mib(mib: u64) -> ByteSize {
+    ByteSize(ByteSize::mib(mib).as_u64() + bytes_of_more())
 }
 
 /// Two CPUs, whatever the machine has: for more of them an arena has more frames beyond its budget,
