@@ -197,8 +197,9 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
         if held.future.as_mut().poll(&mut context).is_ready() {
             held.future = Box::pin(held.file.pin_async(1501));
         }
-        let polled = held.many.as_mut().unwrap().as_mut().poll(&mut context);
-        if polled.is_ready() {
+        // So are these pages where they were read meanwhile: none stays pinned by them.
+        let many = held.many.as_mut().unwrap().as_mut();
+        if many.poll(&mut context).is_ready() {
             held.many = None;
         }
         // Reads are under way while it forks.
