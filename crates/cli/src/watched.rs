@@ -165,6 +165,9 @@ mod tests {
         let other = std::thread::spawn(move || {
             let (_first, _) = listener.accept().expect("the one that gave up");
             let (mut stream, _) = listener.accept().expect("a question");
+            // Who hangs up before he has heard it breaks the pipe of who asks.
+            let mut heard = BufReader::new(&stream);
+            heard.read_line(&mut String::new()).expect("a line");
             stream
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n")
                 .expect("a reader");
