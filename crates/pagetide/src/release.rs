@@ -259,7 +259,9 @@ mod tests {
             while let Some(other) = shared.core.next_offline(shared.here()) {
                 shared.put_offline(&mut look, other);
             }
-            for _ in 0..10_000 {
+            // Each may last long where others want the CPU.
+            let end = Instant::now() + Duration::from_secs(1);
+            for _ in (0..10_000).take_while(|_| Instant::now() < end) {
                 std::thread::yield_now();
                 assert!(!returned.load(Ordering::SeqCst));
             }
@@ -300,7 +302,7 @@ mod tests {
                 while shared.core.nr_resident(backing.mapping) == 4 {
                     thread::yield_now();
                 }
-                let until = Instant::now() + Duration::from_secs(2);
+                let until = Instant::now() + Duration::from_secs(20);
                 let is_free = || backing.length.try_share().is_some();
                 while !is_free() && Instant::now() < until {
                     thread::yield_now();

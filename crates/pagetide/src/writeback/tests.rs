@@ -1,7 +1,7 @@
 //! Stores that fail at one page, or unwind.
 
-use super::PageWrite;
 use super::run::{By, Run};
+use super::{LATCH_PATIENCE, PageWrite};
 use crate::store::tests::Takes;
 use crate::{ByteSize, Error, File, Memory};
 use pagetide_core::group::Gauge;
@@ -98,7 +98,7 @@ fn a_failed_page_that_somebody_changes_is_no_matter_to_who_writes_another_one() 
     // This thread has the page itself, and would wait for it in vain.
     file.write_at(&[2; PAGE], 9 * P).unwrap();
     file.set_len(20 * P).unwrap();
-    assert!(begun.elapsed() < Duration::from_millis(500));
+    assert!(begun.elapsed() < LATCH_PATIENCE);
     page.fill(3);
     drop(page);
     file.flush_range(..).unwrap();
