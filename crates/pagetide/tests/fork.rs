@@ -30,7 +30,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 /// Of a child that was refused.
@@ -461,8 +461,10 @@ fn a_child_forked_while_the_global_memory_is_built_waits_for_nobody() {
                 assert!(matches!(Memory::global(), Err(Error::Arena { .. })));
             }
         });
-        let mut nr_refused = 0;
-        for _ in 0..20 {
+        let (mut nr_refused, mut nr_forks) = (0, 0);
+        let end = Instant::now() + Duration::from_secs(60);
+        // The other thread may not run before.
+        while nr_forks < 20 || (nr_refused == 0 && Instant::now() < end) {
             let status = in_child(|| {
                 ends_in(10);
                 let refused = Memory::global().err();
@@ -473,6 +475,7 @@ fn a_child_forked_while_the_global_memory_is_built_waits_for_nobody() {
             let code = status.exit_status();
             assert!(code == Some(0) || code == Some(FORKED), "{status:?}");
             nr_refused += u32::from(code == Some(FORKED));
+            nr_forks += 1;
         }
         is_over.store(true, Ordering::Relaxed);
         assert!(nr_refused > 0, "none was forked while it was built");

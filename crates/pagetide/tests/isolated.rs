@@ -14,6 +14,7 @@
 mod child;
 
 use pagetide::{ByteSize, File, Group, Memory, Order, Store, resident_bytes};
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::io;
@@ -85,7 +86,11 @@ fn only(cpu: usize) -> CpuSet {
 fn stay_on_cpu_0() {
     for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
         let number = task.file_name().to_str().unwrap().parse().unwrap();
-        sched_setaffinity(Pid::from_raw(number), &only(0)).unwrap();
+        match sched_setaffinity(Pid::from_raw(number), &only(0)) {
+            // It has ended since it was listed.
+            Err(Errno::SRCH) => {}
+            bound => bound.unwrap(),
+        }
     }
 }
 

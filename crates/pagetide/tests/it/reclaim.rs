@@ -7,7 +7,7 @@ use std::fs;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -211,6 +211,11 @@ fn a_worker_reclaims_for_its_node_and_ends_with_the_memory() {
     let file = memory.open(data.path(), &group).unwrap();
     while memory.stats().pgsteal_kswapd == 0 {
         read(&file, 0..9000);
+    }
+    // A thread names itself once it runs.
+    let end = Instant::now() + Duration::from_secs(20);
+    while workers().len() < 2 && Instant::now() < end {
+        std::thread::yield_now();
     }
     assert_eq!(workers(), ["pagetide\n", "pagetide-1\n"]);
     let held = group.alloc(Order::new(0)).unwrap();
