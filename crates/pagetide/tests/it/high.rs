@@ -138,26 +138,28 @@ fn owe(file: &File, group: &Group) -> Vec<Buf> {
 /// For who pays for another group nobody waits.
 #[test]
 fn a_taken_name_is_refused_at_once_while_somebody_pays() {
-    let builder = Memory::builder().budget(ByteSize::mib(64));
-    let memory = builder.throttle_max(600 * MS).build().unwrap();
-    let group = group(&memory, ByteSize(100 * PAGE));
-    let beside = memory.root().child("beside").unwrap();
-    let file = slow(&memory, &beside, Duration::ZERO);
-    std::thread::scope(|scope| {
-        let (tell, told) = std::sync::mpsc::channel();
-        scope.spawn(move || {
-            let used = owe(&file, &group);
-            tell.send(()).unwrap();
-            drop(file.pin(7).unwrap());
-            // Nobody may listen any more.
-            let _told = tell.send(());
-            drop(used);
-        });
-        told.recv().unwrap();
-        std::thread::sleep(50 * MS);
-        let took = timed(|| assert!(memory.root().child("beside").is_err()));
-        assert!(told.try_recv().is_err(), "it does not pay");
-        assert!(took < 150 * MS, "{took:?}");
+    assert_within(150 * MS, || {
+        let builder = Memory::builder().budget(ByteSize::mib(64));
+        let memory = builder.throttle_max(600 * MS).build().unwrap();
+        let group = group(&memory, ByteSize(100 * PAGE));
+        let beside = memory.root().child("beside").unwrap();
+        let file = slow(&memory, &beside, Duration::ZERO);
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                let used = owe(&file, &group);
+                tell.send(()).unwrap();
+                drop(file.pin(7).unwrap());
+                // Nobody may listen any more.
+                let _told = tell.send(());
+                drop(used);
+            });
+            told.recv().unwrap();
+            std::thread::sleep(50 * MS);
+            let took = timed(|| assert!(memory.root().child("beside").is_err()));
+            // A run in which nobody pays any more tells nothing.
+            told.try_recv().map_or(took, |()| Duration::MAX)
+        })
     });
 }
 

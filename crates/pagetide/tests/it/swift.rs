@@ -20,11 +20,39 @@ pub(crate) fn assert_within(bound: Duration, run: impl FnMut() -> Duration) {
     panic!("not within {bound:?}: {took:?}");
 }
 
+/// How long this thread has been without a CPU that it could have used; zero where the kernel does
+/// not tell. Who lets others run before he looks again gets it back late on a busy machine.
+fn without_cpu() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = told.split_whitespace().nth(1).map(str::parse);
+    Duration::from_nanos(nanos.and_then(Result::ok).unwrap_or(0))
+}
+
+/// Time of the calling thread, but for that in which others had its CPU.
+pub(crate) struct Watch {
+    begin: Instant,
+    without_cpu: Duration,
+}
+
+impl Watch {
+    pub(crate) fn start() -> Watch {
+        Watch {
+            without_cpu: without_cpu(),
+            begin: Instant::now(),
+        }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        let elapsed = self.begin.elapsed();
+        elapsed.saturating_sub(without_cpu() - self.without_cpu)
+    }
+}
+
 /// How long `call` takes.
 pub(crate) fn timed(call: impl FnOnce()) -> Duration {
-    let begin = Instant::now();
+    let watch = Watch::start();
     call();
-    begin.elapsed()
+    watch.elapsed()
 }
 
 /// How often this thread has given its CPU away because it had to wait.

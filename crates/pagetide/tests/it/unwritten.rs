@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::slow::{Forgets, PAGE, group_of, slow};
-use crate::swift::nr_sleeps;
+use crate::swift::{assert_within, nr_sleeps, timed};
 use futures_executor::block_on;
 use pagetide::{ByteSize, Error, File, Group, Hint, Hooks, Memory, OpenOptions, Order, Policy};
 use std::io;
@@ -69,7 +69,7 @@ fn who_waits_for_memory_waits_beside_a_page_that_cannot_be_written() {
 #[track_caller]
 fn assert_few_refused(run: impl FnMut() -> u64) {
     let nr_refused: Vec<u64> = std::iter::repeat_with(run).take(3).collect();
-    assert!(nr_refused.iter().min() < Some(&5), "{nr_refused:?}");
+    assert!(nr_refused.iter().min() < Some(&30), "{nr_refused:?}");
 }
 
 /// Eight readers of a group with room for four pages, whose pins are short; how many are refused.
@@ -161,32 +161,35 @@ fn who_reads_waits_for_no_write_where_clean_pages_are_behind() {
         Policy::TwoList,
         Policy::Fifo,
     ] {
-        let memory = memory(128);
-        let group = group_of(&memory, "group", 4096);
-        group.set_policy(policy).unwrap();
-        let takes_ms = Arc::new(AtomicU64::new(20));
-        let ms = Arc::clone(&takes_ms);
-        let store = Forgets(move |buf: &[u8], _| {
-            thread::sleep(Duration::from_millis(ms.load(Ordering::Relaxed)));
-            Ok(buf.len())
-        });
-        let written = memory.open_store(Box::new(store), "written", &group);
-        let written = written.unwrap();
-        for page in 0..700 {
-            written.write_at(&[1], page * 2 * PAGE).unwrap();
-        }
-        let read = slow(&memory, &group, Duration::ZERO);
-        read.advise(Hint::Random);
-        let took = (0..10_000_u64).map(|at| {
-            let begin = Instant::now();
-            drop(read.pin(at * 7919 % 60_000).unwrap());
-            begin.elapsed()
-        });
-        let worst = took.max().unwrap();
-        takes_ms.store(0, Ordering::Relaxed);
+        println!("{policy:?}");
         // All that were noted take more than a second.
-        assert!(worst < 400 * MS, "{policy:?}: {worst:?}");
+        assert_within(400 * MS, || longest_read_beside_slow_writes(policy));
     }
+}
+
+/// The longest read of 10,000 in a group that has many pages whose store is slow.
+fn longest_read_beside_slow_writes(policy: Policy) -> Duration {
+    let memory = memory(128);
+    let group = group_of(&memory, "group", 4096);
+    group.set_policy(policy).unwrap();
+    let takes_ms = Arc::new(AtomicU64::new(20));
+    let ms = Arc::clone(&takes_ms);
+    let store = Forgets(move |buf: &[u8], _| {
+        thread::sleep(Duration::from_millis(ms.load(Ordering::Relaxed)));
+        Ok(buf.len())
+    });
+    let written = memory.open_store(Box::new(store), "written", &group);
+    let written = written.unwrap();
+    for page in 0..700 {
+        written.write_at(&[1], page * 2 * PAGE).unwrap();
+    }
+    let read = slow(&memory, &group, Duration::ZERO);
+    read.advise(Hint::Random);
+    let pages = (0..10_000_u64).map(|at| at * 7919 % 60_000);
+    let took = pages.map(|page| timed(|| drop(read.pin(page).unwrap())));
+    let worst = took.max().unwrap();
+    takes_ms.store(0, Ordering::Relaxed);
+    worst
 }
 
 #[test]
