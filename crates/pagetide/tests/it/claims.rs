@@ -1,7 +1,7 @@
 //! Claims in restartable sequences: threads that change CPU read pages that others take away.
 
 use crate::data::numbered_file;
-use crate::rseq::{Over, memory, move_to};
+use crate::rseq::{LONGEST, Over, memory, move_to};
 use pagetide::{ByteSize, File, Memory};
 use rustix::thread::sched_getaffinity;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,8 +64,8 @@ fn pause(memory: &Memory) -> Duration {
     Duration::from_micros(50) * memory.topology().nr_cpus().max(2)
 }
 
-/// Takes all pages away, in the ways that there are, until told; how often.
-fn take(memory: &Memory, file: &File, is_over: &AtomicBool) -> u64 {
+/// Takes all pages away, in the ways that there are, until told; counts how often.
+fn take(memory: &Memory, file: &File, is_over: &AtomicBool, nr_takes: &AtomicU64) {
     let mut turn = 0;
     let pause = pause(memory);
     while !is_over.load(Ordering::Relaxed) {
@@ -87,9 +87,9 @@ fn take(memory: &Memory, file: &File, is_over: &AtomicBool) -> u64 {
             }
         }
         turn += 1;
+        nr_takes.store(turn, Ordering::Relaxed);
         thread::sleep(pause);
     }
-    turn
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
     let data = numbered_file(NR_PAGES);
     let file = memory.open_rw(data.path(), &memory.root()).unwrap();
     let is_over = AtomicBool::new(false);
-    let nr_rmws = AtomicU64::new(0);
-    let (nr_holds, nr_takes) = thread::scope(|scope| {
+    let (nr_rmws, nr_takes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let nr_holds = thread::scope(|scope| {
         let over = Over(&is_over);
         let holders: Vec<_> = (0..NR_THREADS)
             .map(|thread| {
@@ -107,10 +107,15 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
                 scope.spawn(move || hold(file, thread, is_over))
             })
             .collect();
-        let taker = scope.spawn(|| take(&memory, &file, &is_over));
+        let taker = scope.spawn(|| take(&memory, &file, &is_over, &nr_takes));
         let began = Instant::now();
-        let time = TIME.max(400 * pause(&memory));
-        let is_on = || began.elapsed() < time && !taker.is_finished();
+        let is_on = || {
+            let time = match nr_takes.load(Ordering::Relaxed) {
+                ..=100 => LONGEST,
+                _ => TIME.max(400 * pause(&memory)),
+            };
+            began.elapsed() < time && !taker.is_finished()
+        };
         while is_on() && holders.iter().all(|holder| !holder.is_finished()) {
             thread::sleep(Duration::from_millis(10));
         }
@@ -120,9 +125,11 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
             nr_rmws.fetch_add(rmws, Ordering::Relaxed);
             nr_holds
         });
-        (holds.sum::<u64>(), taker.join().unwrap())
+        let nr_holds = holds.sum::<u64>();
+        taker.join().unwrap();
+        nr_holds
     });
-    let nr_rmws = nr_rmws.into_inner();
+    let (nr_rmws, nr_takes) = (nr_rmws.into_inner(), nr_takes.into_inner());
     println!("{nr_holds} holds, {nr_rmws} read-modify-writes, {nr_takes} takes");
     assert!(nr_holds > 10_000 && nr_takes > 100);
     assert!(nr_rmws < nr_holds, "hardly a page was claimed");
