@@ -25,7 +25,7 @@ impl<F: Fn(&File) -> bool + Send + Sync> Shrinker for Looks<F> {
             // It has to end while the thread that began it is here.
             let begin = Instant::now();
             while self.file.try_pin(self.page).unwrap().is_none() {
-                assert!(begin.elapsed() < Duration::from_secs(5), "nobody reads it");
+                assert!(begin.elapsed() < Duration::from_secs(20), "nobody reads it");
             }
             self.nr_seen.fetch_add(1, Ordering::Relaxed);
         }

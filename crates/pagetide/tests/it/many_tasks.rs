@@ -2,8 +2,10 @@
 
 use crate::data::numbered_file;
 use crate::many::{memories, number};
+use crate::swift::Watch;
 use crate::tasks::{Executor, Flag, Random, await_wake, gated, poll};
 use pagetide::{ByteSize, Error, File, Memory};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -46,17 +48,31 @@ fn of_tasks_that_each_need_most_of_what_there_is_one_comes_after_the_other() {
         let group = group.max(ByteSize::kib(64)).unwrap();
         let file = memory.open(data.path(), &group).unwrap();
         let (mut random, mut executor) = (Random(0x5EED), Executor::default());
-        let nr_done = Arc::new(AtomicU64::new(0));
-        for _ in 0..40 {
+        let [nr_done, nr_late] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let (begin, watch) = (Instant::now(), Watch::start());
+        for at in 0..40 {
             let pages: Vec<u64> = (0..12).map(|_| random.below(64)).collect();
-            let (read, done) = (are_numbered(&file, &pages), Arc::clone(&nr_done));
+            let (done, late) = (Arc::clone(&nr_done), Arc::clone(&nr_late));
+            let file = file.clone();
             executor.spawn(async move {
-                read.await;
+                let pinned = loop {
+                    match file.pin_many_async(&pages).await {
+                        Err(Error::TimedOut { .. }) => _ = late.fetch_add(1, Ordering::Relaxed),
+                        pinned => break pinned.unwrap(),
+                    }
+                };
+                assert!(pinned.iter().map(|page| number(page)).eq(pages));
                 done.fetch_add(1, Ordering::Relaxed);
             });
+            if at % 4 == 3 {
+                executor.run(|| _ = memory.tick());
+            }
         }
-        executor.run(|| _ = memory.tick());
         assert_eq!(nr_done.load(Ordering::Relaxed), 40);
+        // Nobody's time is over before his turn but where others have the CPU most of the time.
+        let is_busy = 2 * watch.elapsed() < begin.elapsed();
+        let nr_late = nr_late.load(Ordering::Relaxed);
+        assert!(nr_late == 0 || is_busy, "{nr_late} waited in vain");
     }
 }
 
@@ -71,9 +87,8 @@ fn a_task_that_waits_for_who_changes_a_page_lets_him_have_its_others() {
         let flag = Arc::default();
         let mut future = Box::pin(file.pin_many_async(&[1, 2, 3]));
         assert!(poll(&mut future, &flag).is_pending());
-        let begin = Instant::now();
+        // Where the task holds it, this waits for a second and is refused.
         file.pin_mut(1).unwrap()[..8].copy_from_slice(&71_u64.to_le_bytes());
-        assert!(begin.elapsed() < Duration::from_millis(500));
         change[..8].copy_from_slice(&73_u64.to_le_bytes());
         drop(change);
         await_wake(&memory, &flag);
@@ -92,7 +107,7 @@ fn more_than_a_group_may_have_is_refused_at_once() {
         let group = memory.root().child("web").unwrap();
         let group = group.max(ByteSize::kib(64)).unwrap();
         let file = memory.open(data.path(), &group).unwrap();
-        let (begin, flag) = (Instant::now(), Arc::<Flag>::default());
+        let flag = Arc::<Flag>::default();
         let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(0..17)));
         let refused = loop {
             if let Poll::Ready(done) = poll(&mut future, &flag) {
@@ -100,8 +115,8 @@ fn more_than_a_group_may_have_is_refused_at_once() {
             }
             await_wake(&memory, &flag);
         };
+        // Who has waited for memory is told that its time is over.
         assert!(matches!(refused, Error::OverLimit { .. }), "{refused}");
-        assert!(begin.elapsed() < Duration::from_secs(1));
         let mut executor = Executor::default();
         executor.spawn(are_numbered(&file, &Vec::from_iter(0..16)));
         executor.run(|| _ = memory.tick());
@@ -161,36 +176,50 @@ impl Wake for WokenHere {
 fn a_task_that_waits_for_memory_is_not_woken_by_what_it_lets_go_itself() {
     let data = numbered_file(64);
     for memory in memories(8) {
-        let group = memory.root().child("web").unwrap();
-        let group = group.max(ByteSize::kib(64)).unwrap();
-        let file = memory.open(data.path(), &group).unwrap();
-        drop(file.pin_many(&[40, 41]).unwrap());
-        let held = file.pin_many(&Vec::from_iter(0..12)).unwrap();
-        let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(38..48)));
-        let here = Arc::new(WokenHere {
-            thread: thread::current().id(),
-            nr_woken: AtomicU64::new(0),
-        });
-        let waker = Waker::from(Arc::clone(&here));
-        for _ in 0..20 {
-            let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
-            assert!(polled.is_pending());
-        }
-        // By reads that end at a poll.
-        let nr_woken = here.nr_woken.load(Ordering::Relaxed);
-        assert!(nr_woken <= 5, "{nr_woken} times");
-        let flag = Arc::<Flag>::default();
-        assert!(poll(&mut future, &flag).is_pending());
-        drop(held);
-        await_wake(&memory, &flag);
-        let begin = Instant::now();
-        let pages = loop {
-            if let Poll::Ready(pages) = poll(&mut future, &flag) {
-                break pages.unwrap();
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20));
-            memory.tick();
-        };
-        assert!(pages.iter().map(|page| number(page)).eq(38..48));
+        // A run that takes as long as a task waits for memory tells nothing.
+        let mut runs = (0..10).map(|_| wake_who_waits(&memory, data.path()));
+        let told = runs.find(|told| !matches!(told, Err(Error::TimedOut { .. })));
+        told.expect("some run is short").unwrap();
     }
+}
+
+/// Has a task wait for memory, and then have it.
+fn wake_who_waits(memory: &Memory, data: &Path) -> Result<(), Error> {
+    let group = memory.root().child("web").unwrap();
+    let group = group.max(ByteSize::kib(64)).unwrap();
+    let file = memory.open(data, &group).unwrap();
+    drop(file.pin_many(&[40, 41]).unwrap());
+    let held = file.pin_many(&Vec::from_iter(0..12)).unwrap();
+    let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(38..48)));
+    let here = Arc::new(WokenHere {
+        thread: thread::current().id(),
+        nr_woken: AtomicU64::new(0),
+    });
+    let waker = Waker::from(Arc::clone(&here));
+    let begin = Instant::now();
+    for _ in (0..20).take_while(|_| begin.elapsed() < Duration::from_secs(1)) {
+        let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+        if let Poll::Ready(done) = polled {
+            return Err(done.map(drop).expect_err("others have all there is"));
+        }
+    }
+    // By reads that end at a poll.
+    let nr_woken = here.nr_woken.load(Ordering::Relaxed);
+    assert!(nr_woken <= 5, "{nr_woken} times");
+    let flag = Arc::<Flag>::default();
+    if let Poll::Ready(done) = poll(&mut future, &flag) {
+        return Err(done.map(drop).expect_err("others have all there is"));
+    }
+    drop(held);
+    await_wake(memory, &flag);
+    let begin = Instant::now();
+    let pages = loop {
+        if let Poll::Ready(pages) = poll(&mut future, &flag) {
+            break pages?;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        memory.tick();
+    };
+    assert!(pages.iter().map(|page| number(page)).eq(38..48));
+    Ok(())
 }

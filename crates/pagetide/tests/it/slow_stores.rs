@@ -91,7 +91,8 @@ fn a_slow_file_keeps_no_other_from_being_written_in_the_background() {
     }
     let took = begin.elapsed();
     slow.write_in(0);
-    assert!(took < Duration::from_secs(4), "{took:?}");
+    // Far from all that is slow.
+    assert!(took < Duration::from_secs(15), "{took:?}");
 }
 
 #[test]
@@ -240,8 +241,11 @@ fn behind_pages_of_a_store_that_fails_are_those_of_another() {
     for page in 0..300 {
         good_file.write_at(&[1], page * 2 * PAGE).unwrap();
     }
-    let bufs = std::iter::from_fn(|| memory.root().alloc(Order::new(0)).ok());
-    let bufs: Vec<_> = bufs.collect();
+    // Who gets no CPU for as long as others' pages are written for him is refused before.
+    let (mut bufs, begin) = (Vec::new(), Instant::now());
+    while good.nr_writes() < 200 && begin.elapsed() < Duration::from_secs(20) {
+        bufs.extend(memory.root().alloc(Order::new(0)));
+    }
     bad_file.discard_dirty().unwrap();
     assert!(good.nr_writes() >= 200, "{}", good.nr_writes());
     drop(bufs);
@@ -249,22 +253,24 @@ fn behind_pages_of_a_store_that_fails_are_those_of_another() {
 
 #[test]
 fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
-    let memory = memory(16);
-    let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
-    let gate = Gate::default();
-    let their = gate.open(&memory, &theirs);
-    let our = Disk::default().open(&memory, &ours);
-    gate.set_shut(true);
-    thread::scope(|scope| {
-        // A fifth of all, from which on writers write, is dirty here.
-        scope.spawn(|| (0..820).for_each(|page| drop(their.write_at(&[1], page * 2 * PAGE))));
-        gate.await_write();
-        thread::sleep(300 * MS);
-        let write = |page| timed(|| _ = our.write_at(&[1; 4096], page * PAGE).unwrap());
-        let worst = (0..300).map(write).max().unwrap();
-        gate.set_shut(false);
-        // As long as the gate is shut at most.
-        assert!(worst < Duration::from_secs(1), "{worst:?}");
+    // Who waits does so as long as the gate is shut.
+    assert_within(Duration::from_secs(1), || {
+        let memory = memory(16);
+        let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
+        let gate = Gate::default();
+        let their = gate.open(&memory, &theirs);
+        let our = Disk::default().open(&memory, &ours);
+        gate.set_shut(true);
+        thread::scope(|scope| {
+            // A fifth of all, from which on writers write, is dirty here.
+            scope.spawn(|| (0..820).for_each(|page| drop(their.write_at(&[1], page * 2 * PAGE))));
+            gate.await_write();
+            thread::sleep(300 * MS);
+            let write = |page| timed(|| _ = our.write_at(&[1; 4096], page * PAGE).unwrap());
+            let worst = (0..300).map(write).max().unwrap();
+            gate.set_shut(false);
+            worst
+        })
     });
 }
 
@@ -303,7 +309,7 @@ fn a_task_waits_for_no_reads_of_another_files_store() {
         let read = futures_executor::block_on(other.pin_async(7)).map(drop);
         tell.send(read).unwrap();
     });
-    let read = told.recv_timeout(Duration::from_secs(10));
+    let read = told.recv_timeout(Duration::from_secs(20));
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
     reader.join().unwrap();

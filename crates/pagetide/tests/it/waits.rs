@@ -246,7 +246,7 @@ fn ticks_keep_deadlines_where_there_is_no_thread() {
     let memory = memory();
     let web = group(&memory, "web", ByteSize::kib(16));
     let _held = web.alloc(Order::new(2)).unwrap();
-    let deadline = Instant::now() + Duration::from_millis(100);
+    let deadline = Instant::now() + Duration::from_secs(1);
     let mut task = Task {
         alloc: Box::pin(web.alloc_async(PAGE, deadline)),
         flag: Arc::default(),
@@ -336,20 +336,31 @@ impl Crowded {
     }
 }
 
-/// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later.
-fn large_page_beside_short_pins(read: impl FnOnce(&File) -> Result<u8, Error> + Send) {
-    let memory = memory();
-    let Crowded {
-        large,
-        short,
-        _bufs,
-    } = Crowded::new(&memory);
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read(&large));
-        std::thread::sleep(Duration::from_millis(50));
-        drop(short);
-        assert_eq!(reader.join().unwrap().unwrap(), 28);
-    });
+/// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later. Who
+/// gets no CPU for as long as the reader waits has it refused, so that not every run counts.
+#[track_caller]
+fn large_page_beside_short_pins(read: impl Fn(&File) -> Result<u8, Error> + Sync) {
+    let run = || {
+        let memory = memory();
+        let Crowded {
+            large,
+            short,
+            _bufs,
+        } = Crowded::new(&memory);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| read(&large));
+            std::thread::sleep(Duration::from_millis(50));
+            drop(short);
+            reader.join().unwrap()
+        })
+    };
+    let mut read = run();
+    for _ in 1..5 {
+        if read.is_err() {
+            read = run();
+        }
+    }
+    assert_eq!(read.unwrap(), 28);
 }
 
 #[test]
@@ -425,7 +436,7 @@ fn who_could_never_have_it_is_refused_at_once_also_behind_others() {
     let _held = web.alloc(Order::new(2)).unwrap();
     let _first = Task::waiting(&web, PAGE);
     let refuse = || {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + Duration::from_secs(10);
         let refused = small.alloc_by(Order::new(1), deadline).unwrap_err();
         assert!(
             matches!(&refused, Error::OverLimit { group, .. } if group == "small"),
