@@ -259,7 +259,7 @@ impl Backing {
                 let found = uninterrupted(|| store.len());
                 end = found.map_err(|error| self.failed_with(&error))?;
             }
-            let end = end.min(pages.end * page_bytes);
+            let end = end.min(pages.end.saturating_mul(page_bytes));
             if start < end {
                 let punched = uninterrupted(|| store.punch(start, end - start));
                 punched.map_err(|error| {

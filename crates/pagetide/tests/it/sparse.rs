@@ -4,8 +4,9 @@
 //! Half a million of these pages, spread over all of the file, or all eight millions with
 //! `PAGETIDE_SPARSE_ALL=1`.
 
-use pagetide::{ByteSize, File, Memory, Store};
+use pagetide::{ByteSize, File, Memory, OpenOptions, Order, Store};
 use std::io;
+use std::sync::{Arc, Mutex};
 
 const LEN: u64 = 16 << 40;
 const PAGE: u64 = 4096;
@@ -85,4 +86,45 @@ fn a_hole_of_sixteen_tebibytes_reads_as_zeros() {
     let group = memory.root().child("sparse").unwrap().max(LIMIT).unwrap();
     let file = memory.open_file(data, &group).unwrap();
     visit(&memory, &file, 20_000, |_| 0);
+}
+
+/// A store without an end, which notes the holes that it is to make.
+#[derive(Clone, Default)]
+struct Endless {
+    holes: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+impl Store for Endless {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.holes.lock().unwrap().push((offset, len));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_hole_to_the_end_of_a_store_without_one_is_made() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    for order in [0, 1, 9] {
+        let (store, options) = (Endless::default(), OpenOptions::new());
+        let holes = Arc::clone(&store.holes);
+        let options = options.order(Order::new(order));
+        let file = options.open_store(&memory, Box::new(store), "endless", &memory.root());
+        let file = file.unwrap();
+        let start = 3 << 30;
+        file.punch(start..).unwrap();
+        assert_eq!(*holes.lock().unwrap(), [(start, u64::MAX - start)]);
+    }
 }
