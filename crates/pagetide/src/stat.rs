@@ -37,7 +37,8 @@ pub struct GroupStat {
     pub pgmajfault: u64,
     /// Pages that reclaim looked at.
     pub pgscan: u64,
-    /// Pages that reclaim evicted.
+    /// Pages that reclaim evicted. Those of blocks that were emptied, for reservations and large
+    /// requests, are not among `pgscan`.
     pub pgsteal: u64,
     /// Of `pgscan`, in the background.
     pub pgscan_kswapd: u64,

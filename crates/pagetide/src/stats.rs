@@ -66,7 +66,8 @@ pub struct Stats {
     pub resident_pages: u64,
     /// Pages that reclaim looked at.
     pub pgscan: u64,
-    /// Pages that reclaim evicted.
+    /// Pages that reclaim evicted. Those of blocks that were emptied, for reservations and large
+    /// requests, are not among `pgscan`: `evacuate_scanned` has their records.
     pub pgsteal: u64,
     /// Those of `pgscan` that were looked at in the background, by those who needed memory, and for
     /// [`Group::reclaim`](crate::Group::reclaim).
