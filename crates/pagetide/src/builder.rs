@@ -203,8 +203,9 @@ impl Builder {
         self
     }
 
-    /// The longest that one call is slowed down because its group is above `high`: 10 ms by
-    /// default. Zero: `high` only reclaims.
+    /// The longest that one call is slowed down at a time because its group is above `high`: 10 ms
+    /// by default. One that reads or writes many pages may be before each of them. Zero: `high`
+    /// only reclaims.
     pub fn throttle_max(mut self, longest: Duration) -> Builder {
         self.timing.throttle_max = longest;
         self

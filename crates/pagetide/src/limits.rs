@@ -83,7 +83,7 @@ impl Group {
 
     /// Above this, whoever charges the group reclaims in it, as long as that frees pages, and is
     /// slowed down by sleeping where it frees fewer than were charged: for longer the more the
-    /// group is over, at most [`Builder::throttle_max`](crate::Builder::throttle_max) a call.
+    /// group is over, at most [`Builder::throttle_max`](crate::Builder::throttle_max) at a time.
     /// Nobody sleeps in a hook, nor while the thread holds a page that it pinned since any group
     /// has a `high`; one that another thread drops counts as held by whoever pinned it. How much
     /// may be dirty is a part of `high`, too, where that is below `max`. Rounded down to whole

@@ -247,12 +247,14 @@ impl File {
         }
         let page_bytes = open.order.bytes() as u64;
         let order_pages = u64::from(open.order.nr_pages());
-        let room = shared.room(group.id()) / order_pages;
+        // Above `high` nothing: what nobody asked for would slow its callers down.
+        let high = shared.high_room(group.id())?;
+        let room = shared.room(group.id()).min(high) / order_pages;
         let max = readahead::max_pages(hint.to_core(), max_bytes, page_bytes, room);
         // Without threads, the caller itself would read what nobody asked for yet, from who knows
         // where.
         let is_background = open.backing.source.file().is_some() || shared.io.has_threads();
-        let may_read = max > 1 && is_background && !shared.is_over_high(group.id());
+        let may_read = max > 1 && is_background;
         may_read.then(|| Bounds {
             nr_pages: open.backing.len().div_ceil(page_bytes),
             max,
@@ -262,10 +264,13 @@ impl File {
 }
 
 impl Shared {
-    /// Whether a group is above its `high`, or one above it is: what nobody asked for would slow
-    /// its callers down.
-    fn is_over_high(&self, group: u32) -> bool {
+    /// Pages up to the lowest `high` of a group and of those above it; `None` where one of them is
+    /// above its own.
+    fn high_room(&self, group: u32) -> Option<u64> {
         let mut path = self.core.groups().path(group);
-        path.any(|(_, level)| level.usage() > level.limit(Limit::High))
+        path.try_fold(u64::MAX, |room, (_, level)| {
+            let high = level.limit(Limit::High);
+            (level.usage() <= high).then(|| room.min(high))
+        })
     }
 }

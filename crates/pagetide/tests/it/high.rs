@@ -1,5 +1,6 @@
 //! Groups above their `high`.
 
+use crate::data::numbered_file;
 use crate::slow::{PAGE, group_of, slow};
 use crate::swift::{assert_within, timed};
 use pagetide::{Buf, ByteSize, Error, File, Group, Memory, Order};
@@ -125,6 +126,29 @@ fn working_memory_above_high_is_slowed_down() {
         .collect();
     assert!(begin.elapsed() > 10 * MS, "{:?}", begin.elapsed());
     drop(used);
+}
+
+/// What nobody asked for would take the group above its `high`, and while it is being read nothing
+/// of it can go.
+#[test]
+fn no_reader_is_slowed_down_by_what_is_read_ahead_of_it() {
+    let data = numbered_file(300);
+    let bound = 1000 * MS;
+    for nr_high in [16, 256] {
+        let builder = Memory::builder().budget(ByteSize::mib(64));
+        let memory = builder.throttle_max(2000 * MS).build().unwrap();
+        let group = group(&memory, ByteSize(nr_high * PAGE));
+        let file = memory.open(data.path(), &group).unwrap();
+        assert_within(bound, || {
+            file.invalidate_range(..).unwrap();
+            let begin = Instant::now();
+            let pages = (0..300).take_while(|_| begin.elapsed() < bound);
+            timed(|| pages.for_each(|page| drop(file.pin(page).unwrap())))
+        });
+        // A sixteenth of 16 pages is no window.
+        let nr_ahead = memory.stats().readahead_pages;
+        assert_eq!(nr_ahead > 0, nr_high > 16, "{nr_ahead} pages of {nr_high}");
+    }
 }
 
 /// Has the calling thread owe for what it charges above the group's `high`: who has a page pinned
