@@ -201,6 +201,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("anon_calls::a_view_through"),
     },
     Mutant {
+        name: "as much is read ahead as if there were no high",
+        file: "file/ahead.rs",
+        find: "shared.room(group.id()).min(high) / order_pages",
+        replace: "(shared.room(group.id()) + 0 * high) / order_pages",
+        tests: Tests::Runtime("high::no_reader"),
+    },
+    Mutant {
         name: "who discards inside a shrinker waits for who asked it",
         file: "shared.rs",
         find: "if is_shrinking() {",
