@@ -6,7 +6,7 @@ use crate::many::memories;
 use crate::rseq::Over;
 use crate::slow::{PAGE, group_of, slow};
 use crate::swift::{assert_within, timed};
-use pagetide::{ByteSize, File};
+use pagetide::{ByteSize, File, Group, OpenOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -103,11 +103,14 @@ fn what_is_being_written_is_waited_for_also_while_others_write() {
 fn groups_that_went_leave_their_room_to_others() {
     let data = numbered_file(4096);
     for memory in memories(8) {
-        let _kept = memory.open(data.path(), &memory.root()).unwrap();
+        // A group stays as long as a page of it is being read, ahead for nobody too.
+        let options = OpenOptions::new().readahead(ByteSize(0));
+        let open = |group: &Group| options.open(&memory, data.path(), group).unwrap();
+        let _kept = open(&memory.root());
         let (nr_made, is_over) = ([const { AtomicU64::new(0) }; 4], AtomicBool::new(false));
         std::thread::scope(|scope| {
             for (thread, own) in nr_made.iter().enumerate() {
-                let (memory, data, nr_made, is_over) = (&memory, &data, &nr_made, &is_over);
+                let (memory, open, nr_made, is_over) = (&memory, &open, &nr_made, &is_over);
                 scope.spawn(move || {
                     let _over = Over(is_over);
                     for nr in 0..4000 {
@@ -119,8 +122,7 @@ fn groups_that_went_leave_their_room_to_others() {
                             std::thread::yield_now();
                         }
                         let group = memory.root().child(&format!("{thread}-{nr}")).unwrap();
-                        let file = memory.open(data.path(), &group).unwrap();
-                        drop(file.pin(nr % 4096).unwrap());
+                        drop(open(&group).pin(nr % 4096).unwrap());
                     }
                 });
             }

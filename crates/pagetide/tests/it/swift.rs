@@ -28,15 +28,21 @@ fn without_cpu() -> Duration {
     Duration::from_nanos(nanos.and_then(Result::ok).unwrap_or(0))
 }
 
-/// Time of the calling thread, but for that in which others had its CPU.
+/// Sleeps of a thread that waits again and again.
+const MANY_SLEEPS: u64 = 8;
+
+/// Time of the calling thread, but for that in which others had its CPU where it hardly slept: who
+/// sleeps again and again until some time is over has less of it on a busy machine.
 pub(crate) struct Watch {
     begin: Instant,
     without_cpu: Duration,
+    nr_sleeps: u64,
 }
 
 impl Watch {
     pub(crate) fn start() -> Watch {
         Watch {
+            nr_sleeps: nr_sleeps(),
             without_cpu: without_cpu(),
             begin: Instant::now(),
         }
@@ -44,7 +50,11 @@ impl Watch {
 
     pub(crate) fn elapsed(&self) -> Duration {
         let elapsed = self.begin.elapsed();
-        elapsed.saturating_sub(without_cpu() - self.without_cpu)
+        let others = without_cpu().saturating_sub(self.without_cpu);
+        match nr_sleeps() - self.nr_sleeps {
+            ..MANY_SLEEPS => elapsed.saturating_sub(others),
+            _ => elapsed,
+        }
     }
 }
 
