@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Reserves so many bytes beside reads that nobody waits for, and gives them back. Where those
 /// take longer than a request waits, it is refused and asks again; whether that was so.
 #[track_caller]
-pub(crate) fn is_reserved_late(group: &Group, bytes: ByteSize) -> bool {
+fn is_reserved_late(group: &Group, bytes: ByteSize) -> bool {
     let end = Instant::now() + Duration::from_secs(20);
     let mut is_late = false;
     loop {
