@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// An error of pagetide. Nothing is lost and nothing stays charged by a failed call.
+///
+/// It names a group by its [`path`](crate::Group::path).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -294,7 +296,7 @@ pub enum Error {
     /// A page that somebody holds for too long, also where that is the caller itself: a
     /// [`Page`](crate::Page) may be dropped by any thread, so that nobody knows who could.
     /// [`Memory::pins`](crate::Memory::pins) names the line that made it, with debug assertions.
-    #[error("page {page} of {file} stays pinned")]
+    #[error("page {page} of {file} stays pinned, or somebody changes it")]
     PageBusy {
         /// The file.
         file: String,
@@ -485,7 +487,7 @@ fn over_text(asked_pages: u64, max_pages: u64) -> &'static str {
 fn writeback_text(file: &str, dirty_pages: u64) -> String {
     match dirty_pages {
         0 => format!("the store of {file} failed; none of the file's pages is dirty now"),
-        _ => format!("cannot make {file} durable: {dirty_pages} of its pages are dirty"),
+        _ => format!("cannot write {file} back: {dirty_pages} of its pages are dirty"),
     }
 }
 

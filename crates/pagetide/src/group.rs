@@ -175,7 +175,7 @@ impl Group {
             .core
             .new_group(shared.here().waiting_for_reads(), self.id())
             .map_err(|error| match error {
-                ChildError::TooDeep => Error::TooDeep { group: self.name() },
+                ChildError::TooDeep => Error::TooDeep { group: self.path() },
                 _ => Error::NoMetadata { what: "a group" },
             })?;
         let node = Arc::new(Node {
@@ -279,7 +279,7 @@ impl Group {
         }
         let bound = rustix::thread::sched_setaffinity(None, &set);
         bound.map_err(|source| Error::Bind {
-            group: self.name(),
+            group: self.path(),
             source: source.into(),
         })
     }
@@ -295,7 +295,7 @@ impl Group {
         self.shared().check_process()?;
         match numbers.iter().find(|&&number| number >= count) {
             Some(&number) => Err(Error::NoPlace {
-                group: self.name(),
+                group: self.path(),
                 what,
                 number,
                 count,
@@ -307,18 +307,19 @@ impl Group {
     /// The group's name; in a forked child its number.
     #[must_use]
     pub fn name(&self) -> String {
-        self.shared().name_of(self.id())
+        let path = self.path();
+        match path.rsplit_once('/') {
+            Some((_, "")) => "root".to_owned(),
+            Some((_, name)) => name.to_owned(),
+            None => path,
+        }
     }
 
     /// The names from below the root down to the group, a slash before each, and `/` for the root:
-    /// as `/proc/PID/cgroup` has it.
+    /// as `/proc/PID/cgroup` has it, and as errors name the group. In a forked child its number.
     #[must_use]
     pub fn path(&self) -> String {
-        match &self.node.parent {
-            None => "/".to_owned(),
-            Some(parent) if parent.node.parent.is_none() => format!("/{}", self.name()),
-            Some(parent) => format!("{}/{}", parent.path(), self.name()),
-        }
+        self.shared().path_of(self.id())
     }
 
     /// Bytes charged to the group and its children, what is charged ahead included: a few

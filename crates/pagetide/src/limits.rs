@@ -110,7 +110,7 @@ impl Group {
 
     fn min_over_max(&self, refused: MinOverMax) -> Error {
         Error::MinOverMax {
-            group: self.name(),
+            group: self.path(),
             min_pages: refused.min,
             max_pages: refused.max,
         }
@@ -168,7 +168,7 @@ impl Group {
         let dirty_anon = self.shared().dirty_anon_pages(self.id());
         let (stat, page_bytes) = (self.stat(), PAGE_BYTES as u64);
         Error::StillOver {
-            group: self.name(),
+            group: self.path(),
             over_pages,
             usage_pages: self.record().usage(),
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),

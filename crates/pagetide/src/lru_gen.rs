@@ -60,7 +60,7 @@ pub struct Tier {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LruGen {
-    /// The group's name.
+    /// The group's path.
     pub group: String,
     /// The generations.
     pub generations: Vec<Generation>,
@@ -192,7 +192,7 @@ impl Group {
     #[must_use]
     pub fn lru_gen(&self) -> LruGen {
         let (mut generations, mut tiers) = (Vec::new(), Vec::new());
-        let group = self.name();
+        let group = self.path();
         if self.shared().is_forked() {
             return LruGen {
                 group,

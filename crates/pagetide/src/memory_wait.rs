@@ -494,7 +494,7 @@ impl MemoryWait {
         let waits = &shared.memory_waits;
         let entered = waits.enter(&limits, self.ticket, &self.wanted, level);
         let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
-            group: shared.name_of(level),
+            group: shared.path_of(level),
             what: "memory",
             asked_pages: self.wanted.nr_pages(),
             held_pages,
@@ -530,7 +530,7 @@ impl MemoryWait {
         shared.core.groups().count_event(level, Event::Oom);
         let record = shared.core.groups().get(level);
         Error::TimedOut {
-            group: shared.name_of(level),
+            group: shared.path_of(level),
             what: "memory",
             asked_pages: self.wanted.nr_pages(),
             usage_pages: record.map_or(0, |group| group.usage()),

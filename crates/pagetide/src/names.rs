@@ -86,9 +86,13 @@ impl Names {
         }
     }
 
-    /// The name of a group, but of the root, which has none.
-    pub(crate) fn name_of(&self, id: u32) -> Option<&str> {
-        self.live.get(&id).map(|named| &*named.name)
+    /// The path of a group, but of the root, which has no name.
+    pub(crate) fn path_of(&self, id: u32) -> Option<String> {
+        let first = Some(self.live.get(&id)?);
+        let path = iter::successors(first, |named| self.live.get(&named.parent));
+        let mut names: Vec<&str> = path.map(|named| &*named.name).collect();
+        names.reverse();
+        Some(format!("/{}", names.join("/")))
     }
 
     /// A group, if it still lives.

@@ -29,7 +29,7 @@ pub struct PinnedPage {
     pub file: String,
     /// Its number there; `None` where it has left its file.
     pub page: Option<u64>,
-    /// Name of the group that the page is charged to, which may be another than its pins count in.
+    /// Path of the group that the page is charged to, which may be another than its pins count in.
     pub group: String,
     /// Pins held on it at this moment, those of reads under way included.
     pub nr_pins: u32,
@@ -184,7 +184,7 @@ impl Memory {
         let name = |(page, oldest): Found| PinnedPage {
             file: shared.name_of_mapping(page.key.map(|key| key.mapping())),
             page: page.key.map(|key| key.page()),
-            group: shared.name_of(page.group),
+            group: shared.path_of(page.group),
             nr_pins: page.pins,
             bytes: ByteSize(u64::from(page.nr_pages) * crate::PAGE_BYTES as u64),
             oldest: oldest.map(|(_, site)| site),

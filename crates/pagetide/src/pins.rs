@@ -400,7 +400,7 @@ impl PinPermit {
         self.account
             .take(nr_pages)
             .map_err(|left_pages| Error::PermitSpent {
-                group: self.group.name(),
+                group: self.group.path(),
                 asked_pages: nr_pages,
                 left_pages,
                 permit_pages: self.nr_pages,
@@ -480,7 +480,7 @@ impl PinPermit {
 impl Shared {
     #[cold]
     fn pin_error(&self, refused: &Refused) -> Error {
-        let group = self.name_of(refused.group);
+        let group = self.path_of(refused.group);
         let by_file = self.pinned_by_file(refused.group);
         match refused.held_by_waiters {
             Some(held_pages) => Error::WouldDeadlock {
@@ -505,7 +505,7 @@ impl Shared {
     #[cold]
     fn pins_timed_out(&self, refused: &Refused) -> Error {
         Error::TimedOut {
-            group: self.name_of(refused.group),
+            group: self.path_of(refused.group),
             what: "pins",
             asked_pages: refused.asked,
             usage_pages: refused.used,

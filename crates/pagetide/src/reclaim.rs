@@ -131,7 +131,7 @@ impl Group {
         shared.group_came_back(self.id());
         if freed < asked {
             return Err(Error::ReclaimedLess {
-                group: self.name(),
+                group: self.path(),
                 reclaimed_bytes: bytes_of(freed),
                 asked_bytes: bytes.as_u64(),
             });
@@ -167,7 +167,7 @@ impl Group {
         match self.shared().core.set_policy(self.id(), policy.to_core()) {
             true => Ok(()),
             false => Err(Error::PolicyInUse {
-                group: self.name(),
+                group: self.path(),
                 policy: self.policy(),
             }),
         }

@@ -292,17 +292,16 @@ impl Shared {
         backing.map_or_else(|| "(closed)".to_owned(), |open| open.name.to_string())
     }
 
-    pub(crate) fn name_of(&self, group: u32) -> String {
+    /// The path of a group; in a forked child, and of a group that is gone, its number.
+    pub(crate) fn path_of(&self, group: u32) -> String {
         if group == self.core.groups().root() {
-            return "root".to_owned();
+            return "/".to_owned();
         }
-        if self.is_forked() {
-            return format!("#{group}");
-        }
-        let names = self.names();
-        names
-            .name_of(group)
-            .map_or_else(|| format!("#{group}"), ToOwned::to_owned)
+        let path = match self.is_forked() {
+            true => None,
+            false => self.names().path_of(group),
+        };
+        path.unwrap_or_else(|| format!("#{group}"))
     }
 
     /// Wakes whom core names; the effects of calls that cannot ask for a read. The caller has a
@@ -414,13 +413,13 @@ impl Shared {
             AllocError::Thrashing { group: level } => {
                 self.core.groups().count_event(level, Event::Oom);
                 Error::Thrashing {
-                    group: self.name_of(group),
+                    group: self.path_of(group),
                     min_ttl: Duration::from_nanos(self.core.config().min_ttl_ns),
                 }
             }
             AllocError::NoBlock { order } => Error::NoBlock {
                 order: order.get(),
-                group: self.name_of(group),
+                group: self.path_of(group),
             },
             AllocError::NoMetadata => Error::NoMetadata {
                 what: "a group's pages",
@@ -434,7 +433,7 @@ impl Shared {
         let record = self.core.groups().get(id);
         let usage_pages = record.map_or(0, |group| group.usage());
         let max_pages = record.map_or(0, |group| group.max());
-        let group = self.name_of(id);
+        let group = self.path_of(id);
         let swap_error = is_unwritten.then(|| self.swap.last_error()).flatten();
         if let Some(source) = swap_error.filter(|_| self.dirty_anon_pages(id).any(|_| true)) {
             let (used_bytes, max_bytes) = self.swap.used_bytes();

@@ -107,14 +107,14 @@ pub(crate) fn release_deferred() {
 #[inline]
 pub(crate) fn stalled(shared: &Shared, group: u32) {
     #[cfg(feature = "tracing")]
-    guarded(|| tracing::trace!(group = shared.name_of(group), "reclaims"));
+    guarded(|| tracing::trace!(group = shared.path_of(group), "reclaims"));
 }
 
 /// A thread sleeps because it charged a group above its `high`.
 #[inline]
 pub(crate) fn throttled(shared: &Shared, group: u32, delay: Duration) {
     #[cfg(feature = "tracing")]
-    guarded(|| tracing::debug!(group = shared.name_of(group), ?delay, "throttled"));
+    guarded(|| tracing::debug!(group = shared.path_of(group), ?delay, "throttled"));
 }
 
 /// Background reclaim on a node has what it needs, or finds no more.

@@ -386,7 +386,8 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 /// Whether it is a socket that nobody listens on.
 fn is_left_over(path: &Path) -> io::Result<bool> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
-        return Ok(false);
+        let problem = "there is something of that name, which is no socket";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
     }
     // Who listens and does not accept, as a process that is stopped, would keep it waiting.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

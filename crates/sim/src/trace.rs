@@ -75,7 +75,7 @@ pub enum TraceError {
     },
     /// A CSV file has no column of the name asked for.
     #[error(
-        "trace {path} has no column '{column}', but: {found}",
+        "trace {path} has no column '{column}': name one of {found}",
         path = path.display(), found = columns.join(", ")
     )]
     NoColumn {

@@ -48,7 +48,7 @@ fn a_running_demo_is_seen_from_outside() {
     let stat = text(&["stat", socket, "memory.stat", "/web"]);
     assert!(stat.contains("workingset_refault_file "), "{stat}");
     assert!(text(&["stat", socket, "zoneinfo"]).contains("pagesets"));
-    assert!(text(&["stat", socket, "lru_gen"]).contains("memcg web"));
+    assert!(text(&["stat", socket, "lru_gen"]).contains("memcg /web"));
     let metrics = text(&["stat", socket, "metrics"]);
     assert!(
         metrics.contains("pagetide_budget_bytes 67108864"),

@@ -125,7 +125,7 @@ impl Group {
             .open_anon(shared.here().waiting_for_reads(), order);
         let mapping = mapping.map_err(|_| Error::NoMetadata { what: "a region" })?;
         let source = (Source::Region(region), nr_pages * order.bytes() as u64);
-        let name = format!("anon pages of {}", self.name());
+        let name = format!("anon pages of {}", self.path());
         let open = Open::of(shared, (mapping, order), source, name, None);
         let file = File::of(Arc::new(open), self, true);
         Ok(Anon { file })

@@ -267,7 +267,7 @@ impl File {
         shared.write_some_below(level, backing);
         match shared.hard_level(group) {
             Some(level) if self.is_gated() => Err(Error::DirtyLimit {
-                group: shared.name_of(level),
+                group: shared.path_of(level),
                 file: backing.name.to_string(),
                 source: backing.log_error(),
             }),

@@ -21,13 +21,13 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     let error = file.pin(16).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "group web over max: 1 more than 16 of 16 pages, none can be evicted: 0 are anon or \
+        "group /web over max: 1 more than 16 of 16 pages, none can be evicted: 0 are anon or \
          working memory, 0 reserved, 16 of files, 0 of these dirty"
     );
     let over = web.set_max(ByteSize::kib(32)).unwrap_err();
     assert_eq!(
         over.to_string(),
-        "group web is still 8 pages over its new max: of 16 in use, 16 are pinned, 0 dirty, \
+        "group /web is still 8 pages over its new max: of 16 in use, 16 are pinned, 0 dirty, \
          0 anon or working memory, 0 reserved"
     );
     assert_eq!(web.limit(), Some(ByteSize::kib(32)));
@@ -50,7 +50,7 @@ fn who_is_over_a_lowered_limit_is_told_what_has_to_be_written() {
     disk.state().is_full = false;
     assert_eq!(
         over.to_string(),
-        "group web is still 8 pages over its new max: of 16 in use, 0 are pinned, 16 dirty, \
+        "group /web is still 8 pages over its new max: of 16 in use, 0 are pinned, 16 dirty, \
          0 anon or working memory, 0 reserved"
     );
 }
@@ -70,10 +70,10 @@ fn working_memory_beyond_a_limit_is_refused() {
         other => panic!("{other:?}"),
     };
     let had = "512 are anon or working memory, 0 reserved, 0 of files, 0 of these dirty";
-    let full = "group work over max: 1 more than 512 of 512 pages, none can be evicted";
+    let full = "group /work over max: 1 more than 512 of 512 pages, none can be evicted";
     assert_eq!(refused(0), format!("{full}: {had}"));
     let large =
-        "group work over max: 1024 more than 512 of 512 pages, more than it may have at all";
+        "group /work over max: 1024 more than 512 of 512 pages, more than it may have at all";
     assert_eq!(refused(10), format!("{large}: {had}"));
     let over = work.set_max(ByteSize::mib(1)).unwrap_err().to_string();
     assert!(over.contains("512 anon or working memory"), "{over}");
@@ -195,7 +195,7 @@ fn who_is_above_high_is_slowed_down_and_protected_pages_stay() {
     });
     assert_eq!(
         refused.unwrap_err().to_string(),
-        "group work: min of 1280 pages is over max of 1024"
+        "group /work: min of 1280 pages is over max of 1024"
     );
 }
 

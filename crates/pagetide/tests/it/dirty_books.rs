@@ -120,7 +120,7 @@ fn without_room_for_its_number_a_page_is_not_changed() {
     while let Ok(buf) = root.alloc(Order::new(0)) {
         bufs.push(buf);
     }
-    let full = |error: &Error| matches!(error, Error::OverLimit { group, .. } if group == "root");
+    let full = |error: &Error| matches!(error, Error::OverLimit { group, .. } if group == "/");
     let refused = file.upgrade(page).unwrap_err();
     assert!(full(refused.error()), "{refused:?}");
     drop(refused.into_page());

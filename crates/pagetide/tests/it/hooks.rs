@@ -365,7 +365,7 @@ fn who_changes_pages_of_another_group_is_held_to_the_limit_of_that_one() {
         let Some(Error::DirtyLimit { group, .. }) = refused else {
             panic!("{refused:?}");
         };
-        assert_eq!(group, "small");
+        assert_eq!(group, "/small");
         // A fifth, and one or two more: the others can go.
         let nr_dirty = small.stat().file_dirty / P;
         assert!((12..=15).contains(&nr_dirty), "{nr_dirty}");
@@ -403,7 +403,7 @@ fn what_siblings_have_dirty_together_is_a_limit_for_each() {
     let Error::DirtyLimit { group, .. } = change(&log, &file, 11).unwrap_err() else {
         panic!("it has to say that the level above is full");
     };
-    assert_eq!(group, "small");
+    assert_eq!(group, "/small");
     // The other's log is enough: its pages are written instead.
     let end = other_log.end.load(Ordering::Relaxed);
     other_log.durable.store(end, Ordering::Relaxed);

@@ -21,7 +21,7 @@ fn generations_are_shown_opened_and_evicted() {
     assert_eq!(sizes.iter().sum::<u32>(), 200);
     let text = view.to_string();
     let mut lines = text.lines();
-    assert_eq!(lines.next(), Some("memcg web"));
+    assert_eq!(lines.next(), Some("memcg /web"));
     assert_eq!(lines.next(), Some(" node     0"));
     let numbers: Vec<u64> = lines
         .next()

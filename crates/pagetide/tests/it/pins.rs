@@ -54,7 +54,7 @@ fn plain_pins_count_and_the_refusal_names_them_by_file() {
     assert_eq!(
         error.to_string(),
         format!(
-            "group web over its pin limit: 1 more than 5 of 5 pages, pinned: {} 4, {} 1",
+            "group /web over its pin limit: 1 more than 5 of 5 pages, pinned: {} 4, {} 1",
             name(&data),
             name(&other_data)
         )
@@ -83,12 +83,12 @@ fn budgets_count_by_level_and_blocks_by_their_pages() {
         (12, pages(4), pages(4))
     );
     let full = large.pin(4).unwrap_err();
-    assert!(matches!(full, Error::PinLimit { group, .. } if group == "inner"));
+    assert!(matches!(full, Error::PinLimit { group, .. } if group == "/web/inner"));
     drop(block);
     // Room in its own group, and none above.
     let permit = web.pin_permit(5).unwrap();
     let above = large.pin(4).unwrap_err();
-    assert!(matches!(above, Error::PinLimit { group, pinned_pages: 5, .. } if group == "web"));
+    assert!(matches!(above, Error::PinLimit { group, pinned_pages: 5, .. } if group == "/web"));
     drop(permit);
     assert_eq!(large.pin(4).unwrap()[0], 16);
 }
@@ -130,7 +130,7 @@ fn pins_under_a_permit_count_as_long_as_they_live() {
     let spent = permit.pin(&file, 6).unwrap_err();
     assert_eq!(
         spent.to_string(),
-        "the permit of group web has 0 of 6 pages left, and a pin takes 1"
+        "the permit of group /web has 0 of 6 pages left, and a pin takes 1"
     );
     permitted.truncate(3);
     assert_eq!(web.pin_usage(), pages(8));
@@ -160,7 +160,7 @@ fn a_permit_waits_for_pages_and_its_deadline_ends_the_wait() {
     let message = late.to_string();
     assert!(
         message
-            .starts_with("group web: no pins by the deadline: 2 more than 4 of 4 pages, pinned: "),
+            .starts_with("group /web: no pins by the deadline: 2 more than 4 of 4 pages, pinned: "),
         "{message}"
     );
     std::thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn of_two_operations_that_hold_all_and_grow_the_second_is_refused() {
         let message = error.to_string();
         assert!(
             message.starts_with(
-                "group web: waiting for pins would deadlock: 1 more than the 4 of 4 pages that \
+                "group /web: waiting for pins would deadlock: 1 more than the 4 of 4 pages that \
                  those who wait hold, pinned: "
             ) && message.ends_with(" 1"),
             "{message}"
@@ -333,7 +333,7 @@ fn pins_that_are_never_dropped_are_found() {
     let pins = memory.pins();
     let found = pins.iter().find(|it| it.page == Some(3)).unwrap();
     assert_eq!(found.file, data.path().display().to_string());
-    assert_eq!((&*found.group, found.nr_pins), ("web", 2));
+    assert_eq!((&*found.group, found.nr_pins), ("/web", 2));
     assert_eq!(found.bytes, pages(1));
     if cfg!(debug_assertions) {
         let site = found.oldest.unwrap();

@@ -70,7 +70,7 @@ fn a_group_gives_what_it_is_asked_for_and_nobody_else() {
     let Err(Error::ReclaimedLess { group, .. }) = all else {
         panic!("{all:?}");
     };
-    assert_eq!(group, "batch");
+    assert_eq!(group, "/batch");
     assert_eq!(cached(&batch), kept + 4096);
     drop(page);
     // What protects a group itself does not count when it is asked itself.
@@ -121,7 +121,7 @@ fn what_came_lately_stays_where_the_budget_is_met() {
     let (page, text) = refused.expect("more pages than the budget has");
     assert_eq!(
         text,
-        "no page for group web: the budget is used up, and all pages that could go came in less \
+        "no page for group /web: the budget is used up, and all pages that could go came in less \
          than 3600s ago"
     );
     // What is there is read as before, and what is asked for goes.
@@ -146,7 +146,7 @@ fn a_policy_is_set_before_the_first_page() {
     let refused = log.set_policy(Policy::Mglru).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "group log has had pages of files or anon pages, which are replaced by fifo"
+        "group /log has had pages of files or anon pages, which are replaced by fifo"
     );
     assert_eq!(log.policy(), Policy::Fifo);
     below.set_policy(Policy::Mglru).unwrap();

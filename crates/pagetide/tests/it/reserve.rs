@@ -20,7 +20,7 @@ fn a_reservation_is_refused_with_the_group_named_and_nothing_kept() {
     let held = work.reserve(ByteSize::mib(6)).unwrap();
     let error = work.reserve(ByteSize::mib(3)).unwrap_err();
     assert!(
-        matches!(&error, Error::OverLimit { group, .. } if group == "work"),
+        matches!(&error, Error::OverLimit { group, .. } if group == "/work"),
         "{error}"
     );
     assert!(held.try_grow(ByteSize::mib(3)).is_err());

@@ -143,7 +143,7 @@ fn what_is_refused_reclaimed_and_released_is_told() {
         memory.set_budget(ByteSize::mib(12)).unwrap();
         assert!(memory.set_budget(ByteSize::kib(4)).is_err());
     });
-    assert_told(&lines, "TRACE message=reclaims group=\"small\"");
+    assert_told(&lines, "TRACE message=reclaims group=\"/small\"");
     assert_told(&lines, "DEBUG message=memory refused error=");
     assert_told(&lines, "DEBUG message=released to the OS bytes=");
     assert_told(&lines, "INFO message=budget set budget_bytes=12582912");

@@ -201,10 +201,10 @@ fn what_no_limit_ever_allows_is_refused_at_once() {
     let outer = group(&memory, "outer", ByteSize::kib(16));
     let inner = outer.child("inner").unwrap();
     let refused = inner.alloc_by(Order::new(3), later()).unwrap_err();
-    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "outer"));
+    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "/outer"));
     let small = Memory::builder().budget(by_cpu::mib(3)).build().unwrap();
     let refused = run(small.root().alloc_async(Order::new(10), later())).unwrap_err();
-    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "root"));
+    assert!(matches!(refused, Error::OverLimit { group, .. } if group == "/"));
 }
 
 #[test]
@@ -220,7 +220,9 @@ fn a_deadline_ends_a_wait_and_names_the_pins() {
     let name = data.path().display();
     assert_eq!(
         late.to_string(),
-        format!("group web: no memory by the deadline: 1 more than 4 of 4 pages, pinned: {name} 4")
+        format!(
+            "group /web: no memory by the deadline: 1 more than 4 of 4 pages, pinned: {name} 4"
+        )
     );
     // A deadline that is over: tried once.
     assert!(matches!(
@@ -439,12 +441,12 @@ fn who_could_never_have_it_is_refused_at_once_also_behind_others() {
         let deadline = Instant::now() + Duration::from_secs(10);
         let refused = small.alloc_by(Order::new(1), deadline).unwrap_err();
         assert!(
-            matches!(&refused, Error::OverLimit { group, .. } if group == "small"),
+            matches!(&refused, Error::OverLimit { group, .. } if group == "/web/small"),
             "{refused}"
         );
         let refused = web.alloc_by(Order::new(3), later()).unwrap_err();
         assert!(
-            matches!(&refused, Error::OverLimit { group, .. } if group == "web"),
+            matches!(&refused, Error::OverLimit { group, .. } if group == "/web"),
             "{refused}"
         );
     };

@@ -68,7 +68,7 @@ fn malformed_lines_are_named() {
     );
     assert_eq!(
         message("a.csv", b"block,op\n1,r\n"),
-        "trace a.csv has no column 'page', but: block, op"
+        "trace a.csv has no column 'page': name one of block, op"
     );
     assert_eq!(
         message("a.csv", b"page,op\n1,r\n2\n"),

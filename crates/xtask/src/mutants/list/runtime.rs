@@ -188,8 +188,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a file that is no socket is replaced by one",
         file: "watch.rs",
-        find: "is_socket() {\n        return Ok(false);",
-        replace: "is_socket() {\n        return Ok(true);",
+        find: "return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));",
+        replace: "return Ok(problem.len() > 1);",
         tests: Tests::Runtime("watch::"),
     },
     Mutant {
