@@ -17,8 +17,11 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Columns and lines of a view that goes into a pipe.
-const PIPE: (u16, u16) = (100, 40);
+/// Columns of a view that goes into a pipe.
+const PIPE: u16 = 100;
+
+/// Groups that it shows at most.
+const PIPE_GROUPS: u16 = 1000;
 
 /// How often it looks whether a signal came.
 const LOOK: Duration = Duration::from_millis(100);
@@ -33,6 +36,8 @@ pub(crate) struct View {
     selected: usize,
     /// Why there was no answer lately.
     trouble: Option<String>,
+    /// Whether keys do something.
+    has_keys: bool,
 }
 
 impl View {
@@ -51,6 +56,7 @@ impl View {
             before: of_same(before, &now),
             now,
             trouble: None,
+            has_keys: false,
         }
     }
 
@@ -144,7 +150,8 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         let now = watched::snapshot(&args.socket)?;
         return output::text(&text(&View::new(before, now)));
     }
-    let view = View::new(before.clone(), before);
+    let mut view = View::new(before.clone(), before);
+    view.has_keys = true;
     let ended = Ended::by_signals().map_err(failed)?;
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let shown = show(&mut terminal, view, (&args.socket, interval), &ended);
@@ -214,9 +221,13 @@ fn wait(end: Instant, ended: &Ended) -> io::Result<Option<bool>> {
     }
 }
 
-/// The view as plain text.
+/// The view as plain text, with all groups.
 fn text(view: &View) -> String {
-    drawn(view, PIPE)
+    let nr_groups = u16::try_from(view.now.groups.len()).unwrap_or(PIPE_GROUPS);
+    drawn(
+        view,
+        (PIPE, draw::BESIDE_GROUPS + nr_groups.min(PIPE_GROUPS)),
+    )
 }
 
 /// The view on a terminal of so many columns and lines.
@@ -280,6 +291,23 @@ mod tests {
         assert!(line("deep").find("deep") > web.find("web"), "{text}");
         assert!(line("read").contains("2.0 MiB/s"), "{text}");
         assert!(line("CPU 0: ").contains(" of "), "{text}");
+    }
+
+    #[test]
+    fn a_pipe_has_all_groups_and_no_keys() {
+        let mut view = view();
+        for number in 0..100 {
+            let mut group = view.now.groups[1].clone();
+            group.path = format!("/n{number}");
+            view.now.groups.push(group);
+        }
+        let text = text(&view);
+        let is_there = |number: &u64| text.contains(&format!(" n{number} "));
+        assert_eq!((0..100).filter(is_there).count(), 100, "{text}");
+        assert!(text.contains("CPU 0: "), "{text}");
+        assert!(!text.contains("quit") && !text.contains("\n\n"), "{text}");
+        view.has_keys = true;
+        assert!(drawn(&view, (80, 24)).ends_with("q: quit\n"));
     }
 
     #[test]

@@ -18,6 +18,12 @@ const FOOT: u16 = 1;
 const TITLE: u16 = 1;
 /// Lines of the groups at least, their title and header included.
 const LEAST_GROUPS: u16 = 4;
+/// Generations and lines of per-CPU page caches that are shown at most.
+const GENERATIONS: u16 = 8;
+const CACHES: u16 = 6;
+/// Lines of all but the groups, where all have room.
+pub(super) const BESIDE_GROUPS: u16 =
+    HEAD + GAUGE + (TITLE + 1) + (TITLE + GENERATIONS) + (TITLE + CACHES) + FOOT;
 /// Columns of a per-CPU page cache.
 const CACHE_WIDTH: usize = 26;
 
@@ -28,8 +34,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     let nr_generations = selected.map_or(0, |group| group.generations.len());
     let caches = cache_lines(view, usize::from(area.width));
     let lines = |count: usize, most: u16| u16::try_from(count).unwrap_or(most).min(most);
-    let generations = TITLE + lines(nr_generations.max(1), 8);
-    let nr_caches = TITLE + lines(caches.len().max(1), 6);
+    let generations = TITLE + lines(nr_generations.max(1), GENERATIONS);
+    let nr_caches = TITLE + lines(caches.len().max(1), CACHES);
     let left = area.height.saturating_sub(HEAD + GAUGE + FOOT);
     let groups = TITLE + 1 + lines(view.now.groups.len(), u16::MAX - 8);
     let most = left.saturating_sub(generations + nr_caches);
@@ -54,7 +60,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
             let trouble = output::printable(trouble);
             Line::from(format!("old figures: {trouble}")).bold()
         }
-        None => Line::from("up, down: the generations of another group; q: quit").dim(),
+        None if view.has_keys => {
+            Line::from("up, down: the generations of another group; q: quit").dim()
+        }
+        None => Line::default(),
     };
     frame.render_widget(Paragraph::new(line), areas[6]);
 }
