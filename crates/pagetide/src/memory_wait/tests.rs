@@ -46,8 +46,8 @@ fn a_wait_that_only_waiters_could_end_is_refused() {
     };
     assert_eq!(
         error.to_string(),
-        "group /web: waiting for memory would deadlock: 2 more than the 8 of 8 pages that those who \
-         wait hold"
+        "group /web: waiting for memory would deadlock: 2 more than the 8 of 8 pages that those \
+         who wait hold"
     );
     // With less in hand the first could end, and then this one.
     let mut small = waits(&web, 1, 3);
