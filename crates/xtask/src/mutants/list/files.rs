@@ -349,8 +349,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a forked child takes locks to name a group",
         file: "shared.rs",
-        find: "        if self.is_forked() {\n            return format!",
-        replace: "        if false {\n            return format!",
+        find: "match self.is_forked() {\n            true => None,",
+        replace: "match false {\n            true => None,",
         tests: Tests::Fork("a_child_takes_no_lock"),
     },
     Mutant {
