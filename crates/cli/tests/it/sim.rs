@@ -45,7 +45,7 @@ fn a_trace_that_cannot_be_read_is_named() {
     };
     assert!(message(&[]).contains("cannot read trace"));
     fs::write(&path, "block,size\n1,8\nfour,8\n").unwrap();
-    assert!(message(&[]).contains("no column 'page', but: block, size"));
+    assert!(message(&[]).contains("no column 'page': name one of block, size"));
     let bad = message(&["--column", "block"]);
     assert!(
         bad.contains(":3: expected a page number") && bad.contains("'four'"),

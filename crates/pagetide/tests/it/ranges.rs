@@ -95,7 +95,7 @@ fn empty_ranges_ranges_behind_the_end_and_ranges_that_have_no_room() {
     let root = memory_of_large.root();
     let small = root.child("small").unwrap().max(ByteSize::mib(1)).unwrap();
     // Whose limit it is, whoever asks.
-    for (group, of) in [(&root, "root"), (&small, "small")] {
+    for (group, of) in [(&root, "/"), (&small, "/small")] {
         for group in [group, &group.child("below").unwrap()] {
             let refused = large.for_group(group).pin_range(..).unwrap_err();
             let is_of = |group: &str| group == of;
