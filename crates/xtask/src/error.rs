@@ -22,9 +22,9 @@ pub(crate) enum Error {
     /// The place of a mutant is no longer in the tree, or is there twice.
     #[error("the place of the mutant \"{name}\" is not there exactly once")]
     StaleMutant { name: &'static str },
-    /// No known fault has this text in its name or file.
-    #[error("no mutant has `{filter}` in its name or file")]
-    NoMutant { filter: String },
+    /// No known fault has one of these texts in its name, its file or its tests.
+    #[error("no mutant has `{filters}` in its name, file or tests")]
+    NoMutant { filters: String },
     /// Without a fault a test fails that has to see one.
     #[error("without a fault these tests fail, too: {by}")]
     FailsAnyway { by: String },

@@ -43,8 +43,8 @@ enum Verb {
     Traces,
     /// Put known faults into a copy of the tree: the tests have to catch each of them
     Mutants {
-        /// Only those whose name or file has this text in it
-        filter: Option<String>,
+        /// Only those whose name, file or tests have one of these texts in it
+        filters: Vec<String>,
         /// Only this part of ten, one of which `test` runs each day
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=mutants::NR_PARTS.into()))]
         part: Option<u32>,
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         Verb::Quick => verbs::quick(&workspace),
         Verb::Test => verbs::test(&workspace),
         Verb::Traces => verbs::traces(&workspace),
-        Verb::Mutants { filter, part } => mutants::run(&workspace, filter.as_deref(), part),
+        Verb::Mutants { filters, part } => mutants::run(&workspace, &filters, part),
         Verb::Models { time } => verbs::models(&workspace, *time),
         Verb::Browser => browser::run(&workspace),
         Verb::Soak { time } => verbs::soak(&workspace, *time),

@@ -86,28 +86,31 @@ impl Mutant {
         }
     }
 
-    /// Whether its name or its file has this text in it.
+    /// Whether its name, its file, or the choice of its tests has this text in it.
     fn is_named(&self, text: &str) -> bool {
-        self.name.contains(text) || self.file.contains(text)
+        let texts = [self.name, self.file, self.tests.filter()];
+        texts.iter().any(|told| told.contains(text))
     }
 }
 
-/// Runs every mutant, those that a filter names, or a part; fails where one survives.
+/// Runs every mutant, those that a filter names, of a part where one is meant; fails where one
+/// survives.
 ///
 /// Parts count from 1; together they are all.
 pub(crate) fn run(
     workspace: &Workspace,
-    filter: Option<&str>,
+    filters: &[String],
     part: Option<u32>,
 ) -> Result<(), Error> {
     let mut meant = match part {
         Some(part) => part_of(part),
         None => list::all().collect(),
     };
-    meant.retain(|mutant| filter.is_none_or(|text| mutant.is_named(text)));
+    let is_named = |mutant: &&Mutant| filters.iter().any(|text| mutant.is_named(text));
+    meant.retain(|mutant| filters.is_empty() || is_named(mutant));
     if meant.is_empty() {
         return Err(Error::NoMutant {
-            filter: filter.unwrap_or_default().to_owned(),
+            filters: filters.join("` or `"),
         });
     }
     meant.sort_by_key(|mutant| mutant.tests);
@@ -138,7 +141,7 @@ pub(crate) fn part_of_the_day(workspace: &Workspace) -> Result<(), Error> {
         "part {part} of {NR_PARTS}, as every day another one; again: \
          `cargo xtask mutants --part {part}`"
     );
-    run(workspace, None, Some(part))
+    run(workspace, &[], Some(part))
 }
 
 /// In so many days in a row each part has its turn.
@@ -163,9 +166,10 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_filter_names_faults_and_files() {
+    fn a_filter_names_faults_files_and_tests() {
         let named = |text| list::all().filter(|mutant| mutant.is_named(text)).count();
         assert_eq!(named("a latch lets pins in"), 1);
+        assert!(named("in_hand::") > 1);
         assert!(named("memory/evacuate.rs") > 1 && named("") == list::all().count());
         assert_eq!(named("no such fault"), 0);
     }
