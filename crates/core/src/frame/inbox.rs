@@ -95,17 +95,16 @@ impl<const IS_FILE: bool> Inbox<IS_FILE> {
             .is_ok()
     }
 
-    /// Lets nobody give more, once `list` has had what was given, in its order; whether that was
-    /// nothing. The caller has the lock.
-    pub(crate) fn close(&self, frames: &FrameTable, mut list: impl FnMut(&[Frame])) -> bool {
+    /// Lets nobody give more, once `list` has had what was given, in its order. The caller has the
+    /// lock.
+    pub(crate) fn close(&self, frames: &FrameTable, mut list: impl FnMut(&[Frame])) {
         if self.close_empty() {
-            return true;
+            return;
         }
         // Those first that are there: who comes meanwhile need not wait either.
         for stays_open in [true, false] {
             list(self.take(frames, stays_open).frames());
         }
-        false
     }
 
     /// Lets nobody give more, if nobody gave anything; whether that is so.

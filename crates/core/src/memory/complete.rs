@@ -130,18 +130,13 @@ impl<'a> Incoming<'a> {
     fn end(mut self, cpu: Cpu) {
         let (memory, group) = (self.memory, self.group);
         let record = self.lists.record();
-        let is_alone = record.close(&memory.frames, |given| self.list_given(given));
-        if !is_alone {
-            // Before the lock is open: the group may go with the pages of others. Not before they
-            // count as listed: who lacks memory looks at both.
-            self.lists.publish();
-            Came::tell(&self.came, group);
-        }
+        record.close(&memory.frames, |given| self.list_given(given));
+        // Before the lock is open: the group may go with its pages. Not before they count as
+        // listed: who lacks memory looks at both.
+        self.lists.publish();
+        Came::tell(&self.came, group);
         let (id, is_walked) = (record.group(), group.is_walked());
         drop(self.lists);
-        if is_alone {
-            Came::tell(&self.came, group);
-        }
         if !is_walked {
             memory.groups.join_walk(id);
         }
@@ -200,9 +195,11 @@ impl Memory {
             };
             left = &left[nr_ended..];
         }
-        for (io, _) in batch.iter().flatten() {
-            // Their reads' own pins, which kept the pages and their groups until now.
-            self.drop_pin(cpu, io.frame);
+        for (io, result) in batch.iter().flatten() {
+            if result.is_err() {
+                // The read's own pin, which is dropped of others as they become live.
+                self.drop_pin(cpu, io.frame);
+            }
             wake(io.frame);
             if let Some(source) = io.source
                 && self.drop_own_pin(cpu, source)

@@ -324,8 +324,12 @@ impl Lruvec {
         self.nr_of_order[usize::from(order.get())] -= 1;
     }
 
-    /// Queues a page whose read has ended and makes it `Live`, in one lock hold. Returns what its
+    /// Queues a page whose read has ended, makes it `Live`, and drops the read's own pin, in one
+    /// lock hold: at no moment is the page neither being read nor to be had. Returns what its
     /// refault was.
+    ///
+    /// # Panics
+    /// Where the page has no pin.
     pub fn insert(
         &mut self,
         frames: &FrameTable,
@@ -336,7 +340,7 @@ impl Lruvec {
         let listing = self.enter(frames, frame, refault, moment);
         let live = |word: Word| {
             let word = listing.mark(word).with_state(State::Live);
-            Some(word.next_version())
+            Some(word.unpinned().next_version())
         };
         assert!(
             frames.update(frame, live).is_ok(),
@@ -489,9 +493,12 @@ impl Lruvec {
         true
     }
 
-    /// Makes a page `Live` whose frame took the place of another one.
+    /// Makes a page `Live` whose frame took the place of another one, and drops the copy's own pin.
+    ///
+    /// # Panics
+    /// Where the page has no pin, or no place.
     pub fn end_move(&mut self, frames: &FrameTable, frame: Frame) {
-        let live = |word: Word| Some(word.with_state(State::Live).next_version());
+        let live = |word: Word| Some(word.with_state(State::Live).unpinned().next_version());
         let before = frames.update(frame, live);
         let before = before.expect("an update without a condition");
         assert!(before.generation() != 0, "{frame:?} has no place");

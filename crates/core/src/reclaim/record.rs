@@ -164,14 +164,15 @@ impl LruvecRecord {
     }
 
     /// Lets nobody leave more pages here, once `list` has had those that others left, in their
-    /// order, for [`Lruvec::accept`]; whether there were none. The caller has the lock.
-    pub fn close(&self, frames: &FrameTable, list: impl FnMut(&[Frame])) -> bool {
-        self.inbox.close(frames, list)
+    /// order, for [`Lruvec::accept`]. The caller has the lock.
+    pub fn close(&self, frames: &FrameTable, list: impl FnMut(&[Frame])) {
+        self.inbox.close(frames, list);
     }
 
     /// Takes the lock of its lists, or leaves pages of a file or of anon memory that were read with
-    /// whoever has it: `None`. The pages are `Live` then; they may be when the lock is taken, and
-    /// are listed by [`Lruvec::insert`] or [`Lruvec::accept`]. The caller has a pin on each.
+    /// whoever has it: `None`. The pages are `Live` then, without the pins that their reads had;
+    /// they may be when the lock is taken, and are listed by [`Lruvec::insert`] or
+    /// [`Lruvec::accept`].
     pub fn lock_or_give(&self, frames: &FrameTable, pages: &[Frame]) -> Option<Lists<'_>> {
         let mut are_live = false;
         let lists = self.lists.lock_unless(|| {
@@ -287,7 +288,7 @@ mod tests {
 
     fn come_in(record: &LruvecRecord, frames: &FrameTable, page_type: PageType) {
         frames.set_page_type(FRAME, page_type);
-        let read = |word: Word| Some(word.bare().with_state(State::Reading));
+        let read = |word: Word| word.bare().with_state(State::Reading).pinned();
         frames.update(FRAME, read).unwrap();
         record.lock().insert(frames, FRAME, None, Moment::default());
     }

@@ -1,6 +1,6 @@
 //! The multi-gen LRU, in all its forms, beside what must hold of it whatever happens.
 
-use pagetide_core::frame::{FrameTable, State, flag};
+use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::reclaim::controller::{NR_TIERS, Position, cut_off, is_fine};
 use pagetide_core::reclaim::{
     Batch, Lruvec, Moment, Outcome, Policy, Refault, ScanControl, Token, Unwritten, Victim,
@@ -31,11 +31,7 @@ impl World {
         }
     }
 
-    fn change(
-        &self,
-        page: u32,
-        change: impl Fn(pagetide_core::frame::Word) -> pagetide_core::frame::Word,
-    ) {
+    fn change(&self, page: u32, change: impl Fn(Word) -> Word) {
         let changed = self
             .frames
             .update(Frame::new(page), |word| Some(change(word)));
@@ -58,7 +54,7 @@ impl World {
 
     /// Uses a page: whether it was read for that, and what its refault was.
     fn touch(&mut self, page: u32, is_pin: bool) -> Option<Refault> {
-        let used = move |word: pagetide_core::frame::Word| match is_pin {
+        let used = move |word: Word| match is_pin {
             true => word.with(flag::YOUNG),
             false => word.with_refs(word.refs().saturating_add(1)),
         };
@@ -68,7 +64,8 @@ impl World {
         }
         let frame = Frame::new(page);
         self.frames.set_page_type(frame, World::page_type(page));
-        self.change(page, |word| used(word.bare().with_state(State::Reading)));
+        let read = |word: Word| word.bare().with_state(State::Reading).pinned();
+        self.change(page, |word| used(read(word).expect("no pin")));
         let shadow = self.shadows.remove(&page);
         Some(
             self.lists

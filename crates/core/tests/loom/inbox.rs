@@ -88,7 +88,7 @@ fn of_those_who_bring_pages_in_at_once_somebody_lists_them_all() {
             for frame in (0..3).map(Frame::new) {
                 let word = world.frames.word(frame);
                 let is_listed = word.generation() != 0 && !word.has(flag::ISOLATED);
-                assert!(is_listed && word.state() == State::Live, "{word:?}");
+                assert!(is_listed && word.is_evictable(), "{word:?}");
             }
         });
     }
@@ -103,6 +103,8 @@ fn a_page_that_goes_before_it_is_listed_is_freed_once_by_its_last_holder() {
             let given = Frame::new(1);
             let other = {
                 let world = Arc::clone(&world);
+                // Its reader's.
+                assert!(world.frames.update(given, Word::pinned).is_ok());
                 thread::spawn(move || {
                     let freed = world.bring(given);
                     let gone = |word: Word| Some(word.with_state(State::Detached).next_version());

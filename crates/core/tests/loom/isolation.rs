@@ -3,6 +3,13 @@
 use super::*;
 use pagetide_core::frame::List;
 
+/// Lists a page whose read ends now.
+fn come_in(lists: &mut Lruvec, frames: &FrameTable, frame: Frame) {
+    let reading = |word: Word| word.with_state(State::Reading).pinned().expect("no pin");
+    frames.change_owned(frame, reading);
+    lists.insert(frames, frame, None, Moment::default());
+}
+
 /// The one frame's page leaves a group's list for another group while a third party wants the frame
 /// for its own.
 #[test]
@@ -13,7 +20,7 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
         let frames = FrameTable::try_new(1).expect("memory");
         let (mut old, new) = (Lruvec::new(Policy::Fifo), Lruvec::new(Policy::Fifo));
         frames.set_group(FRAME, OLD);
-        old.insert(&frames, FRAME, None, Moment::default());
+        come_in(&mut old, &frames, FRAME);
         let shared = Arc::new((frames, Mutex::new(old), Mutex::new(new)));
         let wanting = {
             let shared = Arc::clone(&shared);
@@ -41,7 +48,7 @@ fn a_frame_is_isolated_only_from_the_list_that_it_is_on() {
         frames.change_owned(FRAME, |word| word.bare().with_state(State::Free));
         frames.set_group(FRAME, NEW);
         let mut lists = new.lock().expect("no panic");
-        lists.insert(frames, FRAME, None, Moment::default());
+        come_in(&mut lists, frames, FRAME);
         drop(lists);
         wanting.join().expect("nobody takes what is not listed");
         let lists = new.lock().expect("no panic");
@@ -63,7 +70,7 @@ fn a_page_is_isolated_or_pinned_to_be_moved_and_never_both() {
         loom::model(move || {
             let frames = FrameTable::try_new(1).expect("memory");
             let mut lists = Lruvec::new(policy);
-            lists.insert(&frames, FRAME, None, Moment::default());
+            come_in(&mut lists, &frames, FRAME);
             let frames = Arc::new(frames);
             let moving = {
                 let frames = Arc::clone(&frames);
@@ -97,7 +104,7 @@ fn a_frame_is_given_away_only_when_it_is_off_the_list_that_it_was_put_back_on() 
             let mut lists = Lruvec::new(policy);
             let other = Frame::new(1);
             for frame in [FRAME, other] {
-                lists.insert(&frames, frame, None, Moment::default());
+                come_in(&mut lists, &frames, frame);
             }
             let mut batch = Batch::default();
             lists.isolate_frame(&frames, (frames.group(FRAME), FRAME), &mut batch);

@@ -36,7 +36,7 @@ where
     }
 }
 
-/// Each read and write takes so long.
+/// Each read and write takes so long, and a hole no time.
 struct Slow(Duration);
 
 impl Store for Slow {
@@ -57,6 +57,10 @@ impl Store for Slow {
     fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
         std::thread::sleep(self.0);
         Ok(buf.len())
+    }
+
+    fn punch(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
     }
 }
 

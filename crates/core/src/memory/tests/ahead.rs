@@ -135,6 +135,27 @@ fn reads_that_end_together_go_to_their_own_groups_or_fail() {
     memory.check();
 }
 
+/// As seen by whoever comes between.
+#[test]
+fn pages_that_are_not_being_read_any_more_can_go_and_their_group_with_them() {
+    let (memory, root_group, file) = memory(64, Policy::Gated2q);
+    let group = memory.new_group(CPU.into(), root_group).unwrap();
+    let ended = (0..20).map(|page| (begin(&memory, CPU.into(), group, key(file, page)), Ok(())));
+    let ended: Vec<Ended> = ended.collect();
+    memory.drop_group(CPU, group);
+    assert_eq!(memory.groups().get(group).unwrap().nr_reading(), 20);
+    let mut nr_freed = Vec::new();
+    memory.complete_many(CPU, ended, &mut |_| {
+        let reading = memory.groups().get(group).map_or(0, Group::nr_reading);
+        assert_eq!(reading, 0);
+        nr_freed.push(memory.reclaim(CPU, root_group, 64));
+        memory.tick(CPU, 0);
+        assert!(memory.groups().get(group).is_none());
+    });
+    assert_eq!((nr_freed.len(), nr_freed[0]), (20, 20));
+    memory.check();
+}
+
 #[test]
 fn what_a_batch_brings_back_counts_as_each_of_it_would() {
     let counts = |is_batch: bool| {

@@ -46,6 +46,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("given"),
     },
     Mutant {
+        name: "a page whose read has ended stays with its reader",
+        file: "reclaim/mod.rs",
+        find: "Some(word.unpinned().next_version())",
+        replace: "Some(word.next_version())",
+        tests: Tests::Unit("ahead"),
+    },
+    Mutant {
+        name: "a page that was left with others stays with its reader",
+        file: "reclaim/given.rs",
+        find: "Some(word.unpinned().next_version())",
+        replace: "Some(word.next_version())",
+        tests: Tests::Unit("given"),
+    },
+    Mutant {
         name: "a page that was left with others is said to be there before it can be found",
         file: "memory/complete.rs",
         find: "lruvec.lock_or_give(&self.frames, given.frames())",
