@@ -104,8 +104,7 @@ impl Drop for Latch<'_> {
         // As in `PageMut`.
         let group = core.frames().group(self.frame);
         core.unlatch(cpu::current(), self.frame, self.is_dirty, &mut effects);
-        self.shared.wake_all(&mut effects);
-        self.shared.group_came_back(group);
+        self.shared.wake_all_of(group, &mut effects);
     }
 }
 
@@ -506,8 +505,7 @@ impl Drop for PageMut {
         // Those who are woken are foreign, and may unwind.
         let mut panics = Panics::default();
         panics.catch(|| self.settle());
-        panics.catch(|| shared.wake_all(&mut effects));
-        panics.catch(|| shared.group_came_back(group));
+        panics.catch(|| shared.wake_all_of(group, &mut effects));
         if let Some(account) = &self.account {
             let nr_pages = u64::from(self.block.order().nr_pages());
             panics.catch(|| shared.pins.give_back(account, nr_pages));

@@ -320,6 +320,15 @@ impl Shared {
         }
     }
 
+    /// [`Shared::wake_all`] after memory of a group came back, and tells who waits for that, also
+    /// where somebody unwinds who is woken before.
+    pub(crate) fn wake_all_of(&self, group: u32, effects: &mut Effects) {
+        let mut panics = Panics::default();
+        panics.catch(|| self.wake_all(effects));
+        panics.catch(|| self.group_came_back(group));
+        panics.go_on();
+    }
+
     /// What calls of core left, all of it, also where a waker panics: reads that operations' steps
     /// ask for are given to `read`.
     pub(crate) fn carry_out(

@@ -1,8 +1,10 @@
 //! Waits for memory by askers that hold some of it.
 
 use super::*;
+use crate::page::Latch;
 use crate::park::tests::Counted;
 use crate::{ByteSize, Memory};
+use pagetide_core::page_cache::Latched;
 use pagetide_core::units::Order;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -222,6 +224,44 @@ fn a_waker_that_unwinds_keeps_nobody_asleep() {
         assert_eq!((bad.nr_wakes(), good.nr_wakes()), (2, 2));
         drop(waits);
     }
+}
+
+#[test]
+fn a_waker_that_unwinds_keeps_nobody_from_a_page_that_can_go_now() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let web = memory.root().child("web").unwrap();
+    let web = web.max(ByteSize::kib(32)).unwrap();
+    let data = tempfile::NamedTempFile::new().unwrap();
+    data.as_file().set_len(4096).unwrap();
+    let file = memory.open_rw(data.path(), &web).unwrap();
+    let frame = file.pin(0).unwrap().frame_in(memory.home()).unwrap();
+    let shared = web.shared();
+    let key = shared.core.frames().key(frame).unwrap();
+    // Whoever lets the page go, and who waits for that.
+    let is_told = |let_go: Box<dyn FnOnce() + '_>| {
+        let [bad, good] = [Counted::unwinding(), Counted::default()].map(Arc::new);
+        let unwinding = Arc::clone(&bad).into();
+        assert!(
+            shared
+                .waiters
+                .register(frame, &unwinding, || true)
+                .is_some()
+        );
+        let mut wait = waits(&web, 1, 1);
+        let refused = || -> Result<(), _> { Err(AllocError::OverLimit { group: web.id() }) };
+        let waker = Arc::clone(&good).into();
+        assert!(wait.poll(&waker, &mut { refused }).is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(let_go)).is_err());
+        assert_eq!((bad.nr_wakes(), good.nr_wakes()), (1, 1));
+    };
+    assert!(matches!(shared.latch(key), Latched::Held(_)));
+    let latch = Latch::new(shared, frame, Order::ZERO);
+    assert!(shared.core.await_unlatched(key).is_some());
+    is_told(Box::new(|| drop(latch)));
+    let page = file.pin(0).unwrap();
+    assert!(matches!(shared.latch(key), Latched::Busy { .. }));
+    is_told(Box::new(|| drop(page)));
 }
 
 #[test]

@@ -92,9 +92,9 @@ impl Shared {
         let group = self.core.frames().group(frame);
         self.core
             .unpinned(cpu::current(), frame, before, &mut effects);
-        self.wake_all(&mut effects);
-        if before.pins() == 1 {
-            self.group_came_back(group);
+        match before.pins() {
+            1 => self.wake_all_of(group, &mut effects),
+            _ => self.wake_all(&mut effects),
         }
     }
 }

@@ -155,6 +155,8 @@ fn the_only_pin_becomes_a_view_and_a_view_a_pin() {
     let (page, other) = (file.pin(1).unwrap(), file.pin(1).unwrap());
     let error = file.upgrade(page).unwrap_err();
     assert!(matches!(error.error(), Error::PageBusy { page: 1, .. }));
+    let told = "page 1 of disk stays pinned, or somebody changes it";
+    assert_eq!(error.error().to_string(), told);
     let page = error.into_page();
     assert!(page.iter().all(|&byte| byte == 7));
     drop(other);

@@ -140,9 +140,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "nobody is woken by a page that was cut off and goes to its zone",
         file: "page/held.rs",
-        find: "if before.pins() == 1 {",
-        replace: "if before.pins() > 1 {",
+        find: "1 => self.wake_all_of(group, &mut effects),",
+        replace: "1 => self.wake_all(&mut effects),",
         tests: Tests::Runtime("waits::a_future_is_woken_by_what_goes"),
+    },
+    Mutant {
+        name: "who waits for memory is not told where a waker of its page unwinds",
+        file: "shared.rs",
+        find: "panics.catch(|| self.wake_all(effects));\n        panics.catch(|| self.group",
+        replace: "self.wake_all(effects);\n        panics.catch(|| self.group",
+        tests: Tests::RuntimeUnit("memory_wait::tests::a_waker_that_unwinds_keeps_nobody_from"),
     },
     Mutant {
         name: "who was woken and is not polled stands in the way for ever",

@@ -464,8 +464,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a pin budget is lost where a waker unwinds",
         file: "page.rs",
-        find: "panics.catch(|| shared.wake_all(&mut effects));",
-        replace: "shared.wake_all(&mut effects);",
+        find: "panics.catch(|| shared.wake_all_of(group, &mut effects));",
+        replace: "shared.wake_all_of(group, &mut effects);",
         tests: Tests::Runtime("callers::a_pin_budget"),
     },
     Mutant {
