@@ -2,12 +2,12 @@
 
 use super::alloc::Amount;
 use super::{Here, Memory};
-use crate::group::Charged;
+use crate::group::{Charged, Count};
 use crate::units::{Cpu, PageType};
 use core::cell::Cell;
 
 /// Pages charged to a group for requests that come next: [`Here::with_ahead`]. What they leave is
-/// uncharged when this is dropped, and the reads that they began are counted then.
+/// uncharged when this is dropped, and the faults that they were are counted then.
 #[derive(Debug)]
 #[must_use = "what was charged goes back when it is dropped"]
 pub struct Ahead<'a> {
@@ -15,15 +15,8 @@ pub struct Ahead<'a> {
     cpu: Cpu,
     group: u32,
     nr_pages: Cell<u32>,
-    begun: Cell<Begun>,
-}
-
-/// Reads that requests began, to be counted together.
-#[derive(Clone, Copy, Debug, Default)]
-struct Begun {
-    /// Pages by type.
-    nr_pages: [u32; 2],
-    nr_faults: u32,
+    /// Of the requests so far, to be counted together.
+    nr_faults: Cell<u32>,
 }
 
 impl Ahead<'_> {
@@ -50,27 +43,24 @@ impl Ahead<'_> {
         self.group == group
     }
 
-    /// A read of a page of the group begins: [`crate::group::Group::begin_read`].
+    /// Reads of pages of the group begin: as [`crate::group::Group::begin_read`]. They are counted
+    /// at once, as they may end before this does.
     #[inline]
     pub(super) fn begin_read(&self, page_type: PageType, nr_pages: u32, nr_faults: u32) {
-        let mut begun = self.begun.get();
-        begun.nr_pages[page_type.index()] += nr_pages;
-        begun.nr_faults += nr_faults;
-        self.begun.set(begun);
+        if let Some(group) = self.memory.groups.get(self.group) {
+            group.begin_copy(page_type, nr_pages);
+        }
+        self.nr_faults.set(self.nr_faults.get() + nr_faults);
     }
 }
 
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        let mut begun = self.begun.take();
-        if let Some(group) = self.memory.groups.get(self.group) {
-            for page_type in PageType::ALL {
-                let nr_pages = begun.nr_pages[page_type.index()];
-                if nr_pages > 0 {
-                    let nr_faults = core::mem::take(&mut begun.nr_faults);
-                    group.begin_read(page_type, nr_pages, nr_faults);
-                }
-            }
+        let nr_faults = self.nr_faults.get();
+        if let Some(group) = self.memory.groups.get(self.group)
+            && nr_faults > 0
+        {
+            group.add_count(Count::Pgmajfault, nr_faults.into());
         }
         let nr_pages = self.nr_pages.get();
         if nr_pages > 0 {
@@ -98,7 +88,7 @@ impl Memory {
             cpu,
             group,
             nr_pages,
-            begun: Cell::default(),
+            nr_faults: Cell::default(),
         }
     }
 }

@@ -141,6 +141,26 @@ fn gated(memory: &Memory, group: &Group) -> (File, Opening) {
 }
 
 #[test]
+fn the_books_are_right_while_many_pages_are_being_read() {
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let group = group_of(&memory, "reads", 512);
+    let (file, opening) = gated(&memory, &group);
+    let pages: Vec<u64> = (0..256).collect();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| file.pin_many(&pages).map(drop));
+        while group.usage() < ByteSize(256 * PAGE) {
+            std::thread::yield_now();
+        }
+        let found = memory.audit();
+        drop(opening);
+        reader.join().unwrap().unwrap();
+        assert_eq!(found, Ok(()));
+    });
+    assert_eq!(memory.audit(), Ok(()));
+}
+
+#[test]
 fn a_prefetch_waits_for_no_read() {
     assert_within(SOON, || {
         let memory = Memory::builder().budget(ByteSize::mib(64));

@@ -47,6 +47,30 @@ fn requests_take_what_was_charged_ahead_and_the_rest_goes_back() {
 }
 
 #[test]
+fn what_is_charged_ahead_hides_no_read() {
+    let (memory, group, file) = memory(64, Policy::Gated2q);
+    let record = memory.groups().get(group).unwrap();
+    let other = begin(&memory, CPU.into(), group, key(file, 100));
+    let ahead = memory.charge_ahead(CPU.into(), group, 8);
+    let here = Here::from(CPU).with_ahead(&ahead);
+    let first = begin(&memory, here, group, key(file, 0));
+    let keys = [1, 2, 3].map(|page| key(file, page));
+    let mut ended: Vec<Ended> = Vec::from([(first, Ok(()))]);
+    let nr_begun = memory.begin_reads(here, (group, Access::Pin), &keys, &mut |op, io| {
+        ended.push((io.unwrap(), Ok(())));
+        op.abandon(&memory, CPU, &mut Effects::new());
+    });
+    assert_eq!(record.nr_reading(), 2 + nr_begun as u64);
+    // They may end before whoever begins them has begun all.
+    memory.complete_many(CPU, ended, &mut |_| ());
+    assert_eq!(record.nr_reading(), 1);
+    drop(ahead);
+    assert_eq!(record.nr_reading(), 1);
+    memory.complete(CPU, other, Ok(()), &mut Effects::new());
+    memory.check();
+}
+
+#[test]
 fn what_was_charged_ahead_is_for_its_group() {
     let (memory, group, file) = memory(64, Policy::Gated2q);
     let root = memory.groups().root();

@@ -443,8 +443,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reads of what was charged ahead are not counted",
         file: "memory/ahead.rs",
-        find: "group.begin_read(page_type, nr_pages, nr_faults);",
-        replace: "_ = (group, nr_faults);",
+        find: "group.begin_copy(page_type, nr_pages);",
+        replace: "_ = (group, page_type, nr_pages);",
         tests: Tests::Unit("ahead"),
     },
     Mutant {
