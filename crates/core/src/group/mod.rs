@@ -75,7 +75,7 @@ pub struct Tree {
     counts: PerCpu<Counts>,
     /// Stocks of a group that drains emptied.
     nr_drained: AtomicU64,
-    /// Who took statistics out of stocks: no record goes meanwhile.
+    /// Who took statistics out of stocks, or keeps records for another count: none goes meanwhile.
     in_hand: InHand,
     /// Groups whose records went, twice; odd while one's counts pass to its parent.
     burials: AtomicU64,
@@ -276,6 +276,12 @@ impl Tree {
             let is_used = group.usage() > 0 || group.nr_children.load(Ordering::Relaxed) > 0;
             group.is_dead() && !is_used && id != self.root
         })
+    }
+
+    /// Keeps the records of all groups until it is dropped: for who counts something of a group
+    /// that may have no page any more.
+    pub(crate) fn keep_records(&self) -> impl Drop + use<'_> {
+        self.in_hand.begin()
     }
 
     /// Frees the record of a dead group to which nothing is charged and which has no children;

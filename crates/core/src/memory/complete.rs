@@ -189,17 +189,13 @@ impl Memory {
             let nr_ended = match result {
                 Ok(()) => self.queue(cpu, left),
                 Err(code) => {
-                    self.fail(io, *code);
+                    self.fail(cpu, io, *code);
                     1
                 }
             };
             left = &left[nr_ended..];
         }
-        for (io, result) in batch.iter().flatten() {
-            if result.is_err() {
-                // The read's own pin, which is dropped of others as they become live.
-                self.drop_pin(cpu, io.frame);
-            }
+        for (io, _) in batch.iter().flatten() {
             wake(io.frame);
             if let Some(source) = io.source
                 && self.drop_own_pin(cpu, source)
@@ -278,15 +274,15 @@ impl Memory {
         self.frames.word(frame).generation() != 0
     }
 
-    /// Forgets a page whose read failed.
-    fn fail(&self, io: &Io, code: u32) {
+    /// Forgets a page whose read failed, and drops the read's own pin.
+    fn fail(&self, cpu: Cpu, io: &Io, code: u32) {
         let &Io { frame, key, .. } = io;
+        // Its record stays until the end: this may be the group's last page.
+        let _kept = self.groups.keep_records();
         let group = self.groups.get(self.frames.group(frame));
         let group = group.expect("a group lives while a page is charged to it");
+        let page_type = self.frames.page_type(frame);
         let is_listed = self.is_moved_in_place(frame);
-        if !is_listed {
-            group.end_read(self.frames.page_type(frame), io.order.nr_pages());
-        }
         self.forget(key, frame);
         if is_listed && let Some(lruvec) = self.lruvec_at(frame) {
             lruvec.lock().remove(&self.frames, frame);
@@ -294,9 +290,15 @@ impl Memory {
         self.mapping_of(key)
             .unlist(&self.frames, [frame].into_iter());
         self.frames.set_note(frame, u64::from(code));
-        let failed = |word: Word| Some(word.with_state(State::Failed).next_version());
-        self.frames
-            .update(frame, failed)
-            .expect("an update without a condition");
+        let failed = |word: Word| Some(word.with_state(State::Failed).unpinned().next_version());
+        let before = self.frames.update(frame, failed);
+        let before = before.expect("an update without a condition");
+        if before.pins() == 1 {
+            self.reap(cpu, frame);
+        }
+        if !is_listed {
+            // When the frame is free: who lacks memory looks at both.
+            group.end_read(page_type, io.order.nr_pages());
+        }
     }
 }

@@ -404,19 +404,8 @@ impl Memory {
         }
     }
 
-    /// [`Memory::unpin`] by a caller whom the file's last handle waits for, or who has another pin
-    /// on the page, and who wakes those who wait for the frame where this says so.
-    #[inline]
-    pub(super) fn drop_pin(&self, cpu: Cpu, frame: Frame) -> bool {
-        let before = self.frames.unpin(frame);
-        if before.state() == State::Detached {
-            self.left_pins.drop_one();
-        }
-        self.end_pin(cpu, frame, before)
-    }
-
-    /// Drops the pin by which the caller took a page out of its frame: it is in no count. As
-    /// [`Memory::drop_pin`].
+    /// Drops the pin by which the caller took a page out of its frame: it is in no count. Who wakes
+    /// those who wait for the frame does so where this says that.
     pub(super) fn drop_own_pin(&self, cpu: Cpu, frame: Frame) -> bool {
         let before = self.frames.unpin(frame);
         self.end_pin(cpu, frame, before)

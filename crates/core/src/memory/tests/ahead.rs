@@ -180,6 +180,27 @@ fn pages_that_are_not_being_read_any_more_can_go_and_their_group_with_them() {
     memory.check();
 }
 
+/// As seen by whoever comes between: a page that is not being read any more has no frame.
+#[test]
+fn pages_whose_reads_failed_go_before_they_are_not_being_read() {
+    let (memory, root_group, file) = memory(64, Policy::Gated2q);
+    let group = memory.new_group(CPU.into(), root_group).unwrap();
+    let ended = (0..20).map(|page| (begin(&memory, CPU.into(), group, key(file, page)), Err(5)));
+    let ended: Vec<Ended> = ended.collect();
+    memory.drop_group(CPU, group);
+    let mut nr_woken = 0;
+    memory.complete_many(CPU, ended, &mut |_| {
+        nr_woken += 1;
+        let record = memory.groups().get(group);
+        let left = record.map_or((0, 0), |record| (record.usage(), record.nr_reading()));
+        assert_eq!(left, (0, 0));
+        memory.tick(CPU, 0);
+        assert!(memory.groups().get(group).is_none());
+    });
+    assert_eq!(nr_woken, 20);
+    memory.check();
+}
+
 #[test]
 fn what_a_batch_brings_back_counts_as_each_of_it_would() {
     let counts = |is_batch: bool| {

@@ -105,7 +105,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "the pin of a move may be the last one and says nothing",
         file: "memory/migrate.rs",
         find: "self.memory.leave(self.here, self.frame);",
-        replace: "self.memory.drop_pin(self.here.cpu, self.frame);",
+        replace: "self.memory.drop_own_pin(self.here.cpu, self.frame);",
         tests: Tests::Unit("left_pins"),
     },
     Mutant {
