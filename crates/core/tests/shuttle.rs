@@ -3,6 +3,8 @@
 
 #[path = "shuttle/longterm.rs"]
 mod longterm;
+#[path = "shuttle/reads.rs"]
+mod reads;
 #[path = "shuttle/reserve.rs"]
 mod reserve;
 #[path = "shuttle/short.rs"]

@@ -448,6 +448,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("ahead"),
     },
     Mutant {
+        name: "a page whose read failed is not being read and not gone yet",
+        file: "memory/complete.rs",
+        find: "let _kept = self.groups.keep_records();",
+        replace: "let _kept = self.groups.keep_records();\n        \
+                  let ended = |group: &Group| group.end_read(PageType::File, 1);\n        \
+                  self.groups.get(self.frames.group(frame)).map(ended);",
+        tests: Tests::Shuttle,
+    },
+    Mutant {
         name: "reads that end together go to the first one's group",
         file: "memory/complete.rs",
         find: "self.frames.group(io.frame) == lruvec.group()",
