@@ -498,12 +498,11 @@ impl File {
             let nr_pages = nr_missing * self.open.order.nr_pages();
             let ahead = core.charge_ahead(begun.here(), group.id(), nr_pages);
             let begin = self.begin_chunk((begun, &ahead), group, missing, &mut begins);
-            if let Err(stop) = begin {
-                begun.hand_over();
-                return Err(stop);
-            }
+            // What is left goes back before the reads, which may take long.
+            drop(ahead);
+            begun.hand_over();
+            begin?;
         }
-        begun.hand_over();
         Ok(begins)
     }
 

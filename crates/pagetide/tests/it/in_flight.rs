@@ -142,22 +142,31 @@ fn gated(memory: &Memory, group: &Group) -> (File, Opening) {
 
 #[test]
 fn the_books_are_right_while_many_pages_are_being_read() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let group = group_of(&memory, "reads", 512);
-    let (file, opening) = gated(&memory, &group);
-    let pages: Vec<u64> = (0..256).collect();
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| file.pin_many(&pages).map(drop));
-        while group.usage() < ByteSize(256 * PAGE) {
-            std::thread::yield_now();
-        }
-        let found = memory.audit();
-        drop(opening);
-        reader.join().unwrap().unwrap();
-        assert_eq!(found, Ok(()));
-    });
-    assert_eq!(memory.audit(), Ok(()));
+    // The first one by somebody else, so that one less is begun of those that are charged together.
+    for (nr_pages, is_read) in [(256, false), (300, true)] {
+        let memory = Memory::builder().budget(ByteSize::mib(64));
+        let memory = memory.build().unwrap();
+        let group = group_of(&memory, "reads", 512);
+        let (file, opening) = gated(&memory, &group);
+        let pages: Vec<u64> = (0..nr_pages).collect();
+        let wait_for = |nr_pages: u64| {
+            while group.usage() < ByteSize(nr_pages * PAGE) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            let other = is_read.then(|| scope.spawn(|| file.pin(0).map(drop)));
+            wait_for(u64::from(is_read));
+            let reader = scope.spawn(|| file.pin_many(&pages).map(drop));
+            wait_for(256);
+            let found = memory.audit();
+            drop(opening);
+            reader.join().unwrap().unwrap();
+            assert!(other.is_none_or(|other| other.join().unwrap().is_ok()));
+            assert_eq!(found, Ok(()));
+        });
+        assert_eq!(memory.audit(), Ok(()));
+    }
 }
 
 #[test]
