@@ -3,12 +3,13 @@
 use crate::by_cpu;
 use crate::child;
 use crate::disk::{Disk, EIO, ENOSPC, Fault, forward};
+use crate::gate::Gated;
 use pagetide::{
     Anon, Builder, ByteSize, Error, Group, Memory, Order, PAGE_BYTES, Policy, Store, resident_bytes,
 };
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -306,36 +307,11 @@ fn nothing_is_lost_when_any_call_of_the_spill_file_fails() {
     }
 }
 
-/// Its first read waits until it is told to go on.
-struct Gated {
-    disk: Disk,
-    is_reading: Barrier,
-    may_go: Barrier,
-    nr_reads: AtomicU64,
-}
-
-impl Store for Gated {
-    forward!(disk: len, write_at);
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        if self.nr_reads.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.is_reading.wait();
-            self.may_go.wait();
-        }
-        self.disk.read_at(buf, offset)
-    }
-}
-
 #[test]
 fn a_slot_that_is_being_read_is_nobody_elses_though_its_page_is_discarded() {
-    let store = Arc::new(Gated {
-        disk: Disk::default(),
-        is_reading: Barrier::new(2),
-        may_go: Barrier::new(2),
-        nr_reads: AtomicU64::new(0),
-    });
+    let store = Gated::default();
     let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
-    let builder = builder.spill_store(Arc::<Gated>::clone(&store));
+    let builder = builder.spill_store(Arc::new(store.clone()));
     let memory = builder.spill_max(ByteSize(130 * PAGE)).build().unwrap();
     let group = tenant(&memory, 40);
     group.set_policy(Policy::Fifo).unwrap();
@@ -343,8 +319,9 @@ fn a_slot_that_is_being_read_is_nobody_elses_though_its_page_is_discarded() {
     // The first ones are swapped out.
     (0..80).for_each(|page| write(&region, page, 1));
     thread::scope(|scope| {
+        let shut = store.reads.shut_for(1);
         let reader = scope.spawn(|| region.pin(0).unwrap().to_vec());
-        store.is_reading.wait();
+        shut.await_one();
         let discarder = scope.spawn(|| region.discard(0..1).unwrap());
         // The discard waits for the read: only time tells that it has begun.
         thread::sleep(Duration::from_millis(50));
@@ -352,7 +329,7 @@ fn a_slot_that_is_being_read_is_nobody_elses_though_its_page_is_discarded() {
         for round in 2..6 {
             (0..50).for_each(|page| write(&other, page, round));
         }
-        store.may_go.wait();
+        drop(shut);
         let seen = reader.join().unwrap();
         let is_zero = seen.iter().all(|&byte| byte == 0);
         assert!(is_zero || seen == content(0, 1), "{:?}", &seen[..16]);

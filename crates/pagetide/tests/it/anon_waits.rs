@@ -1,68 +1,18 @@
 //! Anon pages beside a slow spill file: who waits for it, and who does not.
 
-use crate::disk::{Disk, EIO, Fault, forward};
+use crate::disk::{EIO, Fault};
+use crate::gate::Gated;
+use crate::rseq::Over;
 use crate::slow::{Forgets, PAGE, group_of};
-use crate::swift::timed;
-use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
-use std::io;
+use pagetide::{Anon, ByteSize, Error, File, Memory, Order, Shrinker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
-/// Less than a write takes where the gate is shut.
+/// Less than who discards a page waits for others.
 const SOON: Duration = Duration::from_secs(1);
-const SHUT: Duration = Duration::from_secs(3);
-
-/// A store whose writes wait while it is shut, three seconds at most.
-#[derive(Clone, Default)]
-pub(crate) struct Gate {
-    disk: Disk,
-    state: Arc<State>,
-}
-
-#[derive(Default)]
-struct State {
-    is_shut: AtomicBool,
-    /// Writes that found it shut.
-    nr_waiting: AtomicU64,
-}
-
-impl Gate {
-    pub(crate) fn open(&self, memory: &Memory, group: &Group) -> File {
-        let store = Box::new(self.clone());
-        let file = memory.open_store(store, "gate", group);
-        file.unwrap()
-    }
-
-    pub(crate) fn set_shut(&self, is_shut: bool) {
-        self.state.is_shut.store(is_shut, Ordering::SeqCst);
-    }
-
-    /// Waits until a write does.
-    pub(crate) fn await_write(&self) {
-        while self.state.nr_waiting.load(Ordering::SeqCst) == 0 {
-            thread::yield_now();
-        }
-    }
-}
-
-impl Store for Gate {
-    forward!(disk: read_at, len, is_writable, set_len);
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        let begin = Instant::now();
-        let is_shut = || self.state.is_shut.load(Ordering::SeqCst) && begin.elapsed() < SHUT;
-        self.state
-            .nr_waiting
-            .fetch_add(is_shut().into(), Ordering::SeqCst);
-        while is_shut() {
-            thread::sleep(MS);
-        }
-        self.disk.write_at(buf, offset)
-    }
-}
 
 /// A page that is there once more as it went: pseudo-random first, then zeros.
 fn compressible(seed: u64) -> Vec<u8> {
@@ -80,7 +30,7 @@ fn compressible(seed: u64) -> Vec<u8> {
 
 #[test]
 fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
-    let gate = Gate::default();
+    let gate = Gated::default();
     let memory = Memory::builder().budget(ByteSize::mib(16));
     let memory = memory.spill_store(Arc::new(gate.clone())).build().unwrap();
     let group = group_of(&memory, "group", 256);
@@ -88,24 +38,22 @@ fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
     for page in 0..200 {
         region.write_at(&compressible(page), page * PAGE).unwrap();
     }
-    gate.set_shut(true);
-    let took = thread::scope(|scope| {
+    let shut = gate.writes.shut();
+    thread::scope(|scope| {
         scope.spawn(|| group.reclaim(ByteSize(16 * PAGE)));
-        gate.await_write();
+        shut.await_one();
         let is_free = |page: &u64| region.try_pin_mut(*page).unwrap().is_some();
         let (free, written): (Vec<u64>, Vec<u64>) = (0..200).partition(is_free);
         let (region, written) = (&region, written[0]);
         let discard = scope.spawn(move || region.discard(written..=written).unwrap());
         // Whether it waits by now, only time tells.
         thread::sleep(50 * MS);
-        let took = timed(|| _ = region.write_at(&[1], free[0] * PAGE).unwrap());
-        let is_waiting = !discard.is_finished();
-        gate.set_shut(false);
+        region.write_at(&[1], free[0] * PAGE).unwrap();
+        assert!(!discard.is_finished(), "it is being written still");
+        drop(shut);
         discard.join().unwrap();
         assert!(region.pin(written).unwrap().iter().all(|&byte| byte == 0));
-        (took, is_waiting)
     });
-    assert!(took.0 < SOON && took.1, "{took:?}");
 }
 
 /// One tenant changes pages of a region whose map has no room in its own group. Another one changes
@@ -154,7 +102,7 @@ fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
         |region, page| region.pin_new(page).map(|mut view| view[0] = 1),
     ];
     for change in changes {
-        let gate = Gate::default();
+        let gate = Gated::default();
         let memory = Memory::builder().budget(ByteSize::mib(16));
         let memory = memory.spill_store(Arc::new(gate.clone())).build().unwrap();
         let full = group_of(&memory, "full", 64);
@@ -165,24 +113,20 @@ fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
         // Its pages are charged elsewhere; so what it waits for is the map.
         let other = region.for_group(&memory.root().child("other").unwrap());
         other.write_at(&[1], 128 * PAGE).unwrap();
-        gate.set_shut(true);
-        let took = thread::scope(|scope| {
+        let shut = gate.writes.shut();
+        thread::scope(|scope| {
             let changes = scope.spawn(|| {
                 for leaf in 2..300 {
                     change(&other, 128 * leaf).unwrap();
                 }
             });
-            gate.await_write();
-            let took = timed(|| {
-                region.discard(1 << 19..).unwrap();
-                other.write_at(&[2], 128 * PAGE).unwrap();
-            });
-            let is_waiting = !changes.is_finished();
-            gate.set_shut(false);
+            shut.await_one();
+            region.discard(1 << 19..).unwrap();
+            other.write_at(&[2], 128 * PAGE).unwrap();
+            assert!(!changes.is_finished(), "what it needs is being written");
+            drop(shut);
             changes.join().unwrap();
-            (took, is_waiting)
         });
-        assert!(took.0 < SOON && took.1, "{took:?}");
         for leaf in 2..300 {
             assert_eq!(other.pin(128 * leaf).unwrap()[0], 1);
         }
@@ -199,25 +143,23 @@ fn who_drops_a_page_that_is_being_written_keeps_nobody_from_the_others() {
         (|file| file.discard_dirty().map(drop), [1, 2]),
     ];
     for (drop_it, expected) in drops {
-        let gate = Gate::default();
+        let gate = Gated::default();
         let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
         let file = gate.open(&memory, &memory.root());
         file.write_at(&[1; 10 * 4096], 0).unwrap();
         file.flush_range(..).unwrap();
         file.write_at(&[2], 9 * PAGE).unwrap();
-        gate.set_shut(true);
-        let took = thread::scope(|scope| {
+        let shut = gate.writes.shut();
+        thread::scope(|scope| {
             scope.spawn(|| file.flush_range(9 * PAGE..).unwrap());
-            gate.await_write();
+            shut.await_one();
             let drops = scope.spawn(|| drop_it(&file).unwrap());
             // Whether it waits by now, only time tells.
             thread::sleep(50 * MS);
-            let took = timed(|| _ = file.write_at(&[3], 0).unwrap());
-            let is_waiting = !drops.is_finished();
-            gate.set_shut(false);
-            (took, is_waiting)
+            file.write_at(&[3], 0).unwrap();
+            assert!(!drops.is_finished(), "it is being written still");
+            drop(shut);
         });
-        assert!(took.0 < SOON && took.1, "{took:?}");
         assert_eq!([0, 9].map(|page| file.pin(page).unwrap()[0]), expected);
     }
 }
@@ -235,7 +177,7 @@ fn a_prefetch_of_a_region_that_is_mostly_empty_ends_soon() {
 
 #[test]
 fn a_compressed_page_comes_back_while_older_ones_are_being_written() {
-    let gate = Gate::default();
+    let gate = Gated::default();
     let builder = Memory::builder().budget(ByteSize::mib(64)).zswap(2);
     let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
     let [ours, theirs] = ["ours", "theirs"].map(|name| group_of(&memory, name, 64));
@@ -251,31 +193,29 @@ fn a_compressed_page_comes_back_while_older_ones_are_being_written() {
     }
     // From here on nobody needs room for ours.
     ours.set_max(ByteSize(1000 * PAGE)).unwrap();
-    gate.set_shut(true);
+    let shut = gate.writes.shut();
     let is_over = AtomicBool::new(false);
-    let worst = thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::SeqCst) {
                 write(pages.next().unwrap());
             }
         });
-        gate.await_write();
-        let took =
-            (0..100).map(|page| timed(|| assert!(*our.pin(page).unwrap() == compressible(page))));
-        let worst = took.max().unwrap();
-        is_over.store(true, Ordering::SeqCst);
-        gate.set_shut(false);
-        worst
+        let _over = Over(&is_over);
+        shut.await_one();
+        for page in 0..100 {
+            assert!(*our.pin(page).unwrap() == compressible(page));
+        }
+        drop(shut);
     });
     assert_eq!(memory.stats().pswpin, 0, "they were in memory all the time");
-    assert!(worst < SOON, "{worst:?}");
 }
 
 #[test]
 fn compressed_pages_of_many_threads_are_what_was_written() {
     const NR_THREADS: u64 = 4;
     const NR_PAGES: usize = 1500;
-    let gate = Gate::default();
+    let gate = Gated::default();
     let builder = Memory::builder().budget(ByteSize::mib(64)).zswap(2);
     let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
     let group = group_of(&memory, "group", 256);

@@ -2,14 +2,13 @@
 
 use crate::by_cpu;
 use crate::callers::Unwinding;
-use crate::disk::{Disk, forward};
+use crate::disk::Disk;
+use crate::gate::Gated;
 use pagetide::{ByteSize, File, Hint, Memory, Order, PAGE_BYTES, Store};
 use std::future::Future;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -80,38 +79,6 @@ fn a_read_beside_a_cut_returns_what_the_file_had_at_some_time() {
     }
 }
 
-/// A store one page of which is not read as long as it is closed.
-#[derive(Clone)]
-struct Gated {
-    disk: Disk,
-    at: u64,
-    is_closed: Arc<AtomicBool>,
-    is_reading: Arc<AtomicBool>,
-}
-
-impl Store for Gated {
-    forward!(disk: len, is_writable, write_at, sync, set_len);
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        if offset == self.at {
-            self.is_reading.store(true, Ordering::SeqCst);
-            while self.is_closed.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
-        }
-        self.disk.read_at(buf, offset)
-    }
-}
-
-/// Opens a store when it drops, also where a test fails.
-struct Opening<'a>(&'a Gated);
-
-impl Drop for Opening<'_> {
-    fn drop(&mut self) {
-        self.0.is_closed.store(false, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn pages_that_move_while_the_file_is_cut_go_too() {
     let builder = Memory::builder().budget(ByteSize::mib(16));
@@ -122,12 +89,7 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
     // Two such files leave a few frames to move to, and no block.
     let nr_pages = content / 2 - 60;
     let bytes = vec![7; usize::try_from(nr_pages * PAGE).unwrap()];
-    let gated = Gated {
-        disk: Disk::of(bytes.clone()),
-        at: (nr_pages - 1) * PAGE,
-        is_closed: Arc::new(AtomicBool::new(true)),
-        is_reading: Arc::new(AtomicBool::new(false)),
-    };
+    let gated = Gated::of(bytes.clone());
     let stores: [(Box<dyn Store>, _); 2] = [
         (Box::new(gated.clone()), "gated"),
         (Box::new(Disk::of(bytes)), "filler"),
@@ -138,12 +100,10 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
         file
     });
     thread::scope(|scope| {
-        let opening = Opening(&gated);
         // The last page is listed first, and its read takes long.
+        let shut = gated.reads.shut_for(1);
         let reader = scope.spawn(|| file.read_at(&mut [0], (nr_pages - 1) * PAGE).unwrap());
-        while !gated.is_reading.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
+        shut.await_one();
         for page in 0..nr_pages - 1 {
             file.read_at(&mut [0], page * PAGE).unwrap();
             filler.read_at(&mut [0], page * PAGE).unwrap();
@@ -158,7 +118,7 @@ fn pages_that_move_while_the_file_is_cut_go_too() {
         let blocks = (0..24).map_while(|_| root.alloc(Order::new(5)).ok());
         let blocks: Vec<_> = blocks.collect();
         assert!(memory.stats().pgmigrate_success > 0, "no page has moved");
-        drop(opening);
+        drop(shut);
         reader.join().unwrap();
         cutter.join().unwrap();
         drop(blocks);

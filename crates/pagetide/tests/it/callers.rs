@@ -2,17 +2,16 @@
 
 use crate::data::numbered_file;
 use crate::disk::Disk;
+use crate::gate::Gated;
 use pagetide::{
     Buf, ByteSize, Error, File, Group, IoEngine, Memory, Order, PAGE_BYTES, Reservation, Shrinker,
-    Store,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::future::Future;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -211,22 +210,6 @@ fn a_shrinker_asks_for_names_while_a_group_is_made() {
     assert!(matches!(made, Some(Ok(100))), "{made:?}");
 }
 
-/// A store each of whose reads is met at its beginning and at its end.
-struct Met(Arc<Barrier>);
-
-impl Store for Met {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        self.0.wait();
-        self.0.wait();
-        buf.fill(7);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(PAGE)
-    }
-}
-
 /// For how long the calling thread has had a CPU.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -238,13 +221,12 @@ fn cpu_time() -> Duration {
 fn who_waits_for_what_another_thread_reads_leaves_the_cpu_to_others() {
     let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
     let memory = builder.io_engine(IoEngine::Threads).build().unwrap();
-    let barrier = Arc::new(Barrier::new(2));
-    let store = Box::new(Met(Arc::clone(&barrier)));
-    let file = memory.open_store(store, "met", &memory.root());
-    let file = file.unwrap();
+    let store = Gated::of(vec![7; PAGE_BYTES]);
+    let file = store.open(&memory, &memory.root());
     thread::scope(|scope| {
+        let shut = store.reads.shut();
         scope.spawn(|| assert_eq!(file.prefetch([0]), 1));
-        barrier.wait();
+        shut.await_one();
         let waiter = scope.spawn(|| {
             let before = cpu_time();
             assert_eq!(file.pin(0).unwrap()[9], 7);
@@ -252,7 +234,7 @@ fn who_waits_for_what_another_thread_reads_leaves_the_cpu_to_others() {
         });
         // Long enough to tell the one from the other.
         thread::sleep(Duration::from_millis(300));
-        barrier.wait();
+        drop(shut);
         let spent = waiter.join().unwrap();
         assert!(spent < Duration::from_millis(50), "{spent:?} of 300 ms");
     });

@@ -2,23 +2,22 @@
 
 use crate::anon;
 use crate::data::numbered_file;
+use crate::gate::{Gated, Shut};
 use crate::many::memories;
 use crate::slow::{PAGE, group_of, slow};
 use crate::swift::{Watch, assert_within, timed};
 use futures_executor::block_on;
 use pagetide::{
-    ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, Reservation,
-    Store,
+    ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, PAGE_BYTES,
+    Reservation,
 };
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-/// A read that nobody waits for, where nobody ends it.
-const LONG: Duration = Duration::from_secs(10);
-/// Less than that.
+/// Less than a read takes whose gate is shut.
 const SOON: Duration = Duration::from_millis(500);
 /// How long a request waits for one that does not end.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -96,48 +95,10 @@ fn a_limit_is_met_once_what_is_being_read_has_come() {
     }
 }
 
-/// A store whose reads last until it is opened, or for [`LONG`].
-#[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
-
-impl Gate {
-    fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-}
-
-impl Store for Gate {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        let is_open = self.0.0.lock().unwrap();
-        let waited = self
-            .0
-            .1
-            .wait_timeout_while(is_open, LONG, |is_open| !*is_open);
-        drop(waited.unwrap());
-        buf.fill(1);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(1 << 30)
-    }
-}
-
-/// Opens a store when it drops, so that its file can be closed.
-struct Opening(Gate);
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        self.0.open();
-    }
-}
-
-/// A file that is not read before its store is opened.
-fn gated(memory: &Memory, group: &Group) -> (File, Opening) {
-    let gate = Gate::default();
-    let file = memory.open_store(Box::new(gate.clone()), "gate", group);
-    (file.unwrap(), Opening(gate))
+/// A file of which nothing is read as long as its gate is shut.
+fn gated(memory: &Memory, group: &Group) -> (File, Shut) {
+    let store = Gated::of(vec![1; 128 * PAGE_BYTES]);
+    (store.open(memory, group), store.reads.shut())
 }
 
 #[test]
@@ -175,7 +136,7 @@ fn a_prefetch_waits_for_no_read() {
         let memory = Memory::builder().budget(ByteSize::mib(64));
         let memory = memory.build().unwrap();
         let group = group_of(&memory, "prefetches", 64);
-        let (file, _opening) = gated(&memory, &group);
+        let (file, _shut) = gated(&memory, &group);
         let nr_begun = file.prefetch(0..8);
         assert!(nr_begun > 0);
         let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
@@ -184,25 +145,25 @@ fn a_prefetch_waits_for_no_read() {
 }
 
 /// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
-fn all_but_a_read() -> (Group, File, Reservation, Opening) {
+fn all_but_a_read() -> (Group, File, Reservation, Shut) {
     let memory = Memory::builder().budget(ByteSize::mib(64));
     let memory = memory.build().unwrap();
     let group = group_of(&memory, "full", 64);
-    let (file, opening) = gated(&memory, &group);
+    let (file, shut) = gated(&memory, &group);
     assert_eq!(file.prefetch(0..1), 1);
     let used = group.reserve(ByteSize(48 * PAGE)).unwrap();
-    (group, file, used, opening)
+    (group, file, used, shut)
 }
 
 #[test]
 fn a_future_waits_for_no_read_where_it_is_polled() {
     assert_within(SOON, || {
-        let (group, _file, _used, opening) = all_but_a_read();
+        let (group, _file, _used, shut) = all_but_a_read();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
         let mut context = Context::from_waker(Waker::noop());
         let took = timed(|| assert!(task.as_mut().poll(&mut context).is_pending()));
-        opening.0.open();
+        drop(shut);
         drop(block_on(task).unwrap());
         took
     });
@@ -211,20 +172,20 @@ fn a_future_waits_for_no_read_where_it_is_polled() {
 #[test]
 fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
     assert_within(SOON, || {
-        let (group, _file, _used, opening) = all_but_a_read();
+        let (group, _file, _used, shut) = all_but_a_read();
         let (begin, watch) = (Instant::now(), Watch::start());
         let late = group.alloc_by(Order::new(4), begin + SOON / 5);
         let took = watch.elapsed();
         assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
-        opening.0.open();
-        drop(group.alloc_by(Order::new(4), begin + 6 * LONG).unwrap());
+        drop(shut);
+        drop(group.alloc_by(Order::new(4), begin + 120 * SOON).unwrap());
         took
     });
 }
 
 #[test]
 fn a_read_that_takes_long_is_not_waited_for() {
-    let (group, _file, _used, _opening) = all_but_a_read();
+    let (group, _file, _used, _shut) = all_but_a_read();
     let begin = Instant::now();
     let refused = group.alloc(Order::new(4));
     assert!(

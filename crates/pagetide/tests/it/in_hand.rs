@@ -2,6 +2,7 @@
 
 use crate::callers::in_time;
 use crate::disk::{Disk, forward};
+use crate::gate::Gate;
 use crate::swift::timed;
 use futures_executor::block_on;
 use pagetide::{Anon, ByteSize, Error, File, Group, Memory, Order, Shrinker, Store};
@@ -100,14 +101,11 @@ fn a_shrinker_changes_the_region_for_whose_page_it_is_asked() {
     told.assert_done();
 }
 
-/// Gives up a page of working memory once others have gone on, for which it waits ten seconds at
-/// most: who waits for it meanwhile does not.
+/// Gives up a page of working memory once it may pass a gate.
 #[derive(Default)]
 struct Slow {
     held: Mutex<Vec<pagetide::Buf>>,
-    is_asked: AtomicBool,
-    may_go: AtomicBool,
-    is_late: AtomicBool,
+    gate: Gate,
 }
 
 impl Shrinker for Slow {
@@ -116,13 +114,7 @@ impl Shrinker for Slow {
     }
 
     fn scan(&self, _nr_objects: u64) -> Option<u64> {
-        self.is_asked.store(true, Ordering::SeqCst);
-        let begun = Instant::now();
-        while !self.may_go.load(Ordering::SeqCst) && !self.is_late.load(Ordering::SeqCst) {
-            thread::yield_now();
-            let is_late = begun.elapsed() > Duration::from_secs(10);
-            self.is_late.store(is_late, Ordering::SeqCst);
-        }
+        self.gate.pass();
         self.held.lock().unwrap().pop().map(|_| 1)
     }
 }
@@ -151,18 +143,14 @@ fn nobody_waits_for_a_file_while_another_tenant_reclaims() {
         let _registered = group.add_shrinker(Arc::clone(&slow));
         let own = file.for_group(&group);
         thread::scope(|scope| {
+            let shut = slow.gate.shut();
             let changing = scope.spawn(|| change(&own));
-            while !slow.is_asked.load(Ordering::SeqCst) && !changing.is_finished() {
-                thread::yield_now();
-            }
-            let changed = file.set_len(15 * P);
-            let changed = changed.and_then(|()| file.write_at(&[2], 0).map(drop));
-            slow.may_go.store(true, Ordering::SeqCst);
+            shut.await_one();
+            file.set_len(15 * P).unwrap();
+            file.write_at(&[2], 0).unwrap();
+            drop(shut);
             changing.join().unwrap().unwrap();
-            changed.unwrap();
         });
-        assert!(slow.is_asked.load(Ordering::SeqCst), "it was not asked");
-        assert!(!slow.is_late.load(Ordering::SeqCst), "who waited for it?");
         let mut byte = [0];
         file.read_at(&mut byte, 5 * P).unwrap();
     }

@@ -138,11 +138,12 @@ fn await_no_pins(memory: &Memory) {
 #[test]
 fn a_task_that_is_dropped_on_its_way_holds_none_of_its_pages() {
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let (file, store) = gated(&memory);
+    let (file, gate) = gated(&memory);
+    let shut = gate.shut();
     let flag = Arc::<Flag>::default();
     let mut future = Box::pin(file.pin_many_async(&[1, 2, 3]));
     assert!(poll(&mut future, &flag).is_pending());
-    store.let_go();
+    drop(shut);
     await_wake(&memory, &flag);
     drop(future);
     // The reads that have not ended go on without it.

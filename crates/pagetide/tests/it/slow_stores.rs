@@ -1,12 +1,13 @@
 //! Stores that are slow or fail, and who waits for them.
 
-use crate::anon_waits::Gate;
+use crate::gate::Gated;
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::{assert_within, timed};
+use futures_executor::block_on;
 use pagetide::{ByteSize, File, Group, Memory, Order, Store};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -260,65 +261,32 @@ fn nr_written_behind_others() -> u64 {
 
 #[test]
 fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
-    // Who waits does so as long as the gate is shut.
-    assert_within(Duration::from_secs(1), || {
-        let memory = memory(16);
-        let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
-        let gate = Gate::default();
-        let their = gate.open(&memory, &theirs);
-        let our = Disk::default().open(&memory, &ours);
-        gate.set_shut(true);
-        thread::scope(|scope| {
-            // A fifth of all, from which on writers write, is dirty here.
-            scope.spawn(|| (0..820).for_each(|page| drop(their.write_at(&[1], page * 2 * PAGE))));
-            gate.await_write();
-            thread::sleep(300 * MS);
-            let write = |page| timed(|| _ = our.write_at(&[1; 4096], page * PAGE).unwrap());
-            let worst = (0..300).map(write).max().unwrap();
-            gate.set_shut(false);
-            worst
-        })
+    let memory = memory(16);
+    let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
+    let hangs = Gated::default();
+    let their = hangs.open(&memory, &theirs);
+    let our = Disk::default().open(&memory, &ours);
+    thread::scope(|scope| {
+        let shut = hangs.writes.shut();
+        // A fifth of all, from which on writers write, is dirty here.
+        scope.spawn(|| (0..820).for_each(|page| drop(their.write_at(&[1], page * 2 * PAGE))));
+        shut.await_one();
+        // Long enough to be slow.
+        thread::sleep(300 * MS);
+        (0..300).for_each(|page| _ = our.write_at(&[1; 4096], page * PAGE).unwrap());
+        drop(shut);
     });
-}
-
-/// A store of zeros whose reads last until its gate opens, where it has one.
-struct Reads(Option<Arc<(Mutex<bool>, Condvar)>>);
-
-impl Store for Reads {
-    fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
-        if let Some(gate) = &self.0 {
-            let is_open = gate.0.lock().unwrap();
-            drop(gate.1.wait_while(is_open, |is_open| !*is_open).unwrap());
-        }
-        buf.fill(0);
-        Ok(buf.len())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(4096 * PAGE)
-    }
 }
 
 #[test]
 fn a_task_waits_for_no_reads_of_another_files_store() {
     let memory = memory(16);
-    let gate = Arc::<(Mutex<bool>, Condvar)>::default();
-    let open = |gate| {
-        let store = Box::new(Reads(gate));
-        let file = memory.open_store(store, "reads", &memory.root());
-        file.unwrap()
-    };
-    let (hangs, other) = (open(Some(Arc::clone(&gate))), open(None));
+    let hangs = Gated::of(vec![7; 128 * 4096]);
+    let hanging = hangs.open(&memory, &memory.root());
+    let other = Disk::default().open(&memory, &memory.root());
+    let shut = hangs.reads.shut();
     // More reads than there are threads for them.
-    assert_eq!(hangs.prefetch((0..64).map(|nth| 50 * nth)), 64);
-    let (tell, told) = std::sync::mpsc::channel();
-    let reader = thread::spawn(move || {
-        let read = futures_executor::block_on(other.pin_async(7)).map(drop);
-        tell.send(read).unwrap();
-    });
-    let read = told.recv_timeout(Duration::from_secs(20));
-    *gate.0.lock().unwrap() = true;
-    gate.1.notify_all();
-    reader.join().unwrap();
-    read.expect("it waited for the other store").unwrap();
+    assert_eq!(hanging.prefetch((0..64).map(|nth| 2 * nth)), 64);
+    drop(block_on(other.pin_async(7)).unwrap());
+    drop(shut);
 }

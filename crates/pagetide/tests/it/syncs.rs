@@ -1,6 +1,6 @@
 //! Syncs of many at once.
 
-use crate::anon_waits::Gate;
+use crate::gate::Gated;
 use crate::many::memories;
 use crate::slow::PAGE;
 use futures_executor::block_on;
@@ -321,19 +321,19 @@ fn a_file_that_is_dropped_is_written_though_a_sync_of_it_waits_for_a_thread() {
 fn a_file_that_is_dropped_is_written_though_a_sync_of_it_is_under_way() {
     const NR_PAGES: u64 = 200;
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let gate = Gate::default();
+    let gate = Gated::default();
     let file = gate.open(&memory, &memory.root());
     // Of which 64 are written at a time.
     (0..NR_PAGES).for_each(|page| _ = file.write_at(&[7; 4096], page * PAGE).unwrap());
-    gate.set_shut(true);
+    let shut = gate.writes.shut();
     let mut given_up = Box::pin(file.sync_async());
     assert_waits(&mut given_up);
-    gate.await_write();
+    shut.await_one();
     drop(given_up);
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(100));
-            gate.set_shut(false);
+            drop(shut);
         });
         drop(file);
         let len = gate.len().unwrap();

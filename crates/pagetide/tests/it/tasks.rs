@@ -1,6 +1,7 @@
 //! Futures: pages and bytes for tasks of any executor.
 
 use crate::data::numbered_file;
+use crate::gate::Gate;
 use crate::many::{memories, number};
 use pagetide::{ByteSize, Error, File, Memory, Page, Store};
 use std::collections::VecDeque;
@@ -208,25 +209,12 @@ pub(crate) fn await_wake(memory: &Memory, flag: &Flag) {
     }
 }
 
-/// A store whose reads wait until they are let go, fail at page 5, and panic at page 6.
-#[derive(Clone, Default)]
-pub(crate) struct Gated {
-    open: Arc<(Mutex<bool>, Condvar)>,
-    reads: Arc<AtomicU64>,
-}
+/// A store whose reads wait at a gate, fail at page 5, and panic at page 6.
+struct Numbered(Gate);
 
-impl Gated {
-    pub(crate) fn let_go(&self) {
-        *self.open.0.lock().unwrap() = true;
-        self.open.1.notify_all();
-    }
-}
-
-impl Store for Gated {
+impl Store for Numbered {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        let open = self.open.0.lock().unwrap();
-        drop(self.open.1.wait_while(open, |open| !*open).unwrap());
+        self.0.pass();
         let page = offset / 4096;
         assert_ne!(page, 6, "a store that panics");
         if page == 5 {
@@ -241,18 +229,20 @@ impl Store for Gated {
     }
 }
 
-pub(crate) fn gated(memory: &Memory) -> (File, Gated) {
-    let store = Gated::default();
+/// A file whose reads wait at a gate.
+pub(crate) fn gated(memory: &Memory) -> (File, Gate) {
+    let gate = Gate::default();
     let group = memory.root().child("gated").unwrap();
-    let of = Box::new(store.clone());
-    let file = memory.open_store(of, "gated", &group).unwrap();
-    (file, store)
+    let store = Box::new(Numbered(gate.clone()));
+    let file = memory.open_store(store, "gated", &group).unwrap();
+    (file, gate)
 }
 
 #[test]
 fn a_read_outlives_the_task_that_began_it_and_is_shared() {
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let (file, store) = gated(&memory);
+    let (file, gate) = gated(&memory);
+    let shut = gate.shut();
     let (one, two) = (Arc::default(), Arc::default());
     let mut first = Box::pin(file.pin_async(9));
     let mut second = Box::pin(file.pin_async(9));
@@ -262,7 +252,7 @@ fn a_read_outlives_the_task_that_began_it_and_is_shared() {
         let file = file.clone();
         std::thread::spawn(move || number(&file.pin(9).unwrap()))
     };
-    store.let_go();
+    drop(shut);
     assert_eq!(reader.join().unwrap(), 9);
     await_wake(&memory, &two);
     let Poll::Ready(Ok(page)) = poll(&mut second, &two) else {
@@ -270,14 +260,13 @@ fn a_read_outlives_the_task_that_began_it_and_is_shared() {
     };
     assert_eq!(number(&page), 9);
     assert!(!one.is_woken(), "who is gone is not woken");
-    assert_eq!(store.reads.load(Ordering::SeqCst), 1);
+    assert_eq!(gate.nr_came(), 1);
 }
 
 #[test]
 fn errors_and_panics_of_a_store_reach_the_task() {
     for memory in memories(8) {
-        let (file, store) = gated(&memory);
-        store.let_go();
+        let (file, _gate) = gated(&memory);
         for page in [5, 6] {
             let future = file.pin_async(page);
             let future = std::panic::AssertUnwindSafe(|| futures_executor::block_on(future));

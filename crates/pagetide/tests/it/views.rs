@@ -1,7 +1,7 @@
 //! Views that write: whose they are, who waits for them, what is dirty after them.
 
-use crate::anon_waits::Gate;
 use crate::disk::Disk;
+use crate::gate::Gated;
 use pagetide::{ByteSize, Error, File, Group, Memory, Page, PageMut};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -351,11 +351,11 @@ fn threads_that_count_in_the_same_pages_lose_no_count() {
 
 #[test]
 fn who_waits_for_a_pin_and_then_for_a_write_waits_for_both_and_lets_readers_in() {
-    let gate = Gate::default();
+    let gate = Gated::default();
     let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
     let file = gate.open(&memory, &memory.root());
     file.write_at(&[1; 4096], 0).unwrap();
-    gate.set_shut(true);
+    let shut = gate.writes.shut();
     let pin = file.pin(0).unwrap();
     std::thread::scope(|scope| {
         let ms = Duration::from_millis(1);
@@ -363,14 +363,14 @@ fn who_waits_for_a_pin_and_then_for_a_write_waits_for_both_and_lets_readers_in()
         // It waits for the pin by now.
         std::thread::sleep(50 * ms);
         scope.spawn(|| file.flush_range(..).unwrap());
-        gate.await_write();
+        shut.await_one();
         drop(pin);
         std::thread::sleep(50 * ms);
         assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 10);
         let is_written = writer.is_finished();
         // Longer than it waits for pins.
         std::thread::sleep(1000 * ms);
-        gate.set_shut(false);
+        drop(shut);
         writer.join().unwrap().unwrap();
         assert!(!is_written, "it is being written still");
     });
