@@ -4,6 +4,7 @@ use crate::disk::{EIO, Fault};
 use crate::gate::Gated;
 use crate::rseq::Over;
 use crate::slow::{Forgets, PAGE, group_of};
+use crate::swift::sleeps_of;
 use pagetide::{Anon, ByteSize, Error, File, Memory, Order, Shrinker};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
-/// Less than who discards a page waits for others.
 const SOON: Duration = Duration::from_secs(1);
 
 /// A page that is there once more as it went: pseudo-random first, then zeros.
@@ -58,8 +58,8 @@ fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
 
 /// One tenant changes pages of a region whose map has no room in its own group. Another one changes
 /// and drops other pages of it meanwhile.
-/// Discards a page where memory is asked for; what came of that, and how long it took.
-struct Discards(Anon, Mutex<Vec<(bool, Duration)>>);
+/// Discards a page where memory is asked for; whether somebody had it, and whether it slept.
+struct Discards(Anon, Mutex<Vec<(bool, bool)>>);
 
 impl Shrinker for Discards {
     fn count(&self) -> u64 {
@@ -67,10 +67,9 @@ impl Shrinker for Discards {
     }
 
     fn scan(&self, _nr_objects: u64) -> Option<u64> {
-        let begin = Instant::now();
-        let discarded = self.0.discard(5..=5);
+        let (discarded, nr_sleeps) = sleeps_of(|| self.0.discard(5..=5));
         let is_busy = matches!(discarded, Err(Error::PageBusy { page: 5, .. }));
-        self.1.lock().unwrap().push((is_busy, begin.elapsed()));
+        self.1.lock().unwrap().push((is_busy, nr_sleeps > 0));
         None
     }
 }
@@ -88,8 +87,10 @@ fn who_discards_inside_a_shrinker_does_not_wait_for_who_asked_it() {
     assert!(group.alloc(Order::new(6)).is_err());
     drop((registered, view));
     let asked = discards.1.lock().unwrap();
-    let is_soon = |&(is_busy, took): &(bool, Duration)| is_busy && took < SOON;
-    assert!(!asked.is_empty() && asked.iter().all(is_soon), "{asked:?}");
+    // The kernel makes a thread sleep, too, now and then.
+    let nr_late = asked.iter().filter(|&&(_, is_late)| is_late).count();
+    assert!(2 * nr_late < asked.len(), "{asked:?}");
+    assert!(asked.iter().all(|&(is_busy, _)| is_busy), "{asked:?}");
     region.discard(..).unwrap();
 }
 

@@ -5,7 +5,7 @@ use crate::data::numbered_file;
 use crate::gate::{Gated, Shut};
 use crate::many::memories;
 use crate::slow::{PAGE, group_of, slow};
-use crate::swift::{Watch, assert_within, timed};
+use crate::swift::sleeps_of;
 use futures_executor::block_on;
 use pagetide::{
     ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, PAGE_BYTES,
@@ -17,8 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-/// Less than a read takes whose gate is shut.
-const SOON: Duration = Duration::from_millis(500);
 /// How long a request waits for one that does not end.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -132,16 +130,14 @@ fn the_books_are_right_while_many_pages_are_being_read() {
 
 #[test]
 fn a_prefetch_waits_for_no_read() {
-    assert_within(SOON, || {
-        let memory = Memory::builder().budget(ByteSize::mib(64));
-        let memory = memory.build().unwrap();
-        let group = group_of(&memory, "prefetches", 64);
-        let (file, _shut) = gated(&memory, &group);
-        let nr_begun = file.prefetch(0..8);
-        assert!(nr_begun > 0);
-        let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
-        timed(|| assert_eq!(file.prefetch(100..108), 0))
-    });
+    let memory = Memory::builder().budget(ByteSize::mib(64));
+    let memory = memory.build().unwrap();
+    let group = group_of(&memory, "prefetches", 64);
+    let (file, _shut) = gated(&memory, &group);
+    let nr_begun = file.prefetch(0..8);
+    assert!(nr_begun > 0);
+    let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
+    assert_eq!(file.prefetch(100..108), 0);
 }
 
 /// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
@@ -157,30 +153,23 @@ fn all_but_a_read() -> (Group, File, Reservation, Shut) {
 
 #[test]
 fn a_future_waits_for_no_read_where_it_is_polled() {
-    assert_within(SOON, || {
-        let (group, _file, _used, shut) = all_but_a_read();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
-        let mut context = Context::from_waker(Waker::noop());
-        let took = timed(|| assert!(task.as_mut().poll(&mut context).is_pending()));
-        drop(shut);
-        drop(block_on(task).unwrap());
-        took
-    });
+    let (group, _file, _used, shut) = all_but_a_read();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(task.as_mut().poll(&mut context).is_pending());
+    drop(shut);
+    drop(block_on(task).unwrap());
 }
 
 #[test]
 fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
-    assert_within(SOON, || {
-        let (group, _file, _used, shut) = all_but_a_read();
-        let (begin, watch) = (Instant::now(), Watch::start());
-        let late = group.alloc_by(Order::new(4), begin + SOON / 5);
-        let took = watch.elapsed();
-        assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
-        drop(shut);
-        drop(group.alloc_by(Order::new(4), begin + 120 * SOON).unwrap());
-        took
-    });
+    let (group, _file, _used, shut) = all_but_a_read();
+    let by = |longest| group.alloc_by(Order::new(4), Instant::now() + longest);
+    let late = by(PATIENCE / 2);
+    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+    drop(shut);
+    drop(by(300 * PATIENCE).unwrap());
 }
 
 #[test]
@@ -217,19 +206,18 @@ fn who_reaps_what_it_waits_for_goes_on_at_once() {
 /// Hooks that need memory.
 struct Hungry {
     group: Group,
-    /// How long it took to refuse it.
-    refused: Mutex<Option<Duration>>,
+    /// Where it was refused, how often it slept before.
+    refused: Mutex<Option<u64>>,
 }
 
 impl Hooks for Hungry {
     fn after_read(&self, _page: u64, _bytes: &mut [u8]) -> io::Result<()> {
-        let watch = Watch::start();
-        let refused = self.group.reserve(ByteSize(PAGE));
+        let (refused, nr_sleeps) = sleeps_of(|| self.group.reserve(ByteSize(PAGE)));
         assert!(
             matches!(refused, Err(Error::OverLimit { .. })),
             "{refused:?}"
         );
-        *self.refused.lock().unwrap() = Some(watch.elapsed());
+        *self.refused.lock().unwrap() = Some(nr_sleeps);
         Ok(())
     }
 }
@@ -250,11 +238,11 @@ fn who_has_a_read_in_hand_does_not_wait_for_it() {
             .unwrap();
         let left = 32 * PAGE - group.usage().as_u64();
         let _used = group.reserve(ByteSize(left - PAGE)).unwrap();
-        let mut pages = 40..64;
-        assert_within(PATIENCE, || {
-            drop(file.pin(pages.next().unwrap()).unwrap());
+        let is_at_once = |page| {
+            drop(file.pin(page).unwrap());
             let refused = hungry.refused.lock().unwrap().take();
-            refused.expect("the page is read")
-        });
+            refused.expect("the page is read") == 0
+        };
+        assert!((40..50).any(is_at_once), "it waits each time");
     }
 }

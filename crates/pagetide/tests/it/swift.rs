@@ -65,6 +65,20 @@ pub(crate) fn timed(call: impl FnOnce()) -> Duration {
     watch.elapsed()
 }
 
+/// What a call returns, and how often it gives its CPU away because it has to wait.
+pub(crate) fn sleeps_of<R>(call: impl FnOnce() -> R) -> (R, u64) {
+    let before = nr_sleeps();
+    let done = call();
+    (done, nr_sleeps() - before)
+}
+
+/// Some run does not sleep: what waits does so in each, what the kernel holds up does not.
+#[track_caller]
+pub(crate) fn assert_sleepless(mut run: impl FnMut()) {
+    let mut runs = (0..NR_RUNS).map(|_| sleeps_of(&mut run).1);
+    assert!(runs.any(|nr_sleeps| nr_sleeps == 0), "it waits each time");
+}
+
 /// How often this thread has given its CPU away because it had to wait.
 pub(crate) fn nr_sleeps() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
