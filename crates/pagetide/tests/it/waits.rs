@@ -338,6 +338,9 @@ impl Crowded {
     }
 }
 
+/// How long a reader waits for others' pins.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// Has a page of 16 KiB read where other readers' pins lie in every block, until 50 ms later. Who
 /// gets no CPU for as long as the reader waits has it refused, so that not every run counts.
 #[track_caller]
@@ -350,7 +353,14 @@ fn large_page_beside_short_pins(read: impl Fn(&File) -> Result<u8, Error> + Sync
             _bufs,
         } = Crowded::new(&memory);
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| read(&large));
+            let reader = scope.spawn(|| {
+                let begin = Instant::now();
+                let read = read(&large);
+                let took = begin.elapsed();
+                // It has waited before.
+                assert!(read.is_ok() || took >= PATIENCE, "{read:?} after {took:?}");
+                read
+            });
             std::thread::sleep(Duration::from_millis(50));
             drop(short);
             reader.join().unwrap()
