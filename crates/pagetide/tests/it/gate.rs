@@ -80,6 +80,7 @@ impl Gate {
 ///
 /// # Panics
 /// When it is dropped, where the gate let go before: somebody has waited for who waits at it.
+#[derive(Debug)]
 #[must_use]
 pub(crate) struct Shut(Gate);
 
