@@ -56,8 +56,6 @@ fn who_discards_a_page_that_is_being_written_keeps_nobody_from_the_others() {
     });
 }
 
-/// One tenant changes pages of a region whose map has no room in its own group. Another one changes
-/// and drops other pages of it meanwhile.
 /// Discards a page where memory is asked for; whether somebody had it, and whether it slept.
 struct Discards(Anon, Mutex<Vec<(bool, bool)>>);
 
@@ -94,6 +92,8 @@ fn who_discards_inside_a_shrinker_does_not_wait_for_who_asked_it() {
     region.discard(..).unwrap();
 }
 
+/// One tenant changes pages of a region whose map has no room in its own group. Another one changes
+/// and drops other pages of it meanwhile.
 #[test]
 fn nobody_waits_for_a_region_while_room_is_made_for_its_map() {
     type Change = fn(&Anon, u64) -> Result<(), Error>;
