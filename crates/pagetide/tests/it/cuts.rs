@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 
-/// Makes a file of four pages shorter. From then on its store is not asked, by being made as long as
-/// the file is, whether it can be cut.
+/// Makes a file of four pages shorter. From then on its store is not asked whether it can be cut:
+/// it would be made as long as the file is for that.
 fn asked_before(file: &File) {
     file.set_len(3 * PAGE as u64).unwrap();
 }

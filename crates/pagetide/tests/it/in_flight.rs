@@ -95,7 +95,7 @@ fn a_limit_is_met_once_what_is_being_read_has_come() {
 
 /// A file of which nothing is read as long as its gate is shut.
 fn gated(memory: &Memory, group: &Group) -> (File, Shut) {
-    let store = Gated::of(vec![1; 128 * PAGE_BYTES]);
+    let store = Gated::of(vec![1; 512 * PAGE_BYTES]);
     (store.open(memory, group), store.reads.shut())
 }
 
@@ -106,10 +106,11 @@ fn the_books_are_right_while_many_pages_are_being_read() {
         let memory = Memory::builder().budget(ByteSize::mib(64));
         let memory = memory.build().unwrap();
         let group = group_of(&memory, "reads", 512);
-        let (file, opening) = gated(&memory, &group);
+        let (file, shut) = gated(&memory, &group);
         let pages: Vec<u64> = (0..nr_pages).collect();
+        let until = Instant::now() + Duration::from_secs(60);
         let wait_for = |nr_pages: u64| {
-            while group.usage() < ByteSize(nr_pages * PAGE) {
+            while group.usage() < ByteSize(nr_pages * PAGE) && Instant::now() < until {
                 std::thread::yield_now();
             }
         };
@@ -119,7 +120,7 @@ fn the_books_are_right_while_many_pages_are_being_read() {
             let reader = scope.spawn(|| file.pin_many(&pages).map(drop));
             wait_for(256);
             let found = memory.audit();
-            drop(opening);
+            drop(shut);
             reader.join().unwrap().unwrap();
             assert!(other.is_none_or(|other| other.join().unwrap().is_ok()));
             assert_eq!(found, Ok(()));

@@ -219,20 +219,28 @@ fn assert_waits(sync: &mut Pin<Box<impl Future<Output = Result<(), Error>>>>) {
 #[test]
 fn a_slow_file_takes_one_thread_however_many_tasks_sync_it() {
     let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
-    let [(slow, held), (fast, _)] = [(); 2].map(|()| disk(&memory));
-    held.hold(true);
-    slow.write_at(&[1; 10], 0).unwrap();
+    let (fast, _) = disk(&memory);
     fast.write_at(&[1; 10], 0).unwrap();
-    let mut tasks: Vec<_> = (0..40).map(|_| Box::pin(slow.sync_async())).collect();
-    assert_waits(&mut tasks[0]);
-    held.wait_for(1, Call::Sync);
-    for task in &mut tasks[1..] {
-        assert_waits(task);
-        // A thread that was to do it would have it by now.
-        thread::sleep(Duration::from_millis(2));
+    // One alone never has all threads.
+    let slow = [(); 2].map(|()| disk(&memory));
+    let mut tasks = Vec::new();
+    for (slow, held) in &slow {
+        held.hold(true);
+        slow.write_at(&[1; 10], 0).unwrap();
+        let mut first = Box::pin(slow.sync_async());
+        assert_waits(&mut first);
+        held.wait_for(1, Call::Sync);
+        tasks.push(first);
+        for _ in 1..40 {
+            let mut task = Box::pin(slow.sync_async());
+            assert_waits(&mut task);
+            // A thread that was to do it would have it by now.
+            thread::sleep(Duration::from_millis(2));
+            tasks.push(task);
+        }
     }
     block_on(fast.sync_async()).unwrap();
-    held.hold(false);
+    slow.iter().for_each(|(_, held)| held.hold(false));
     tasks.into_iter().for_each(|task| block_on(task).unwrap());
 }
 
