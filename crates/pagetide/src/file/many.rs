@@ -541,7 +541,6 @@ impl File {
             };
             let for_group = (group.id(), Access::Pin);
             let nr_begun = shared.core.begin_reads(here, for_group, &keys, began);
-            begun.hand_over_many();
             // Somebody else was faster, and may change them by now.
             for at in lost {
                 let op = PageIn::new(left[at - nr_before].key, group.id(), Access::Pin);

@@ -216,8 +216,8 @@ impl Store for Unwinds {
     }
 }
 
-/// Reads are handed over when they are many: not while core has begun others with them, wherever
-/// among these that is.
+/// Reads are handed over when all that were charged together have begun: not while core has begun
+/// others with them, wherever among these that is.
 #[test]
 fn a_store_that_unwinds_leaves_no_page_being_read() {
     for nr_others in 1..20 {
@@ -225,7 +225,7 @@ fn a_store_that_unwinds_leaves_no_page_being_read() {
         let group = memory.root();
         let file = memory.open_store(store, "unwinds", &group);
         let file = file.unwrap();
-        // Somebody else reads these, so that a batch of fewer is full in the midst of the next.
+        // Somebody else reads these, so that batches begin at other pages.
         let others = Begun::new(&file.open);
         let is_there = |page: u64| {
             memory
