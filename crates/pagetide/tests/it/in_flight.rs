@@ -5,7 +5,7 @@ use crate::data::numbered_file;
 use crate::gate::{Gated, Shut};
 use crate::many::memories;
 use crate::slow::{PAGE, group_of, slow};
-use crate::swift::sleeps_of;
+use crate::swift::{Watch, assert_within, sleeps_of, timed};
 use futures_executor::block_on;
 use pagetide::{
     ByteSize, Error, File, Group, Hint, Hooks, IoEngine, Memory, OpenOptions, Order, PAGE_BYTES,
@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+/// Less than somebody waits at a gate that stays shut.
+const SOON: Duration = Duration::from_millis(500);
 /// How long a request waits for one that does not end.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -131,14 +133,16 @@ fn the_books_are_right_while_many_pages_are_being_read() {
 
 #[test]
 fn a_prefetch_waits_for_no_read() {
-    let memory = Memory::builder().budget(ByteSize::mib(64));
-    let memory = memory.build().unwrap();
-    let group = group_of(&memory, "prefetches", 64);
-    let (file, _shut) = gated(&memory, &group);
-    let nr_begun = file.prefetch(0..8);
-    assert!(nr_begun > 0);
-    let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
-    assert_eq!(file.prefetch(100..108), 0);
+    assert_within(SOON, || {
+        let memory = Memory::builder().budget(ByteSize::mib(64));
+        let memory = memory.build().unwrap();
+        let group = group_of(&memory, "prefetches", 64);
+        let (file, _shut) = gated(&memory, &group);
+        let nr_begun = file.prefetch(0..8);
+        assert!(nr_begun > 0);
+        let _used = group.reserve(ByteSize((64 - nr_begun) * PAGE)).unwrap();
+        timed(|| assert_eq!(file.prefetch(100..108), 0))
+    });
 }
 
 /// A group of 64 pages, of which there is one too few for a block of 16 while a page is read.
@@ -154,23 +158,31 @@ fn all_but_a_read() -> (Group, File, Reservation, Shut) {
 
 #[test]
 fn a_future_waits_for_no_read_where_it_is_polled() {
-    let (group, _file, _used, shut) = all_but_a_read();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
-    let mut context = Context::from_waker(Waker::noop());
-    assert!(task.as_mut().poll(&mut context).is_pending());
-    drop(shut);
-    drop(block_on(task).unwrap());
+    assert_within(SOON, || {
+        let (group, _file, _used, shut) = all_but_a_read();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut task = Box::pin(group.alloc_async(Order::new(4), deadline));
+        let mut context = Context::from_waker(Waker::noop());
+        let took = timed(|| assert!(task.as_mut().poll(&mut context).is_pending()));
+        drop(shut);
+        drop(block_on(task).unwrap());
+        took
+    });
 }
 
 #[test]
 fn a_deadline_is_kept_beside_a_read_that_takes_longer() {
-    let (group, _file, _used, shut) = all_but_a_read();
-    let by = |longest| group.alloc_by(Order::new(4), Instant::now() + longest);
-    let late = by(PATIENCE / 2);
-    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
-    drop(shut);
-    drop(by(300 * PATIENCE).unwrap());
+    assert_within(SOON, || {
+        let (group, _file, _used, shut) = all_but_a_read();
+        let by = |longest| group.alloc_by(Order::new(4), Instant::now() + longest);
+        let watch = Watch::start();
+        let late = by(PATIENCE / 2);
+        let took = watch.elapsed();
+        assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+        drop(shut);
+        drop(by(300 * PATIENCE).unwrap());
+        took
+    });
 }
 
 #[test]
