@@ -404,7 +404,8 @@ impl Shared {
         let Some(key) = backing.key(page) else {
             return Ok(None);
         };
-        let mut deadline = None;
+        // For who changes it: what else it waits for in between does not count.
+        let mut patience = LATCH_PATIENCE;
         loop {
             match self.core.begin_page_write(key, which.levels) {
                 PageWrite::Begun(write) => return Ok(Some(write)),
@@ -412,17 +413,19 @@ impl Shared {
                     // Nobody waits here with writes begun that are not run: whom it waits for may
                     // wait for them.
                     pass.end_runs();
-                    let is_latched = self.core.is_latched(frame);
-                    let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
-                    if !is_latched {
+                    if !self.core.is_latched(frame) {
                         // A write or a read under way: it ends.
                         self.wait(frame, version);
-                    } else if !self.wait_until(frame, version, until) {
+                        continue;
+                    }
+                    let begin = Instant::now();
+                    if !self.wait_until(frame, version, begin + patience) {
                         return Err(Error::PageBusy {
                             file: backing.name.to_string(),
                             page,
                         });
                     }
+                    patience = patience.saturating_sub(begin.elapsed());
                 }
                 PageWrite::Wait { .. } | PageWrite::Changing => return Ok(None),
                 PageWrite::Clean => {

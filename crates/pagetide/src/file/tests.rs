@@ -5,7 +5,7 @@ use crate::park::tests::Counted;
 use crate::pins::Paged;
 use crate::store::tests::Takes;
 use crate::{Buf, ByteSize, Memory, Order, Store};
-use pagetide_core::memory::Effect;
+use pagetide_core::memory::{Effect, PageWrite};
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, OnceLock};
@@ -208,6 +208,30 @@ fn a_page_is_written_when_it_has_been_dirty_for_five_seconds() {
     assert_eq!(nr_bytes(), 5000);
     shared.flush_background(shared.second() + 50);
     assert_eq!(nr_bytes(), 5000, "it is clean");
+}
+
+#[test]
+fn who_syncs_waits_for_a_change_as_long_behind_a_write_as_without_one() {
+    let (_data, file) = sevens();
+    file.write_at(&[1; 4096], 0).unwrap();
+    let (shared, backing) = (&file.open.shared, &file.open.backing);
+    let begun = shared.core.begin_page_write(backing.key(0).unwrap(), None);
+    let PageWrite::Begun(write) = begun else {
+        panic!("it is dirty");
+    };
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| file.sync());
+        std::thread::sleep(LATCH_PATIENCE + Duration::from_millis(100));
+        let mut effects = Effects::new();
+        let core = &shared.core;
+        core.put_back_write(cpu::current(), write, &mut effects);
+        // Before who waits for the write is told that it has ended.
+        let view = file.pin_mut(0).unwrap();
+        shared.wake_all(&mut effects);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(view);
+        sync.join().unwrap().unwrap();
+    });
 }
 
 /// A file of two pages of sevens that can be written, whose reads in the background are ended by

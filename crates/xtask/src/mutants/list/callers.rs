@@ -433,4 +433,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self.free();",
         tests: Tests::RuntimeUnit("what_a_reservation_took"),
     },
+    Mutant {
+        name: "who writes back counts a write as a wait for who changes its page",
+        file: "writeback.rs",
+        find: "self.wait(frame, version);\n                        continue;",
+        replace: "self.wait(frame, version);\n patience = Duration::ZERO;\n continue;",
+        tests: Tests::RuntimeUnit("who_syncs_waits_for_a_change"),
+    },
 ];
