@@ -239,7 +239,8 @@ impl File {
         pages: RangeInclusive<u64>,
     ) -> Result<RwLockWriteGuard<'_, ()>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let deadline = Instant::now() + LATCH_PATIENCE;
+        // For who changes a page: how long it waits for the file in between does not count.
+        let mut patience = LATCH_PATIENCE;
         loop {
             let alone = backing.length.take();
             let alone = alone.ok_or_else(|| self.busy(*pages.start()))?;
@@ -248,9 +249,11 @@ impl File {
             };
             // Whoever changes it may need the lock to go on.
             drop(alone);
-            if !shared.wait_until(frame, version, deadline) {
+            let begin = Instant::now();
+            if !shared.wait_until(frame, version, begin + patience) {
                 return Err(self.busy(page));
             }
+            patience = patience.saturating_sub(begin.elapsed());
         }
     }
 

@@ -246,6 +246,32 @@ fn the_length_waits_for_views_behind_it_and_loses_nothing_where_they_stay() {
 }
 
 #[test]
+fn who_drops_pages_waits_for_a_view_as_long_behind_who_reads_as_without_him() {
+    type Drops = fn(&File) -> Result<(), Error>;
+    let drops: [Drops; 2] = [|file| file.set_len(PAGE as u64), |file| file.punch(..)];
+    for drop_pages in drops {
+        let gate = Gated::of(vec![7; 4 * PAGE]);
+        let memory = memory();
+        let file = &gate.open(&memory, &memory.root());
+        let ms = Duration::from_millis(1);
+        let shut = gate.reads.shut();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut view = file.pin_mut(3).unwrap();
+                std::thread::sleep(100 * ms);
+                view.fill(8);
+            });
+            shut.await_one();
+            let dropping = scope.spawn(|| drop_pages(file));
+            // Longer than it waits for a view.
+            std::thread::sleep(1200 * ms);
+            drop(shut);
+            dropping.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_view_counts_as_a_pin() {
     let (_disk, memory, file) = sevens(8);
     let root = memory.root();

@@ -440,4 +440,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self.wait(frame, version);\n patience = Duration::ZERO;\n continue;",
         tests: Tests::RuntimeUnit("who_syncs_waits_for_a_change"),
     },
+    Mutant {
+        name: "who drops pages counts a wait for the file as one for a view",
+        file: "file/punch.rs",
+        find: "let alone = backing.length.take();",
+        replace: "let alone = backing.length.take();\n patience = std::time::Duration::ZERO;",
+        tests: Tests::Runtime("views::who_drops_pages_waits"),
+    },
 ];
