@@ -279,6 +279,7 @@ impl File {
     pub(super) fn drop_pages(&self, pages: RangeInclusive<u64>) {
         let (shared, backing) = (&*self.open.shared, &*self.open.backing);
         let nr_pages = pages.end() - pages.start();
+        let nr_dirty = backing.nr_dirty();
         let mut panics = Panics::default();
         let mut drop_page = |page| panics.catch(|| discard(shared, backing, page));
         if nr_pages < u64::from(shared.core.nr_resident(self.open.mapping)) {
@@ -292,8 +293,8 @@ impl File {
             shared.core.resident_pages(self.open.mapping, drop_page);
         }
         backing.settle_all(shared, pages);
-        if backing.nr_dirty() == 0 {
-            // What could not be written is gone.
+        if backing.nr_dirty() < nr_dirty {
+            // What could not be written may be gone: of what is left, the next write tells.
             backing.forget_failures();
         }
         panics.go_on();

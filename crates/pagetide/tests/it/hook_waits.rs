@@ -187,6 +187,27 @@ fn nobody_is_refused_for_pages_that_waited_for_the_log_and_are_gone() {
     }
 }
 
+#[test]
+fn nobody_is_refused_for_a_page_that_waited_for_the_log_and_is_gone_beside_a_view() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let group = group_of(&memory, "engine", 64);
+    let file = open(&memory, &group, Arc::new(Log::default()));
+    file.set_len(4 * PAGE).unwrap();
+    file.write_at(&[7; 4096], 0).unwrap();
+    assert!(matches!(file.sync(), Err(Error::LogBehind { .. })));
+    let view = file.pin_mut(2).unwrap();
+    file.punch(..PAGE).unwrap();
+    let full = Disk::default();
+    full.state().is_full = true;
+    let other = memory.open_store(Box::new(full), "full", &group);
+    let other = other.unwrap();
+    let _more_than_a_fifth = other.write_at(&[7; 20 * 4096], 0);
+    file.write_at(&[0; 4096], PAGE).unwrap();
+    drop(view);
+    other.discard_dirty().unwrap();
+}
+
 /// The first page waits for the log; while some others are written, somebody waits for the test.
 #[derive(Default)]
 struct Held {

@@ -272,6 +272,21 @@ fn who_drops_pages_waits_for_a_view_as_long_behind_who_reads_as_without_him() {
 }
 
 #[test]
+fn a_page_that_failed_and_is_gone_keeps_nobody_from_others_though_a_view_was_out() {
+    let (disk, _memory, file) = sevens(8);
+    file.write_at(&[1], 5 * PAGE as u64).unwrap();
+    let view = file.pin_mut(0).unwrap();
+    disk.state().is_full = true;
+    assert!(file.flush_range(5 * PAGE as u64..).is_err());
+    disk.state().is_full = false;
+    file.punch(5 * PAGE as u64..6 * PAGE as u64).unwrap();
+    // Of an unchanged page: nothing is dirty any more.
+    drop(view);
+    drop(file.upgrade(file.pin(1).unwrap()).unwrap());
+    assert!(file.try_pin_mut(1).unwrap().is_some());
+}
+
+#[test]
 fn a_view_counts_as_a_pin() {
     let (_disk, memory, file) = sevens(8);
     let root = memory.root();

@@ -447,4 +447,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let alone = backing.length.take();\n patience = std::time::Duration::ZERO;",
         tests: Tests::Runtime("views::who_drops_pages_waits"),
     },
+    Mutant {
+        name: "a page that failed and was dropped is remembered beside a view",
+        file: "file/punch.rs",
+        find: "backing.nr_dirty() < nr_dirty",
+        replace: "backing.nr_dirty() == 0",
+        tests: Tests::Runtime("is_gone"),
+    },
 ];
