@@ -314,14 +314,15 @@ impl Shared {
             return;
         }
         let until = Some(Instant::now() + SLICE);
-        let others: Vec<Arc<Backing>> = self.backings().values().cloned().collect();
-        let is_meant = |other: &&Arc<Backing>| {
+        // Not kept open: the write of one of them may take long.
+        let others: Vec<Weak<Backing>> = self.backings().values().map(Arc::downgrade).collect();
+        let is_meant = |other: &Arc<Backing>| {
             other.mapping != own.mapping
                 && !other.is_failing.load(Ordering::Relaxed)
                 && !other.pace.is_slow(self)
         };
-        let mut others = others.iter().filter(is_meant);
-        if !others.all(|other| write_some(other, until)) {
+        let mut others = others.iter().filter_map(Weak::upgrade).filter(is_meant);
+        if !others.all(|other| write_some(&other, until)) {
             self.tell_flusher();
         }
     }

@@ -6,8 +6,8 @@ use crate::shared::Shared;
 use crate::trace;
 use crate::writeback::Which;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// For how long a file is written before the next one has its turn.
@@ -52,9 +52,14 @@ impl Turns {
     /// Cost: O(dirty pages of files) where a group is above its limit; O(groups) for each file of
     /// which some were written for that.
     pub(super) fn round(&mut self, shared: &Shared, now: u32) -> bool {
-        let mut files: Vec<Arc<Backing>> = shared.backings().values().cloned().collect();
-        files.retain(|file| file.last_dirty().is_some());
-        let is_there = |mapping| files.iter().any(|file| file.mapping == mapping);
+        // Not kept open: the turn of one of them may take long.
+        let backings = shared.backings();
+        let dirty = backings.values().filter(|file| file.last_dirty().is_some());
+        let files: Vec<(u32, Weak<Backing>)> = dirty
+            .map(|file| (file.mapping, Arc::downgrade(file)))
+            .collect();
+        drop(backings);
+        let is_there = |mapping| files.iter().any(|&(other, _)| other == mapping);
         self.next.retain(|&(_, mapping), _| is_there(mapping));
         let begin = Instant::now();
         self.failed
@@ -65,12 +70,12 @@ impl Turns {
                 before,
                 ..Which::AT_HAND
             };
-            for file in &files {
+            for (_, file) in &files {
                 self.turn(shared, file, Reason::Expired, expired);
             }
         }
         let mut above = shared.levels_above_background();
-        for file in &files {
+        for (_, file) in &files {
             if above.is_empty() {
                 // What is written of the others is below the limit by now.
                 self.next.retain(|&(reason, _), _| reason != Reason::Above);
@@ -88,7 +93,11 @@ impl Turns {
         !self.next.is_empty()
     }
 
-    fn turn(&mut self, shared: &Shared, file: &Backing, reason: Reason, which: Which<'_>) {
+    /// Writes pages of a file, where it is open still.
+    fn turn(&mut self, shared: &Shared, file: &Weak<Backing>, reason: Reason, which: Which<'_>) {
+        let Some(file) = file.upgrade() else {
+            return;
+        };
         if self.failed.contains_key(&file.mapping) {
             return;
         }
@@ -98,7 +107,7 @@ impl Turns {
             until: self.slice.map(|slice| Instant::now() + slice),
             ..which
         };
-        let flushed = shared.flush_held(file, from, which);
+        let flushed = shared.flush_held(&file, from, which);
         self.nr_written += flushed.nr_pages;
         if flushed.has_failed && file.is_failing.load(Ordering::Relaxed) {
             self.failed.insert(file.mapping, Instant::now());

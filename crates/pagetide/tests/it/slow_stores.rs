@@ -288,6 +288,45 @@ fn who_writes_does_not_wait_for_another_files_store_that_hangs() {
     });
 }
 
+/// Who writes others' files: the thread that does so in the background, or a writer.
+#[test]
+fn a_file_that_is_closed_lets_its_store_go_while_another_ones_hangs() {
+    for has_thread in [true, false] {
+        let builder = Memory::builder().budget(ByteSize::mib(16));
+        let memory = match has_thread {
+            true => builder.build().unwrap(),
+            false => builder.without_thread().build().unwrap(),
+        };
+        let hangs = Gated::default();
+        let [hanging, writes] = [&hangs, &Gated::default()].map(|gate| {
+            let group = memory.root();
+            gate.open(&memory, &group)
+        });
+        let known = Arc::new(());
+        let kept = Arc::clone(&known);
+        let store = Forgets(move |buf: &[u8], _| {
+            let _kept = &kept;
+            Ok(buf.len())
+        });
+        let closed = memory.open_store(Box::new(store), "closed", &memory.root());
+        let closed = closed.unwrap();
+        closed.write_at(&[1], 0).unwrap();
+        // A tenth of all is written in the background, a fifth by who writes.
+        let shut = hangs.writes.shut();
+        (0..815).for_each(|page| drop(hanging.write_at(&[1], page * 2 * PAGE)));
+        thread::scope(|scope| {
+            if !has_thread {
+                scope.spawn(|| (0..200).for_each(|page| drop(writes.write_at(&[1], page * PAGE))));
+            }
+            shut.await_one();
+            drop(closed);
+            let nr_kept = Arc::strong_count(&known);
+            drop(shut);
+            assert_eq!(nr_kept, 1, "somebody has it still");
+        });
+    }
+}
+
 #[test]
 fn a_task_waits_for_no_reads_of_another_files_store() {
     let memory = memory(16);

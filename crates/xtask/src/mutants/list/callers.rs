@@ -454,4 +454,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "backing.nr_dirty() == 0",
         tests: Tests::Runtime("is_gone"),
     },
+    Mutant {
+        name: "who writes in the background keeps closed files open",
+        file: "flusher/turns.rs",
+        find: "drop(backings);",
+        replace: "let _kept: Vec<_> = backings.values().cloned().collect();\n drop(backings);",
+        tests: Tests::Runtime("slow_stores::a_file_that_is_closed"),
+    },
 ];

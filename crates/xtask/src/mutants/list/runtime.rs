@@ -296,7 +296,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a writer cleans its own file only",
         file: "flusher.rs",
-        find: "if !others.all(|other| write_some(other, until)) {",
+        find: "if !others.all(|other| write_some(&other, until)) {",
         replace: "if others.next().is_none() {",
         tests: Tests::Runtime("dirty_levels::who_has_little"),
     },
