@@ -18,12 +18,16 @@ use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+/// Pages of which a part was zeroed.
+type Zeroed = [Option<u64>; 2];
+
 impl File {
     /// Makes a range of bytes a hole: it reads as zeros, and the store gives up its space where it
     /// can ([`Store::punch`](crate::Store::punch)). Whole pages are dropped without being written,
     /// dirty or not; pinned ones keep their bytes, and their memory until they are let go. Of the
     /// others the bytes are zeroed in memory, and so is the file's last page where the store has
-    /// yet to become so long: it is written. The file stays as long as it is.
+    /// yet to become so long: it is written. Where much of the group is dirty then, writes some of
+    /// it back, as [`File::write_at`] does. The file stays as long as it is.
     ///
     /// Not durable before [`File::sync`]. O(pages of the range, or resident ones of the file).
     ///
@@ -43,21 +47,27 @@ impl File {
         let mut wait = LatchWait::new(self, &self.group);
         self.open.shared.pay_debt();
         self.await_writes(self.open.backing.pages_of(bytes));
-        while let Err(obstacle) = self.punch_alone(bytes, &mut wait)? {
-            wait.on(obstacle)?;
-        }
+        let zeroed = loop {
+            match self.punch_alone(bytes, &mut wait)? {
+                Ok(zeroed) => break zeroed,
+                Err(obstacle) => wait.on(obstacle)?,
+            }
+        };
         self.open.shared.fill_put_off();
         self.open.shared.pay_debt();
+        for page in zeroed.into_iter().flatten() {
+            self.balance(self.charged_to(page).unwrap_or(self.group.id()));
+        }
         Ok(())
     }
 
     /// [`File::punch`] of the bytes from one to another, unless somebody holds a page of which a
-    /// part is to be zeroed, or there is no memory for it.
+    /// part is to be zeroed, or there is no memory for it. Returns these pages.
     fn punch_alone(
         &self,
         (start, last): (u64, u64),
         wait: &mut LatchWait<'_>,
-    ) -> Result<Result<(), Obstacle>, Error> {
+    ) -> Result<Result<Zeroed, Obstacle>, Error> {
         let backing = &*self.open.backing;
         let page_bytes = self.open.order.bytes() as u64;
         let _alone = self.alone_after(wait, backing.pages_of((start, last)))?;
@@ -65,7 +75,7 @@ impl File {
         let len = backing.len();
         let end = last.saturating_add(1).min(len);
         if start >= end {
-            return Ok(Ok(()));
+            return Ok(Ok([None; 2]));
         }
         let first_whole = start.div_ceil(page_bytes);
         let end_whole = match end == len {
@@ -87,7 +97,7 @@ impl File {
         panics.catch(|| self.drop_pages(first_whole..=end_whole - 1));
         let made = backing.catch_up_in(&self.open.shared, &turn);
         panics.go_on();
-        made.map(Ok)
+        made.map(|()| zeroed)
     }
 
     /// Zeroes those bytes of a range that do not lie in its whole pages: all, or none where one of
@@ -97,7 +107,7 @@ impl File {
         (bytes, whole): (Range<u64>, Range<u64>),
         may_reclaim: bool,
         panics: &mut Panics,
-    ) -> Result<Result<(), Obstacle>, Error> {
+    ) -> Result<Result<Zeroed, Obstacle>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         let (first, last) = (bytes.start / page_bytes, (bytes.end - 1) / page_bytes);
         let mut views: [Option<PageMut>; 2] = [None, None];
@@ -119,9 +129,10 @@ impl File {
             let part = in_page(bytes.start)..in_page(bytes.end);
             view[part].fill(0);
         }
+        let zeroed = views.each_ref().map(|view| Some(view.as_ref()?.page()));
         // Those who are woken may unwind: not before all is zeros.
         panics.catch(|| drop(views));
-        Ok(Ok(()))
+        Ok(Ok(zeroed))
     }
 
     /// Drops what is cached of a range of bytes, so that it is read again: for files that others

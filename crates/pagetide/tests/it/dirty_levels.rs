@@ -128,6 +128,28 @@ fn a_view_for_which_others_are_to_be_written_first_is_not_had_at_once() {
 }
 
 #[test]
+fn who_makes_holes_in_pages_writes_some_where_many_are_dirty() {
+    let memory = memory();
+    let (group, disk, file) = cached(&memory);
+    for page in 0..30 {
+        // A part of each of two pages.
+        let end = (2 * page + 1) * PAGE as u64;
+        file.punch(end - 10..end + 10).unwrap();
+        let nr_dirty = group.stat().file_dirty / PAGE as u64;
+        assert!(nr_dirty <= 22, "{nr_dirty}");
+        assert!(page >= 10 || disk.state().nr_writes == 0);
+    }
+    file.sync().unwrap();
+    let zeros = disk
+        .state()
+        .durable
+        .iter()
+        .filter(|&&byte| byte == 0)
+        .count();
+    assert_eq!(zeros, 30 * 20);
+}
+
+#[test]
 fn a_view_is_not_had_at_once_where_groups_have_too_much_dirty_together() {
     let memory = memory();
     let files = of_ten_children(&memory);

@@ -461,4 +461,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "let _kept: Vec<_> = backings.values().cloned().collect();\n drop(backings);",
         tests: Tests::Runtime("slow_stores::a_file_that_is_closed"),
     },
+    Mutant {
+        name: "holes in pages are written by nobody",
+        file: "file/punch.rs",
+        find: "self.balance(self.charged_to(page)",
+        replace: "_ = (self.charged_to(page)",
+        tests: Tests::Runtime("dirty_levels::who_makes_holes"),
+    },
 ];
