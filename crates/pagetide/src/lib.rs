@@ -39,12 +39,11 @@
 //! (`book/looking.md` lists them). A subscriber must not use the memory that it is told about; what
 //! unwinds out of it is dropped.
 //!
-//! Linux on 64-bit only. One thread does the housekeeping of a memory and reclaims in the
-//! background, on several nodes one more for each further one (none with
-//! [`Builder::without_thread`]), another one writes back once a file is written. A page is read by
-//! the thread that needs it, many together ([`File::pin_many`]) by io_uring or a few threads, and
-//! what is prefetched by one that reaps io_uring. A few more sync what tasks wait for
-//! ([`File::sync_async`]).
+//! Linux on 64-bit only. One thread does the housekeeping of a memory, and one for each node
+//! reclaims in the background (none with [`Builder::without_thread`]); another one writes back once
+//! a file is written. A page is read by the thread that needs it, many together
+//! ([`File::pin_many`]) by io_uring or a few threads, and what is prefetched by one that reaps
+//! io_uring. A few more sync what tasks wait for ([`File::sync_async`]).
 
 mod alloc_wait;
 mod arena;

@@ -1,5 +1,5 @@
-//! The threads of a memory: ticks of core's clock, memory that goes back to the OS, and reclaim in
-//! the background, a worker for each node.
+//! The threads of a memory: one for ticks of core's clock, memory that goes back to the OS, and
+//! those who wait; and one for each node, which reclaims there in the background.
 
 use crate::arena::Alive;
 use crate::cpu;
@@ -10,6 +10,7 @@ use crate::trace;
 use pagetide_core::units::{Node, index};
 use rustix::thread::CpuSet;
 use std::fs;
+use std::iter;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -20,8 +21,9 @@ use std::time::{Duration, Instant};
 /// How long a node's worker expects to rest at least. Source: the doze of the kernel's `kswapd`.
 const DOZE: Duration = Duration::from_millis(100);
 
-/// The threads of a memory, one for each node; the first one also keeps house. They are told to end
-/// when this is dropped, and waited for.
+/// The threads of a memory: the first one keeps house, and there is one for each node behind it. So
+/// a store that hangs, or a shrinker, keeps nobody from being woken by his deadline. They are told
+/// to end when this is dropped, and waited for.
 #[derive(Debug)]
 pub(crate) struct Worker {
     threads: Vec<(Arc<Stop>, JoinHandle<()>)>,
@@ -86,17 +88,21 @@ impl Worker {
             threads: Vec::new(),
             alive: of.arena.alive().clone(),
         };
-        for node in of.topology().core().nodes() {
+        let nodes = of.topology().core().nodes().map(Some);
+        for node in iter::once(None).chain(nodes) {
             let stop = Arc::new(Stop::default());
             let (watched, shared) = (Arc::clone(&stop), Arc::downgrade(of));
-            let name = match node.number() {
-                0 => "pagetide".to_owned(),
-                node => format!("pagetide-{node}"),
+            let name = match node {
+                None => "pagetide".to_owned(),
+                Some(node) => format!("pagetide-{}", node.number()),
             };
             let isolated = of.release.isolated().to_vec();
             let thread = std::thread::Builder::new().name(name).spawn(move || {
                 keep_off(&isolated);
-                run(&watched, &shared, node);
+                match node {
+                    None => keep_house(&watched, &shared),
+                    Some(node) => reclaim(&watched, &shared, node),
+                }
             })?;
             worker.threads.push((stop, thread));
         }
@@ -105,12 +111,16 @@ impl Worker {
 
     /// Makes the thread that keeps house look again at when it is due.
     pub(crate) fn nudge(&self) {
-        self.nudge_node(0);
+        self.nudge_thread(0);
     }
 
     /// Makes the worker of a node look whether it is wanted.
     pub(crate) fn nudge_node(&self, node: usize) {
-        if let Some((stop, _)) = self.threads.get(node) {
+        self.nudge_thread(node + 1);
+    }
+
+    fn nudge_thread(&self, at: usize) {
+        if let Some((stop, _)) = self.threads.get(at) {
             stop.nudge();
         }
     }
@@ -174,12 +184,10 @@ pub(crate) fn piece<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.map_err(|payload| trace::panicked(&*payload)).ok()
 }
 
-fn run(stop: &Stop, shared: &Weak<Shared>, node: Node) {
-    let keeps_house = node.index() == 0;
-    let mut due = keeps_house.then_some(Duration::ZERO);
-    let mut next_tick = Instant::now();
+/// Reclaims on a node when that is wanted.
+fn reclaim(stop: &Stop, shared: &Weak<Shared>, node: Node) {
     let mut rest = Rest::default();
-    while stop.wait(due) {
+    while stop.wait(rest.0.map(|_| DOZE)) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
@@ -188,18 +196,28 @@ fn run(stop: &Stop, shared: &Weak<Shared>, node: Node) {
         if is_wanted && !piece(|| shared.balance(node)).unwrap_or(false) {
             rest.0 = Some(Instant::now());
         }
-        due = rest.0.map(|_| DOZE);
-        if keeps_house {
-            let house = piece(|| keep_house(&shared, &mut next_tick)).unwrap_or(DOZE);
-            due = Some(due.map_or(house, |due| due.min(house)));
-        }
         // May be the last handle: its end stops this thread, so the lock must not be held.
         drop(shared);
     }
 }
 
+/// Ticks, and wakes whose deadline has come: asks no store, and no shrinker, for which others would
+/// wait.
+fn keep_house(stop: &Stop, shared: &Weak<Shared>) {
+    let mut due = Duration::ZERO;
+    let mut next_tick = Instant::now();
+    while stop.wait(Some(due)) {
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        due = piece(|| do_what_is_due(&shared, &mut next_tick)).unwrap_or(DOZE);
+        // As in `reclaim`.
+        drop(shared);
+    }
+}
+
 /// Ticks what is due; returns when to look again.
-fn keep_house(shared: &Shared, next_tick: &mut Instant) -> Duration {
+fn do_what_is_due(shared: &Shared, next_tick: &mut Instant) -> Duration {
     if Instant::now() >= *next_tick {
         *next_tick = Instant::now() + shared.tick();
     }

@@ -5,9 +5,11 @@ use crate::gate::Gated;
 use crate::rseq::Over;
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::sleeps_of;
-use pagetide::{Anon, ByteSize, Error, File, Memory, Order, Shrinker};
+use crate::tasks::{Flag, poll};
+use pagetide::{Anon, ByteSize, Error, File, Memory, Order, Shrinker, Topology};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -329,4 +331,39 @@ fn a_pool_that_cannot_be_emptied_is_asked_once_for_many_pages() {
     // One by one they were some hundreds.
     let nr_calls = spill.state().nr_calls - before;
     assert!((1..100).contains(&nr_calls), "{nr_calls}");
+}
+
+/// Who reclaims in the background waits for the spill file, and nobody for him.
+#[test]
+fn a_deadline_of_a_task_is_kept_while_the_spill_file_hangs() {
+    let gate = Gated::default();
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let builder = builder.topology("2x1".parse::<Topology>().unwrap());
+    let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
+    let full = group_of(&memory, "full", 1);
+    let _held = full.alloc(Order::new(0)).unwrap();
+    let first = memory.root().child("first").unwrap();
+    first.set_mems(&[0]).unwrap();
+    let region = first.anon(4000).unwrap();
+    let shut = gate.writes.shut();
+    // Until the first node is short, and somebody else writes for it.
+    for page in (0..4000).take_while(|_| gate.writes.nr_came() == 0) {
+        region.write_at(&[1], page * PAGE).unwrap();
+        thread::sleep(MS / 10);
+    }
+    shut.await_one();
+    let flag = Arc::<Flag>::default();
+    let deadline = Instant::now() + 50 * MS;
+    let mut future = Box::pin(full.alloc_async(Order::new(0), deadline));
+    assert!(poll(&mut future, &flag).is_pending());
+    let late = loop {
+        if flag.is_woken()
+            && let Poll::Ready(late) = poll(&mut future, &flag)
+        {
+            break late;
+        }
+        assert!(Instant::now() < deadline + 5 * SOON, "nobody wakes it");
+        thread::sleep(MS);
+    };
+    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
 }
