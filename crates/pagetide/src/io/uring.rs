@@ -342,16 +342,21 @@ pub(super) enum Faked {
     Error(i32),
     /// So many are taken, and none is waited for.
     Takes(u32),
+    /// So many are taken, and have landed when it returns.
+    Lands(u32),
 }
 
 #[cfg(test)]
 impl Faked {
     fn call(self, ring: &IoUring) -> io::Result<usize> {
-        match self {
-            Faked::Error(number) => Err(io::Error::from_raw_os_error(number)),
-            // SAFETY: as `submit_and_wait`, which hands over these and more.
-            Faked::Takes(nr) => unsafe { ring.submitter().enter::<libc::sigset_t>(nr, 0, 0, None) },
-        }
+        let (nr, nr_landed, flags) = match self {
+            Faked::Error(number) => return Err(io::Error::from_raw_os_error(number)),
+            Faked::Takes(nr) => (nr, 0, 0),
+            Faked::Lands(nr) => (nr, nr, EnterFlags::GETEVENTS.bits()),
+        };
+        let submitter = ring.submitter();
+        // SAFETY: as `submit_and_wait`, which hands over these and more.
+        unsafe { submitter.enter::<libc::sigset_t>(nr, nr_landed, flags, None) }
     }
 }
 
