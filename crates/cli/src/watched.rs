@@ -181,7 +181,11 @@ mod tests {
     fn where_nobody_listens_that_is_told() {
         let dir = tempfile::tempdir().expect("a folder");
         let (left, file) = (dir.path().join("left"), dir.path().join("file"));
-        drop(UnixListener::bind(&left).expect("a socket"));
+        // Nobody ever listened: a child that is forked beside this has the descriptor, too.
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new(&left).expect("a short path");
+        net::bind(socket.expect("a socket"), &address).expect("a new name");
         std::fs::write(&file, "").expect("room");
         for path in [left, file] {
             let refused = text(&path, "vmstat").expect_err("nobody").to_string();

@@ -6,12 +6,20 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
+
+/// Leaves a socket as a killed process does. Nobody ever listened on it: a child that a test beside
+/// this one forks has the descriptor, too, until it runs its program.
+fn leave_socket(path: &Path) {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+}
 
 fn ask(path: &Path, question: &str) -> Answer {
     let mut stream = UnixStream::connect(path).unwrap();
@@ -180,7 +188,7 @@ fn only_its_user_may_open_the_socket_and_it_goes_with_its_handle() {
     drop(watch);
     assert!(!path.exists());
     // What a killed process leaves behind is replaced, but nothing that is no socket.
-    drop(UnixListener::bind(&path).unwrap());
+    leave_socket(&path);
     assert!(path.exists());
     drop(memory.watch(&path).unwrap());
     std::fs::write(&path, "mine").unwrap();
@@ -264,7 +272,7 @@ fn of_two_that_open_one_socket_at_once_one_has_it() {
     let small = || Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
     let memories = [small(), small()];
     for _ in 0..200 {
-        drop(UnixListener::bind(&path).unwrap());
+        leave_socket(&path);
         let barrier = Barrier::new(2);
         let watches = std::thread::scope(|scope| {
             let threads = memories.each_ref().map(|memory| {
