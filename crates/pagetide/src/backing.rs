@@ -208,7 +208,8 @@ impl Backing {
         self.behind.set_too_long();
     }
 
-    /// No page is left that could not be written, or waits for the log.
+    /// Pages are gone that may be those which could not be written, or waited for the log: what is
+    /// left is tried anew.
     pub(crate) fn forget_failures(&self) {
         self.is_failing.store(false, Ordering::Relaxed);
         if let Some(hooked) = self.hooked.get() {

@@ -28,12 +28,12 @@ pub enum Content {
 /// What an engine does with a file's pages on their way: given when the file is opened
 /// ([`OpenOptions::hooks`](crate::OpenOptions::hooks)).
 ///
-/// Called from any thread, also from one that only wants memory. That may have the file locked for
-/// those who change it, and hooks of its writes are called one after the other: so a hook must not
-/// take a lock that somebody holds while calling the same `Memory`, and must not use that or a file
-/// of it itself. But any hook may call [`File::log_durable`], and those of writes may ask for
-/// working memory ([`Group::alloc`]). A hook that fails or panics fails the read, or leaves the
-/// page dirty as a failing store does.
+/// Called from any thread, also from one that only wants memory, and from several at once. That
+/// one may have the file locked for those who change it, and while a hook of its writes is called
+/// others may wait to write: so a hook must not take a lock that somebody holds while calling the
+/// same `Memory`, and must not use that or a file of it itself. But any hook may call
+/// [`File::log_durable`], and those of writes may ask for working memory ([`Group::alloc`]). A hook
+/// that fails or panics fails the read, or leaves the page dirty as a failing store does.
 ///
 /// [`File::log_durable`]: crate::File::log_durable
 ///

@@ -285,9 +285,9 @@ impl MemoryWaits {
         };
         drop(queue);
         // With the read-modify-writes before `Shared::came_back`, which are barriers on x86: there
-        // no wake-up by a pin is lost, nor by a claim, of which reclaim made a pin before somebody
-        // waits. One by working memory is where its owner looked just before. A fence on that side
-        // would cost more than `RETRY`.
+        // a wake-up is lost only where the owner of a pin or of working memory looked just before
+        // he let it go. To look behind that would cost more than `RETRY`: a fence, and with a pin
+        // the memory may be gone.
         fence(Ordering::SeqCst);
         Ok(ticket)
     }

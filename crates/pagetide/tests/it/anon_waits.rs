@@ -1,7 +1,7 @@
 //! Anon pages beside a slow spill file: who waits for it, and who does not.
 
 use crate::disk::{EIO, Fault};
-use crate::gate::Gated;
+use crate::gate::{Gate, Gated};
 use crate::rseq::Over;
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::sleeps_of;
@@ -336,20 +336,29 @@ fn a_pool_that_cannot_be_emptied_is_asked_once_for_many_pages() {
 /// Who reclaims in the background waits for the spill file, and nobody for him.
 #[test]
 fn a_deadline_of_a_task_is_kept_while_the_spill_file_hangs() {
-    let gate = Gated::default();
+    let gate = Gate::default();
+    let behind_gate = gate.clone();
+    let spill = Forgets(move |buf: &[u8], _| {
+        // What the memory's own threads write.
+        if thread::current().name().unwrap().starts_with("pagetide") {
+            behind_gate.pass();
+        }
+        Ok(buf.len())
+    });
     let builder = Memory::builder().budget(ByteSize::mib(16));
     let builder = builder.topology("2x1".parse::<Topology>().unwrap());
-    let memory = builder.spill_store(Arc::new(gate.clone())).build().unwrap();
+    let memory = builder.spill_store(Arc::new(spill)).build().unwrap();
     let full = group_of(&memory, "full", 1);
     let _held = full.alloc(Order::new(0)).unwrap();
     let first = memory.root().child("first").unwrap();
     first.set_mems(&[0]).unwrap();
     let region = first.anon(4000).unwrap();
-    let shut = gate.writes.shut();
-    // Until the first node is short, and somebody else writes for it.
-    for page in (0..4000).take_while(|_| gate.writes.nr_came() == 0) {
+    let shut = gate.shut();
+    // Until the first node is short, and its thread writes for it.
+    let begin = Instant::now();
+    for page in (0..4000).cycle().take_while(|_| gate.nr_came() == 0) {
         region.write_at(&[1], page * PAGE).unwrap();
-        thread::sleep(MS / 10);
+        assert!(begin.elapsed() < 20 * SOON, "it is not short");
     }
     shut.await_one();
     let flag = Arc::<Flag>::default();

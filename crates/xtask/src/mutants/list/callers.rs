@@ -468,4 +468,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "_ = (self.charged_to(page)",
         tests: Tests::Runtime("dirty_levels::who_makes_holes"),
     },
+    Mutant {
+        name: "the thread that keeps house reclaims, too",
+        file: "worker.rs",
+        find: "due = piece(",
+        replace: "_ = shared.balance(Node::new(0));\n due = piece(",
+        tests: Tests::Runtime("anon_waits::a_deadline_of_a_task"),
+    },
 ];
