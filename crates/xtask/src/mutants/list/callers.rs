@@ -472,7 +472,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "the thread that keeps house reclaims, too",
         file: "worker.rs",
         find: "due = piece(",
-        replace: "_ = shared.balance(Node::new(0));\n due = piece(",
+        replace: "_ = Node::new(0).map(|node| shared.balance(node));\n due = piece(",
         tests: Tests::Runtime("anon_waits::a_deadline_of_a_task"),
     },
 ];
