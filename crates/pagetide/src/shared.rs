@@ -378,6 +378,15 @@ impl Shared {
         self.waiters.wait_until(frame, deadline, is_same)
     }
 
+    /// [`Shared::wait_until`] as long as `patience` lasts, which has less left then: for who waits
+    /// for other things in between that do not count.
+    pub(crate) fn wait_within(&self, frame: Frame, version: u32, patience: &mut Duration) -> bool {
+        let begin = Instant::now();
+        let has_changed = self.wait_until(frame, version, begin + *patience);
+        *patience = patience.saturating_sub(begin.elapsed());
+        has_changed
+    }
+
     /// Waits until `has_ended` says that a read of some page has, or until a time of
     /// [`Shared::now`].
     pub(crate) fn wait_for_landing(&self, until: u64, has_ended: &mut dyn FnMut() -> bool) {

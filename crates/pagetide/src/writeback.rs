@@ -418,14 +418,12 @@ impl Shared {
                         self.wait(frame, version);
                         continue;
                     }
-                    let begin = Instant::now();
-                    if !self.wait_until(frame, version, begin + patience) {
+                    if !self.wait_within(frame, version, &mut patience) {
                         return Err(Error::PageBusy {
                             file: backing.name.to_string(),
                             page,
                         });
                     }
-                    patience = patience.saturating_sub(begin.elapsed());
                 }
                 PageWrite::Wait { .. } | PageWrite::Changing => return Ok(None),
                 PageWrite::Clean => {

@@ -16,7 +16,6 @@ use pagetide_core::units::{Frame, PageKey};
 use std::ops::{Range, RangeBounds, RangeInclusive};
 use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// Pages of which a part was zeroed.
 type Zeroed = [Option<u64>; 2];
@@ -260,11 +259,9 @@ impl File {
             };
             // Whoever changes it may need the lock to go on.
             drop(alone);
-            let begin = Instant::now();
-            if !shared.wait_until(frame, version, begin + patience) {
+            if !shared.wait_within(frame, version, &mut patience) {
                 return Err(self.busy(page));
             }
-            patience = patience.saturating_sub(begin.elapsed());
         }
     }
 
