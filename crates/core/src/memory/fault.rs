@@ -324,17 +324,21 @@ impl Memory {
         self.shadows.touch(key);
     }
 
-    /// The frame that most often holds the page, whose record is fetched from memory meanwhile: for
-    /// [`Memory::pin_in`], which comes to it soon.
+    /// The frame that most often holds the page: for a caller who has its record fetched by
+    /// [`Memory::touch_record`], and comes to it by [`Memory::pin_in`] soon.
     #[must_use]
     #[inline]
-    pub fn touch_record(&self, key: PageKey) -> Option<Frame> {
-        let likely = self.index.likely(key)?;
-        self.frames.touch(likely);
-        Some(likely)
+    pub fn likely(&self, key: PageKey) -> Option<Frame> {
+        self.index.likely(key)
     }
 
-    /// [`Memory::pin`] of a page for which [`Memory::touch_record`] told where it may be.
+    /// Has a frame's record fetched from memory.
+    #[inline]
+    pub fn touch_record(&self, frame: Frame) {
+        self.frames.touch(frame);
+    }
+
+    /// [`Memory::pin`] of a page for which [`Memory::likely`] told where it may be.
     #[must_use]
     #[inline]
     pub fn pin_in(

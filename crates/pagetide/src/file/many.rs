@@ -452,7 +452,11 @@ impl File {
                 let keys = next.map(|&page| Mappings::key(open.mapping, page));
                 shared.core.touch_entries(keys.clone().flatten());
                 likely.clear();
-                likely.extend(keys.map(|key| shared.touch(key?)));
+                likely.extend(keys.map(|key| shared.core.likely(key?)));
+                // With nothing between: where they lie is looked up side by side.
+                for &frame in likely.iter().flatten() {
+                    shared.touch(frame);
+                }
             }
             let len = open.backing.bytes_of(page, end);
             let key = Mappings::key(open.mapping, page).filter(|_| len > 0);

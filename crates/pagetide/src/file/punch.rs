@@ -330,7 +330,7 @@ fn latched_in(
 /// The frame of a page that is being written, and the version to wait for.
 fn write_of(shared: &Shared, key: PageKey) -> Option<(Frame, u32)> {
     let core = &shared.core;
-    let frame = core.touch_record(key)?;
+    let frame = core.likely(key)?;
     let seen = core.frames().word(frame);
     let is_its = core.frames().key(frame) == Some(key);
     (is_its && seen.has(flag::WRITEBACK)).then(|| (frame, seen.version()))

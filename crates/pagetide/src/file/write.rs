@@ -289,7 +289,7 @@ impl File {
     pub(super) fn charged_to(&self, page: u64) -> Option<u32> {
         let core = &self.open.shared.core;
         let key = self.open.backing.key(page)?;
-        let frame = core.touch_record(key)?;
+        let frame = core.likely(key)?;
         let is_its = core.frames().key(frame) == Some(key);
         is_its.then(|| core.frames().group(frame))
     }

@@ -158,6 +158,12 @@ impl Run {
         }
     }
 
+    /// Has the first line of each of its pages' bytes fetched, and where they lie looked up.
+    pub(crate) fn touch(&self) {
+        let frames = self.pages.iter().map(|page| page.ended.0.frame());
+        frames.for_each(|frame| self.reader.shared.arena.touch(frame));
+    }
+
     /// Whose it is.
     pub(crate) fn reader(&self) -> &Arc<Reader> {
         &self.reader

@@ -14,20 +14,18 @@ impl Shared {
         self.core.pin(key, access, |frame| self.unpin_other(frame))
     }
 
-    /// [`Shared::pin`] of a page that is in `likely`, perhaps, which [`Shared::touch`] told.
+    /// [`Shared::pin`] of a page that is in `likely`, perhaps, as core's `likely` told.
     #[inline]
     pub(crate) fn pin_in(&self, likely: Option<Frame>, key: PageKey, access: Access) -> Found {
         let unpin = |frame| self.unpin_other(frame);
         self.core.pin_in(likely, key, access, unpin)
     }
 
-    /// The frame that has a page, perhaps; its record and the first of its bytes are fetched from
-    /// memory meanwhile.
+    /// Has the record of a frame, and the first of its bytes, fetched from memory.
     #[inline]
-    pub(crate) fn touch(&self, key: PageKey) -> Option<Frame> {
-        let likely = self.core.touch_record(key)?;
-        self.arena.touch(likely);
-        Some(likely)
+    pub(crate) fn touch(&self, frame: Frame) {
+        self.core.touch_record(frame);
+        self.arena.touch(frame);
     }
 
     /// Asks for the latch of a page, as core's `latch` does.

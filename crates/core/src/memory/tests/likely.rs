@@ -24,7 +24,7 @@ fn a_page_is_found_where_it_is_whatever_was_likely() {
         let found = pin_in(&memory, None, page);
         let is_resident = memory.is_resident(page);
         assert_eq!(is_resident, matches!(found, Found::Pinned(_)));
-        let likely = memory.touch_record(page);
+        let likely = memory.likely(page);
         // Where it is, where it is not, and where it was before another page.
         let all = (0..256).map(|frame| Some(Frame::new(frame)));
         for likely in all.chain([likely, None]) {
@@ -45,7 +45,7 @@ fn a_page_that_is_read_or_changed_is_so_where_it_is_likely_too() {
     let mut op = PageIn::new(page, group, Access::Pin);
     let reading = op.step(&memory, CPU.into(), &mut effects);
     assert!(matches!(reading, Ok(Step::Wait { .. })));
-    let likely = memory.touch_record(page);
+    let likely = memory.likely(page);
     let frame = likely.unwrap();
     assert_eq!(pin_in(&memory, likely, page), Found::Reading(frame));
     let Some(Effect::Read(io)) = effects.pop() else {
