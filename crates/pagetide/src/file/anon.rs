@@ -15,7 +15,7 @@ use pagetide_core::units::Frame;
 use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a page that is to be discarded may be in use.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -332,7 +332,8 @@ impl Anon {
 
     fn discard_all(&self, pages: Range<u64>, panics: &mut Panics) -> Result<(), Error> {
         let (shared, backing) = (&self.file.open.shared, &*self.file.open.backing);
-        let (mut next, mut patience) = (pages.start, None);
+        // For who changes a page: how long its reads and writes take in between does not count.
+        let (mut next, mut patience) = (pages.start, (pages.start, PATIENCE));
         loop {
             let alone = backing.length.take();
             let alone = alone.ok_or_else(|| self.file.busy(next))?;
@@ -354,12 +355,10 @@ impl Anon {
                 shared.wait(frame, version);
                 continue;
             }
-            let until = match patience {
-                Some((same, until)) if same == page => until,
-                _ => Instant::now() + PATIENCE,
-            };
-            patience = Some((page, until));
-            if !shared.wait_until(frame, version, until) {
+            if patience.0 != page {
+                patience = (page, PATIENCE);
+            }
+            if !shared.wait_within(frame, version, &mut patience.1) {
                 return Err(self.file.busy(page));
             }
         }

@@ -49,8 +49,8 @@ pub(super) struct LatchWait<'a> {
     file: &'a File,
     /// Whose memory a page that comes in takes.
     group: &'a Group,
-    /// For pins: what else it waits for in between does not count.
-    deadline: Option<Instant>,
+    /// How much longer it waits for pins: what else it waits for in between does not count.
+    left: Duration,
     patience: Patience,
     /// Times that room was made.
     nr_made: u32,
@@ -65,7 +65,7 @@ impl<'a> LatchWait<'a> {
         LatchWait {
             file,
             group,
-            deadline: None,
+            left: PATIENCE,
             patience: Patience::until(None),
             nr_made: 0,
             room: None,
@@ -154,15 +154,18 @@ impl<'a> LatchWait<'a> {
             // The pin may be of the very call that asked for memory.
             return Err(self.file.busy(page));
         }
-        let patience = || Instant::now() + PATIENCE;
-        let deadline = *self.deadline.get_or_insert_with(patience);
-        if shared.waiters.is_turn_of_readers(frame) && Instant::now() < deadline {
+        let begin = Instant::now();
+        let goes_on = if shared.waiters.is_turn_of_readers(frame) && !self.left.is_zero() {
             self.withdraw();
             thread::sleep(PAUSE);
-            return Ok(());
-        }
-        let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
-        if shared.waiters.wait_until(frame, deadline, is_held) {
+            true
+        } else {
+            let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
+            let deadline = begin + self.left;
+            shared.waiters.wait_until(frame, deadline, is_held)
+        };
+        self.left = self.left.saturating_sub(begin.elapsed());
+        if goes_on {
             return Ok(());
         }
         // Before this one's wish ends: other writers wake with them.
@@ -170,14 +173,10 @@ impl<'a> LatchWait<'a> {
         Err(self.file.busy(page))
     }
 
-    /// Lets pins in again and does something else, which may take long: that does not count as a
-    /// wait for pins.
+    /// Lets pins in again and does something else, which may take long.
     pub(super) fn apart<R>(&mut self, act: impl FnOnce(&mut Self) -> R) -> R {
         self.withdraw();
-        let begin = Instant::now();
-        let done = act(self);
-        self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());
-        done
+        act(self)
     }
 
     /// Lets pins in again, if it is this wait that keeps them out. Where the page was latched since
@@ -204,6 +203,42 @@ mod tests {
     use super::*;
     use crate::pins::Paged;
     use crate::{ByteSize, Memory};
+    use pagetide_core::page_cache::Latched;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn what_a_writer_does_between_two_waits_for_pins_counts_for_neither() {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+        let group = memory.build().unwrap().root();
+        let region = group.anon(16).unwrap();
+        region.write_at(&[1], 0).unwrap();
+        let file = region.file();
+        let (shared, key) = (file.home(), file.open.backing.key(0).unwrap());
+        let mut wait = LatchWait::new(file, &group);
+        for took in [Duration::ZERO, PATIENCE] {
+            // As a read of the page may take.
+            thread::sleep(took);
+            let held = region.pin(0).unwrap();
+            let Latched::Busy { frame, version } = shared.latch(key) else {
+                panic!("it is pinned");
+            };
+            let has_ended = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let has_ended = || has_ended.load(Ordering::Relaxed);
+                    while !shared.waiters.are_any(frame) && !has_ended() {
+                        thread::yield_now();
+                    }
+                    drop(held);
+                });
+                let at = (frame, version);
+                let waited = wait.on(Obstacle::Held { page: 0, at });
+                has_ended.store(true, Ordering::Relaxed);
+                waited.unwrap();
+            });
+            wait.withdraw();
+        }
+    }
 
     #[test]
     fn a_place_in_a_map_stays_until_its_page_has_it() {

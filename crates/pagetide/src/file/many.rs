@@ -24,7 +24,6 @@ use std::fmt;
 use std::io::IoSliceMut;
 use std::iter;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
 /// last of them go with it.
@@ -345,7 +344,8 @@ impl File {
     fn pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {
         let shared = &self.open.shared;
         let mut patience = Patience::until(None);
-        let mut deadline = None;
+        // For who changes a page: how long reads take in between does not count.
+        let mut latch_patience = LATCH_PATIENCE;
         loop {
             // No pin of this call's: who is above `high` is slowed down here.
             shared.pay_debt();
@@ -360,8 +360,7 @@ impl File {
                 }
                 // Nothing is held here: whoever changes the page may have waited for that.
                 Err(Stop::Latched(page, frame, version)) => {
-                    let until = *deadline.get_or_insert_with(|| Instant::now() + LATCH_PATIENCE);
-                    if !shared.wait_until(frame, version, until) {
+                    if !shared.wait_within(frame, version, &mut latch_patience) {
                         let stop = Stop::Latched(page, frame, version);
                         return Err(self.stopped(group, stop));
                     }

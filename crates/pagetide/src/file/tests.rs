@@ -6,6 +6,7 @@ use crate::pins::Paged;
 use crate::store::tests::Takes;
 use crate::{Buf, ByteSize, Memory, Order, Store};
 use pagetide_core::memory::{Effect, PageWrite};
+use pagetide_core::page_cache::Latched;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, OnceLock};
@@ -231,6 +232,43 @@ fn who_syncs_waits_for_a_change_as_long_behind_a_write_as_without_one() {
         std::thread::sleep(Duration::from_millis(100));
         drop(view);
         sync.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn who_discards_waits_for_a_change_as_long_behind_a_write_as_without_one() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let region = memory.root().anon(16).unwrap();
+    region.write_at(&[1], 0).unwrap();
+    let shared = memory.home();
+    let core = &shared.core;
+    let key = region.file().open.backing.key(0).unwrap();
+    let latch = || match shared.latch(key) {
+        Latched::Held(frame) => frame,
+        other => panic!("{other:?}"),
+    };
+    let (cpu, mut effects) = (cpu::current(), Effects::new());
+    let frame = latch();
+    std::thread::scope(|scope| {
+        let discard = scope.spawn(|| region.discard(..1));
+        while !shared.waiters.are_any(frame) {
+            std::thread::yield_now();
+        }
+        core.unlatch(cpu, frame, true, &mut effects);
+        // Before who waits is told: it is being written now, and takes long.
+        let PageWrite::Begun(write) = core.begin_page_write(key, None) else {
+            panic!("it is dirty");
+        };
+        shared.wake_all(&mut effects);
+        std::thread::sleep(LATCH_PATIENCE + Duration::from_millis(100));
+        core.put_back_write(cpu, write, &mut effects);
+        let frame = latch();
+        shared.wake_all(&mut effects);
+        std::thread::sleep(Duration::from_millis(100));
+        core.unlatch(cpu, frame, true, &mut effects);
+        shared.wake_all(&mut effects);
+        discard.join().unwrap().unwrap();
     });
 }
 

@@ -8,6 +8,8 @@ use crate::{ByteSize, IoEngine, Memory, Store};
 use pagetide_core::page_cache::Latched;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, mpsc};
+use std::thread;
 
 const PAGE: usize = 4096;
 
@@ -255,6 +257,62 @@ fn a_store_that_unwinds_leaves_no_page_being_read() {
             panic!("pages {left:?} are read by nobody, {nr_others} by others");
         }
     }
+}
+
+/// Pages of which each read says so and waits for an answer.
+struct Asks(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
+
+impl Store for Asks {
+    fn read_at(&self, buf: &mut [u8], _offset: u64) -> std::io::Result<usize> {
+        self.0.send(()).unwrap();
+        self.1.lock().unwrap().recv().unwrap();
+        Ok(buf.len())
+    }
+
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(8 * PAGE as u64)
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> std::io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn who_pins_many_waits_for_a_change_as_long_behind_a_read_as_without_one() {
+    let (asked, is_asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    let memory = memory();
+    let store = Box::new(Asks(asked, Mutex::new(answers)));
+    let file = memory.open_store(store, "asks", &memory.root()).unwrap();
+    let [first, last] = [1, 3].map(|page| file.pin_new(page).unwrap());
+    let shared = memory.home();
+    thread::scope(|scope| {
+        let pinned = scope.spawn(|| file.pin_many(&[1, 2, 3]).map(drop));
+        let await_wait = |page| {
+            let key = file.open.backing.key(page).unwrap();
+            let (frame, _) = shared.core.await_unlatched(key).unwrap();
+            while !shared.waiters.are_any(frame) && !pinned.is_finished() {
+                thread::yield_now();
+            }
+        };
+        await_wait(1);
+        drop(first);
+        is_asked.recv().unwrap();
+        thread::sleep(LATCH_PATIENCE);
+        answer.send(()).unwrap();
+        await_wait(3);
+        drop(last);
+        pinned.join().unwrap().unwrap();
+    });
 }
 
 /// Effects that name the frames of a file's first pages, at each of which one of these tasks waits.

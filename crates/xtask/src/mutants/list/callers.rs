@@ -448,6 +448,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("views::who_drops_pages_waits"),
     },
     Mutant {
+        name: "who pins many counts reads as a wait for who changes a page",
+        file: "file/many.rs",
+        find: "&mut latch_patience) {",
+        replace: "&mut std::mem::take(&mut latch_patience)) {",
+        tests: Tests::RuntimeUnit("who_pins_many_waits_for_a_change"),
+    },
+    Mutant {
+        name: "who discards counts a write as a wait for who changes its page",
+        file: "file/anon.rs",
+        find: "            if !is_latched {\n",
+        replace: "            if !is_latched {\n patience = (page, Duration::ZERO);\n",
+        tests: Tests::RuntimeUnit("who_discards_waits_for_a_change"),
+    },
+    Mutant {
+        name: "who changes a page counts its read as a wait for pins",
+        file: "file/latch_wait.rs",
+        find: "        self.left = self.left.saturating_sub(begin.elapsed());\n",
+        replace: "        self.left = Duration::ZERO;\n",
+        tests: Tests::RuntimeUnit("what_a_writer_does_between"),
+    },
+    Mutant {
         name: "a page that failed and was dropped is remembered beside a view",
         file: "file/punch.rs",
         find: "backing.nr_dirty() < nr_dirty",

@@ -69,8 +69,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what a payment takes counts as a wait for pins",
         file: "file/latch_wait.rs",
-        find: "        self.deadline = self.deadline.map(|deadline| deadline + begin.elapsed());\n",
-        replace: "        let _took = begin;\n",
+        find: "        act(self)\n",
+        replace: "        let begin = Instant::now();\n let done = act(self);\n \
+                  self.left = self.left.saturating_sub(begin.elapsed());\n done\n",
         tests: Tests::Runtime("in_hand::who_has_paid"),
     },
     Mutant {
@@ -468,8 +469,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for a write keeps readers out",
         file: "file/latch_wait.rs",
-        find: "        self.withdraw();\n        let begin",
-        replace: "        let begin",
+        find: "        self.withdraw();\n        act(self)\n",
+        replace: "        act(self)\n",
         tests: Tests::Runtime("views::who_waits_for_a_pin"),
     },
     Mutant {
