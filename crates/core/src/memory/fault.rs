@@ -124,7 +124,7 @@ impl PageIn {
                     self.waits_for = Some(frame);
                 }
                 Found::Latched(frame) => {
-                    if let Some(version) = page_cache::await_latch(&memory.frames, frame) {
+                    if let Some(version) = page_cache::await_open(&memory.frames, frame) {
                         return Ok(Step::Wait { frame, version });
                     }
                 }

@@ -134,13 +134,24 @@ pub fn withdraw(frames: &FrameTable, frame: Frame) {
     let _gone = frames.update(frame, withdrawn);
 }
 
-/// Says that somebody waits for a latch to end, or for the wish for one; the version to wait for,
-/// or `None` where there is none any more.
+/// Says that somebody waits for a latch to end; the version to wait for, or `None` where there is
+/// none any more. A wish for one is not waited for: it ends without a word when it comes true.
 #[must_use]
 pub fn await_latch(frames: &FrameTable, frame: Frame) -> Option<u32> {
+    await_none(frames, frame, flag::LATCH)
+}
+
+/// Says that somebody waits to pin a page: until nobody has its latch, or wishes for it. The
+/// version to wait for, or `None` where nobody does any more.
+#[must_use]
+pub fn await_open(frames: &FrameTable, frame: Frame) -> Option<u32> {
+    await_none(frames, frame, flag::LATCH | flag::INTENT)
+}
+
+fn await_none(frames: &FrameTable, frame: Frame, flags: u64) -> Option<u32> {
     let waits = |word: Word| {
-        let is_latched = word.has_any(flag::LATCH | flag::INTENT);
-        (word.state() == State::Live && is_latched).then(|| word.with(flag::WAIT))
+        let is_closed = word.state() == State::Live && word.has_any(flags);
+        is_closed.then(|| word.with(flag::WAIT))
     };
     frames.update(frame, waits).ok().map(Word::version)
 }

@@ -9,7 +9,8 @@ mod write;
 
 pub use claims::{Claim, ClaimWord, Claims};
 pub use index::{Index, Locked};
-pub use latch::{Latched, Unwanted, await_latch, downgrade, latch, unlatch, upgrade, withdraw};
+pub use latch::{Latched, Unwanted, await_latch, await_open};
+pub use latch::{downgrade, latch, unlatch, upgrade, withdraw};
 pub use write::{begin_write, end_write, set_dirty};
 
 use crate::frame::{FileList, FrameTable, Inbox, Record, State, Word, flag};

@@ -5,9 +5,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use pagetide_core::frame::{FrameTable, State, Word, flag};
-use pagetide_core::memory::{Effect, Effects, PageIn, Step};
-use pagetide_core::page_cache::{self, Access, Mappings};
-use pagetide_core::units::{Cpu, Frame, Order, PageType};
+use pagetide_core::memory::{Effect, Effects, Memory, PageIn, PageWrite, Step};
+use pagetide_core::page_cache::{self, Access, Latched, Mappings};
+use pagetide_core::units::{Cpu, Frame, Order, PageKey, PageType};
 
 /// One live page with these flags and pins.
 fn page(flags: u64, nr_pins: u32) -> FrameTable {
@@ -130,24 +130,62 @@ fn a_mapping_closed_during_a_write_goes_once() {
     });
 }
 
+/// A dirty page of the file, pinned.
+fn dirty_page((memory, group, file): &(Memory, u32, u32)) -> (PageKey, Frame) {
+    let (cpu, mut effects) = (Cpu::new(0), Effects::new());
+    let key = Mappings::key(*file, 1).expect("a small page");
+    let mut op = PageIn::new(key, *group, Access::Copy);
+    let frame = loop {
+        if let Ok(Step::Done(frame)) = op.step(memory, cpu.into(), &mut effects) {
+            break frame;
+        }
+        while let Some(effect) = effects.pop() {
+            if let Effect::Read(io) = effect {
+                memory.complete(cpu, io, Ok(()), &mut effects);
+            }
+        }
+    };
+    memory.set_dirty(frame);
+    (key, frame)
+}
+
+#[test]
+fn who_writes_back_waits_for_a_change_and_not_for_a_wish_for_one() {
+    whole(|shared| {
+        let memory = &shared.0;
+        let (cpu, mut effects) = (Cpu::new(0), Effects::new());
+        let (key, frame) = dirty_page(&shared);
+        assert!(memory.upgrade(frame));
+        let changer = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let memory = &shared.0;
+                memory.downgrade(frame, true, &mut Effects::new());
+                // The pin is there still.
+                let wanted = memory.latch(Cpu::new(0), key, |_| ());
+                assert!(matches!(wanted, Latched::Busy { .. }), "{wanted:?}");
+            })
+        };
+        let begun = memory.begin_page_write(key, None);
+        changer.join().expect("the changer does not panic");
+        match begun {
+            // Of that nobody is told when it comes true.
+            PageWrite::Wait { version, .. } => {
+                assert_ne!(memory.frames().word(frame).version(), version);
+            }
+            PageWrite::Begun(write) => memory.complete_write(cpu, write, Ok(()), &mut effects),
+            other => panic!("{other:?}"),
+        }
+        memory.unpin(cpu, frame, &mut effects);
+    });
+}
+
 #[test]
 fn a_write_that_begins_while_its_file_is_closed_holds_its_page_or_finds_none() {
     whole(|shared| {
         let (memory, group, file) = &*shared;
         let (cpu, mut effects) = (Cpu::new(0), Effects::new());
-        let key = Mappings::key(*file, 1).expect("a small page");
-        let mut op = PageIn::new(key, *group, Access::Copy);
-        let frame: Frame = loop {
-            if let Ok(Step::Done(frame)) = op.step(memory, cpu.into(), &mut effects) {
-                break frame;
-            }
-            while let Some(effect) = effects.pop() {
-                if let Effect::Read(io) = effect {
-                    memory.complete(cpu, io, Ok(()), &mut effects);
-                }
-            }
-        };
-        memory.set_dirty(frame);
+        let (key, frame) = dirty_page(&shared);
         memory.unpin(cpu, frame, &mut effects);
         let writer = {
             let shared = Arc::clone(&shared);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::frame::flag;
+use crate::page_cache;
 
 fn unlatch(memory: &Memory, frame: Frame, is_dirty: bool) -> bool {
     let mut effects = Effects::new();
@@ -51,6 +52,24 @@ fn pinned_and_wanted(memory: &Memory, group: u32, page: PageKey) -> (Frame, u32)
     };
     assert!(memory.is_held(frame, version));
     (frame, version)
+}
+
+#[test]
+fn who_waits_for_a_change_to_end_does_not_wait_for_a_wish_for_one() {
+    let (memory, group, file) = memory(2, Policy::Fifo);
+    let page = key(file, 0);
+    let (frame, version) = pinned_and_wanted(&memory, group, page);
+    let frames = memory.frames();
+    assert_eq!(page_cache::await_latch(frames, frame), None);
+    assert_eq!(page_cache::await_open(frames, frame), Some(version));
+    unpin(&memory, frame);
+    assert_eq!(latch(&memory, page), Latched::Held(frame));
+    let version = frames.word(frame).version();
+    assert_eq!(page_cache::await_latch(frames, frame), Some(version));
+    assert_eq!(page_cache::await_open(frames, frame), Some(version));
+    assert!(unlatch(&memory, frame, false));
+    assert_eq!(page_cache::await_open(frames, frame), None);
+    memory.check();
 }
 
 #[test]

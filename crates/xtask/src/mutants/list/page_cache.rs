@@ -423,4 +423,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "            let _ = (&lists, page_type);\n",
         tests: Tests::Unit("record"),
     },
+    Mutant {
+        name: "who waits for a change to end waits for a wish for one",
+        file: "page_cache/latch.rs",
+        find: "await_none(frames, frame, flag::LATCH)",
+        replace: "await_none(frames, frame, flag::LATCH | flag::INTENT)",
+        tests: Tests::Unit("who_waits_for_a_change_to_end"),
+    },
 ];
