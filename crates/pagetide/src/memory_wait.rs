@@ -409,8 +409,8 @@ impl MemoryWait {
         })
     }
 
-    /// Asks, if it is this one's turn, and queues where a limit refuses. From the deadline on it
-    /// is always ready.
+    /// Asks, if it is this one's turn, and queues where a limit refuses. From the deadline on it is
+    /// always ready, and asks once more whoever is ahead: that one may not take what came back yet.
     ///
     /// # Errors
     /// [`Error::OverLimit`] where a limit never allows it, [`Error::WouldDeadlock`],
@@ -424,7 +424,8 @@ impl MemoryWait {
         let is_over = Instant::now() >= self.wanted.deadline;
         let mut level = self.group.id();
         for _ in 0..MAX_TRIES {
-            let refused = match self.turn(waker).filter(|_| self.may_wait()) {
+            let ahead = self.turn(waker).filter(|_| !is_over);
+            let refused = match ahead.filter(|_| self.may_wait()) {
                 Some(ahead) => ahead,
                 None => match attempt() {
                     Err(

@@ -135,6 +135,22 @@ fn who_is_late_stands_in_nobodys_way() {
     ));
 }
 
+/// What there is is kept for nobody, and who is ahead may not be polled yet.
+#[test]
+fn who_is_late_asks_once_more_though_another_one_is_ahead() {
+    let web = group(ByteSize::kib(32));
+    let mut waits = [(); 3].map(|()| waits(&web, 4, 0));
+    assert!(waits.iter_mut().all(|wait| poll_refused(wait).is_pending()));
+    let [_ahead, second, third] = &mut waits;
+    for late in [&mut *second, &mut *third] {
+        late.wanted.deadline = Instant::now();
+    }
+    let polled = second.poll(Waker::noop(), &mut || Ok(2));
+    assert!(matches!(polled, Poll::Ready(Ok(2))));
+    let polled = poll_refused(third);
+    assert!(matches!(polled, Poll::Ready(Err(Error::TimedOut { .. }))));
+}
+
 #[test]
 fn who_is_late_and_not_polled_wants_no_ticks() {
     let web = group(ByteSize::kib(32));

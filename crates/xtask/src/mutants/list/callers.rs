@@ -496,4 +496,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "_ = Node::new(0).map(|node| shared.balance(node));\n due = piece(",
         tests: Tests::Runtime("anon_waits::a_deadline_of_a_task"),
     },
+    Mutant {
+        name: "who is late behind others is refused without a look",
+        file: "memory_wait.rs",
+        find: ".filter(|_| !is_over)",
+        replace: "",
+        tests: Tests::RuntimeUnit("who_is_late_asks_once_more"),
+    },
 ];
