@@ -47,6 +47,8 @@ impl Drop for Open {
         panics.catch(|| {
             shared.write_all_it_takes(backing);
         });
+        // What was not tried any more may be clean: others write, too, and take it off afterwards.
+        backing.settle_all(shared, 0..=u64::MAX);
         let nr_lost = backing.nr_dirty();
         if nr_lost > 0 {
             shared.count_lost(nr_lost);

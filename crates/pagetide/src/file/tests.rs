@@ -4,7 +4,7 @@ use super::*;
 use crate::park::tests::Counted;
 use crate::pins::Paged;
 use crate::store::tests::Takes;
-use crate::{Buf, ByteSize, Memory, Order, Store};
+use crate::{Buf, ByteSize, Memory, Order, PAGE_BYTES, Store};
 use pagetide_core::memory::{Effect, PageWrite};
 use pagetide_core::page_cache::Latched;
 use std::future::Future;
@@ -209,6 +209,23 @@ fn a_page_is_written_when_it_has_been_dirty_for_five_seconds() {
     assert_eq!(nr_bytes(), 5000);
     shared.flush_background(shared.second() + 50);
     assert_eq!(nr_bytes(), 5000, "it is clean");
+}
+
+#[test]
+fn a_page_that_is_clean_is_not_lost_though_it_is_listed_still() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let refuse = |_: &[u8], _| Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    let file = memory.open_store(Box::new(Takes(refuse)), "full", &memory.root());
+    let file = file.unwrap();
+    file.write_at(&[1; 300 * PAGE_BYTES], 0).unwrap();
+    let (shared, backing) = (&file.open.shared, &file.open.backing);
+    // As of a page that somebody has just written; the store is not tried as far as that.
+    let room = backing.expect_dirty(shared, 300, true).unwrap().unwrap();
+    backing.note_dirty(300, shared.second(), room);
+    assert_eq!(backing.nr_dirty(), 301);
+    drop(file);
+    assert_eq!(memory.stats().pages_lost, 300);
 }
 
 #[test]

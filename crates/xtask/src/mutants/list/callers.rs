@@ -503,4 +503,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::RuntimeUnit("who_is_late_asks_once_more"),
     },
+    Mutant {
+        name: "a clean page of a file that is closed counts as lost",
+        file: "file/open.rs",
+        find: "        backing.settle_all(shared, 0..=u64::MAX);\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("a_page_that_is_clean_is_not_lost"),
+    },
 ];
