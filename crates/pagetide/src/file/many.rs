@@ -11,6 +11,7 @@ use crate::group::Group;
 use crate::io::{Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
+use crate::park::Panics;
 use crate::pins::Counted;
 use crate::shared::Shared;
 use crate::writeback::LATCH_PATIENCE;
@@ -100,31 +101,35 @@ impl fmt::Debug for Begun<'_> {
     }
 }
 
+impl Drop for Begun<'_> {
+    /// Where something foreign unwinds before they are handed over, others wait for these pages.
+    fn drop(&mut self) {
+        // Of a store that unwinds as well they have failed.
+        Panics::default().catch(|| self.hand_over());
+    }
+}
+
 impl<'a> Begun<'a> {
     /// Reads that whoever begins them waits for.
     fn new(open: &'a Open) -> Begun<'a> {
-        Begun {
-            open,
-            is_background: false,
-            runs: RefCell::default(),
-            nr_pages: Cell::new(0),
-        }
+        Begun::for_pages(open, 0)
     }
 
     /// The same with room for the reads of `nr_pages` pages.
     fn for_pages(open: &'a Open, nr_pages: usize) -> Begun<'a> {
         Begun {
+            open,
+            is_background: false,
             runs: RefCell::new(Vec::with_capacity(nr_pages.min(MAX_BEGUN))),
-            ..Begun::new(open)
+            nr_pages: Cell::new(0),
         }
     }
 
     /// Reads that nobody waits for on this thread.
     pub(super) fn in_background(open: &'a Open) -> Begun<'a> {
-        Begun {
-            is_background: true,
-            ..Begun::new(open)
-        }
+        let mut begun = Begun::new(open);
+        begun.is_background = true;
+        begun
     }
 
     fn push(&self, io: Io) {

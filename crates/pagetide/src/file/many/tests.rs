@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::file::tests::Waiting;
-use crate::io::{Next, Run};
+use crate::io::{Flight, Next, Run};
 use crate::park::tests::Counted;
 use crate::{ByteSize, IoEngine, Memory, Store};
 use pagetide_core::page_cache::Latched;
@@ -376,6 +376,38 @@ fn a_waker_that_unwinds_leaves_no_page_unread() {
         }
         assert!(is_live, "page {page} is being read for ever");
         memory.home().unpin(core_frame(&file, page));
+    }
+}
+
+#[test]
+fn a_waker_that_unwinds_fails_no_page_that_was_begun_before() {
+    let memory = memory();
+    let (file, _data) = file(&memory, 3);
+    file.advise(crate::Hint::Random);
+    let open = &*file.open;
+    for (page, is_background) in [(1, false), (2, true)] {
+        let mut effects = wakes(&file, &[Arc::new(Counted::unwinding())]);
+        let mut begin = None;
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _flight = Flight::new(open.shared.shared(), &open.backing);
+            let begun = match is_background {
+                false => Begun::new(open),
+                true => Begun::in_background(open),
+            };
+            let op = PageIn::new(
+                open.backing.key(page).unwrap(),
+                file.group.id(),
+                Access::Pin,
+            );
+            begin = begun.begin(begun.here(), op).ok();
+            begun.carry_out(&mut effects);
+        }));
+        assert!(unwound.is_err());
+        let Some(Begin::Reading(fault)) = begin else {
+            panic!("nobody has it");
+        };
+        let pinned = file.run(fault, &Fill::from_store());
+        assert!(pinned.is_ok(), "page {page} failed");
     }
 }
 

@@ -510,4 +510,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::RuntimeUnit("a_page_that_is_clean_is_not_lost"),
     },
+    Mutant {
+        name: "a page that was begun is failed where a waker unwinds before it is handed over",
+        file: "file/many.rs",
+        find: "Panics::default().catch(|| self.hand_over());",
+        replace: "Panics::default().catch(|| drop(self.runs.take()));",
+        tests: Tests::RuntimeUnit("a_waker_that_unwinds_fails_no_page"),
+    },
 ];
