@@ -1,10 +1,12 @@
 //! `bench random-read --device`, run tiny: what it counts, and that it gives back what it borrows.
 
-use crate::{BIN, failure, json};
+use crate::{BIN, failure, json, json_of};
 use pagetide::Topology;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -139,10 +141,57 @@ fn a_file_that_is_there_is_read_and_a_short_one_refused() {
     check(&run(path, "1"), 1);
 }
 
-fn devices() -> BTreeSet<String> {
-    let names = fs::read_dir("/sys/block").into_iter().flatten();
-    let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| name.starts_with("zram")).collect()
+/// Has `mount` note the device in the folder of this, and its number, which no later one has.
+const NOTES: &str = r#"#!/bin/sh
+folder=${0%/*}
+echo "${1##*/} $(cat "/sys/block/${1##*/}/diskseq")" >> "$folder/devices"
+PATH=${PATH#*:} exec mount "$@"
+"#;
+
+/// A run that borrows devices, and those: others on the machine may have some, too.
+struct Borrower(tempfile::TempDir);
+
+impl Borrower {
+    fn new() -> Borrower {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = folder.path().join("mount");
+        fs::write(&mount, NOTES).unwrap();
+        fs::set_permissions(mount, Permissions::from_mode(0o755)).unwrap();
+        Borrower(folder)
+    }
+
+    fn run(&self, args: &[&str]) -> Command {
+        let folder = self.0.path();
+        let path = std::env::var("PATH").unwrap();
+        let mut command = Command::new(BIN);
+        command.args(args).env("TMPDIR", folder);
+        command.env("PATH", format!("{}:{path}", folder.display()));
+        command
+    }
+
+    /// Those that were about to be mounted so far: their names and numbers.
+    fn devices(&self) -> Vec<(String, String)> {
+        let noted = fs::read_to_string(self.0.path().join("devices")).unwrap_or_default();
+        let noted = noted.lines().filter_map(|line| line.split_once(' '));
+        noted
+            .map(|(name, number)| (name.to_owned(), number.to_owned()))
+            .collect()
+    }
+
+    /// Whether one of them is there still.
+    fn has_device(&self) -> bool {
+        self.devices().iter().any(|(name, number)| {
+            let device = Path::new("/sys/block").join(name);
+            let now = fs::read_to_string(device.join("diskseq")).unwrap_or_default();
+            device.exists() && now.trim() == number
+        })
+    }
+
+    fn has_mount(&self) -> bool {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let name = self.0.path().file_name().unwrap();
+        mounts.contains(name.to_str().unwrap())
+    }
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -153,12 +202,11 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// One test: both look at all devices of the machine.
 #[test]
 fn a_device_in_memory_is_given_back_however_the_run_ends() {
-    let before = devices();
+    let borrower = Borrower::new();
     let more = ["--device", "zram", "--threads", "1", "--data", "text"];
-    let rows = json(&[&SMALL[..], &more].concat());
+    let rows = json_of(&mut borrower.run(&[&SMALL[..], &more].concat()));
     let skip = rows.iter().find(|row| row["skipped"] == "zram");
     if let Some(skip) = skip {
         return println!("skipped: zram: {}", skip["reason"]);
@@ -166,22 +214,20 @@ fn a_device_in_memory_is_given_back_however_the_run_ends() {
     for what in check(&rows, 1) {
         println!("skipped: device bench: {what}");
     }
-    assert_eq!(devices(), before);
-    let mut killed = Command::new(BIN)
-        .args(["bench", "random-read", "--device", "zram"])
-        .args(["--frames", "1024", "--requests", "100000000"])
-        .stdout(Stdio::null())
-        .spawn();
+    assert_eq!(borrower.devices().len(), 1);
+    assert!(!borrower.has_device() && !borrower.has_mount());
+    let borrower = Borrower::new();
+    let long = ["--frames", "1024", "--requests", "100000000"];
+    let run = [&["bench", "random-read", "--device", "zram"], &long[..]].concat();
+    let mut killed = borrower.run(&run).stdout(Stdio::null()).spawn();
     let killed = killed.as_mut().unwrap();
-    wait_until("a device", || devices() != before);
+    wait_until("a device", || borrower.has_device());
     // Somewhere between making the file system and measuring.
     std::thread::sleep(Duration::from_millis(300));
     killed.kill().unwrap();
     killed.wait().unwrap();
-    wait_until("the device is left", || devices() == before);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let is_left = |line: &str| line.contains("/pagetide-zram");
-    wait_until("a mount is left", || !mounts.lines().any(is_left));
+    wait_until("the device is left", || !borrower.has_device());
+    wait_until("a mount is left", || !borrower.has_mount());
 }
 
 #[test]

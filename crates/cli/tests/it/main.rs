@@ -31,10 +31,14 @@ fn pagetide(args: &[&str]) -> Output {
 }
 
 fn json(args: &[&str]) -> Vec<Value> {
-    let output = pagetide(args);
+    json_of(Command::new(BIN).args(args))
+}
+
+fn json_of(command: &mut Command) -> Vec<Value> {
+    let output = command.output().unwrap();
     assert!(
         output.status.success(),
-        "{args:?}: {}",
+        "{command:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(output.stderr.is_empty(), "a pipe gets no progress");
