@@ -125,7 +125,7 @@ pub enum Error {
         /// Of its usage, working memory and anon pages: see
         /// [`GroupStat::anon`](crate::GroupStat::anon).
         anon_pages: u64,
-        /// Of its usage, reserved for the program's own heap.
+        /// Of its usage, reserved for the program's own heap: bytes, rounded up to a page.
         reserved_pages: u64,
         /// Of its usage, pages of files.
         file_pages: u64,
@@ -196,7 +196,7 @@ pub enum Error {
         /// Of them, working memory and anon pages: see
         /// [`GroupStat::anon`](crate::GroupStat::anon).
         anon_pages: u64,
-        /// Of them, reserved for the program's own heap.
+        /// Of them, reserved for the program's own heap: bytes, rounded up to a page.
         reserved_pages: u64,
     },
     /// A `min` that the group's `max` would never let it reach.

@@ -174,7 +174,7 @@ impl Group {
             pinned_pages: pinned.map(|page| u64::from(page.nr_pages)).sum(),
             dirty_pages: stat.file_dirty / page_bytes + dirty_anon.sum::<u64>(),
             anon_pages: stat.anon / page_bytes,
-            reserved_pages: stat.slab_unreclaimable / page_bytes,
+            reserved_pages: stat.slab_unreclaimable.div_ceil(page_bytes),
         }
     }
 

@@ -472,7 +472,7 @@ impl Shared {
             usage_pages,
             max_pages,
             anon_pages: pages(stat.anon),
-            reserved_pages: pages(stat.slab_unreclaimable),
+            reserved_pages: stat.slab_unreclaimable.div_ceil(PAGE_BYTES as u64),
             file_pages: pages(stat.file),
             dirty_pages: pages(stat.file_dirty),
         }

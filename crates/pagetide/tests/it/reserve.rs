@@ -60,6 +60,20 @@ fn growing_past_a_limit_is_allowed_by_name_only() {
 }
 
 #[test]
+fn what_takes_a_page_but_for_a_few_bytes_is_named_where_a_limit_is_met() {
+    let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let _held = work.reserve(ByteSize(100)).unwrap();
+    let over = work.set_max(ByteSize(0)).unwrap_err().to_string();
+    assert!(
+        over.contains("of 1 in use") && over.ends_with("1 reserved"),
+        "{over}"
+    );
+    let over = work.alloc(Order::new(0)).unwrap_err().to_string();
+    assert!(over.contains("1 reserved"), "{over}");
+}
+
+#[test]
 #[should_panic(expected = "4097 bytes given back of a reservation of 4096")]
 fn giving_back_more_than_there_is_panics() {
     let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();

@@ -11,6 +11,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("reserve_waits"),
     },
     Mutant {
+        name: "of a reservation that is over a limit the last page is not named",
+        file: "limits.rs",
+        find: "stat.slab_unreclaimable.div_ceil(page_bytes)",
+        replace: "stat.slab_unreclaimable / page_bytes",
+        tests: Tests::Runtime("reserve::what_takes_a_page"),
+    },
+    Mutant {
+        name: "of a reservation that meets a limit the last page is not named",
+        file: "shared.rs",
+        find: "stat.slab_unreclaimable.div_ceil(PAGE_BYTES as u64)",
+        replace: "stat.slab_unreclaimable / PAGE_BYTES as u64",
+        tests: Tests::Runtime("reserve::what_takes_a_page"),
+    },
+    Mutant {
         name: "a memory without pinned pages stays",
         file: "home.rs",
         find: "if !self.core.abandon() {",
