@@ -113,7 +113,8 @@ impl<'a> LatchWait<'a> {
                 Err(refused) => error = PageError::Alloc(refused),
             }
         }
-        match self.patience.goes_on(&self.file.home().core, &error) {
+        let may_fit = self.file.may_fit(self.group, &[page]);
+        match may_fit && self.patience.goes_on(&self.file.home().core, &error) {
             true => Ok(()),
             false => Err(self.file.error(self.group, error, page)),
         }

@@ -388,7 +388,7 @@ impl File {
 
     /// Whether pages are no more than the group may have.
     #[cold]
-    fn may_fit(&self, group: &Group, pages: &[u64]) -> bool {
+    pub(super) fn may_fit(&self, group: &Group, pages: &[u64]) -> bool {
         let nr_pages = nr_distinct(pages) * u64::from(self.open.order.nr_pages());
         nr_pages <= self.open.shared.room(group.id())
     }

@@ -2,7 +2,7 @@
 
 use crate::disk::{Bare, Disk};
 use crate::swift::assert_within;
-use pagetide::{ByteSize, Error, Group, Memory, Policy, ReadOptions};
+use pagetide::{ByteSize, Error, Group, Memory, OpenOptions, Order, Policy, ReadOptions};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,45 @@ fn a_deadline_ends_waits_for_memory_and_for_who_changes_a_page() {
         assert!(file.read_at_with(&mut [0], 19 * P, &options).is_ok());
         took
     });
+}
+
+/// Beside a pin that fills what the group has, and might go.
+#[test]
+fn a_page_for_which_a_limit_leaves_no_room_at_all_is_refused_at_once() {
+    let memory = memory();
+    let group = child(&memory, "small", 100);
+    let disk = Box::new(Disk::of(vec![7; 20 * PAGE]));
+    let file = memory.open_store(disk, "disk", &group).unwrap();
+    let order = Order::new(2);
+    let disk = Box::new(Disk::of(vec![7; 20 * PAGE]));
+    let large = OpenOptions::new().order(order);
+    let large = large.open_store(&memory, disk, "large", &group).unwrap();
+    let pinned = file.pin(0).unwrap();
+    let at_once = Duration::from_millis(100);
+    for nr_pages in [3, 0] {
+        let set = group.set_max(ByteSize::kib(4 * nr_pages));
+        assert_eq!(set.is_ok(), nr_pages > 0, "{set:?}");
+        for file in [&large, &file] {
+            let has_room = file.page_bytes() as u64 <= nr_pages * P;
+            let calls: [&dyn Fn() -> Result<(), Error>; 3] = [
+                &|| file.pin(1).map(drop),
+                &|| file.pin_mut(1).map(drop),
+                &|| file.write_at(&[1], 2 * file.page_bytes() as u64).map(drop),
+            ];
+            for call in calls.into_iter().filter(|_| !has_room) {
+                assert_within(at_once, || {
+                    let begin = Instant::now();
+                    let refused = call();
+                    assert!(
+                        matches!(refused, Err(Error::OverLimit { .. })),
+                        "{refused:?}"
+                    );
+                    begin.elapsed()
+                });
+            }
+        }
+    }
+    drop(pinned);
 }
 
 #[test]

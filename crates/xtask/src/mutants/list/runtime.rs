@@ -25,6 +25,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("reserve::what_takes_a_page"),
     },
     Mutant {
+        name: "who reads a page that no limit lets in waits for others' pins",
+        file: "file.rs",
+        find: "if self.may_fit(group, &[page])",
+        replace: "if page < u64::MAX",
+        tests: Tests::Runtime("read_options::a_page_for_which"),
+    },
+    Mutant {
+        name: "who changes a page that no limit lets in waits for others' pins",
+        file: "file/latch_wait.rs",
+        find: "let may_fit = self.file.may_fit(self.group, &[page]);",
+        replace: "let may_fit = page < u64::MAX;",
+        tests: Tests::Runtime("read_options::a_page_for_which"),
+    },
+    Mutant {
         name: "a memory without pinned pages stays",
         file: "home.rs",
         find: "if !self.core.abandon() {",
