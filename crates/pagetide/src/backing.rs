@@ -450,6 +450,15 @@ impl Backing {
         }
     }
 
+    /// The error of a read that found fewer bytes than there were.
+    pub(crate) fn ended_early(&self) -> io::Error {
+        let told = match self.source.region() {
+            Some(_) => "the spill file ended before the page".to_owned(),
+            None => format!("the file ended before its {} bytes", self.len()),
+        };
+        io::Error::new(io::ErrorKind::UnexpectedEof, told)
+    }
+
     /// The error of pages that wait for the log.
     pub(crate) fn log_behind(&self) -> Error {
         Error::LogBehind {

@@ -45,7 +45,6 @@ use pagetide_core::units::{Frame, PageKey};
 use patience::Patience;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -580,10 +579,7 @@ impl File {
             }
             PageError::TooManyPins => return Error::TooManyPins { file, page },
             PageError::Io(BUSY) => return Error::PageBusy { file, page },
-            PageError::Io(SHORT) => io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                format!("the file ended before its {} bytes", self.len()),
-            ),
+            PageError::Io(SHORT) => open.backing.ended_early(),
             PageError::Io(code) => open.backing.told.error_of(code),
         };
         let error = Error::Io { file, page, source };

@@ -8,6 +8,7 @@ use crate::{Buf, ByteSize, Memory, Order, PAGE_BYTES, Store};
 use pagetide_core::memory::{Effect, PageWrite};
 use pagetide_core::page_cache::Latched;
 use std::future::Future;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, OnceLock};
 use std::task::{Context, Wake, Waker};

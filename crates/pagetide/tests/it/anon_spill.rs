@@ -4,6 +4,7 @@ use crate::anon::{PAGE, builder_on, check, content, tenant, write};
 use crate::child;
 use crate::disk::{Disk, EIO, Fault};
 use pagetide::{ByteSize, Error, Memory, PAGE_BYTES};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Barrier;
@@ -44,6 +45,23 @@ fn an_encrypted_spill_file_has_no_byte_of_a_page() {
         let nr_same = nr_slots - slots.len();
         assert_eq!(nr_same == 0, is_encrypted, "{nr_same} of {nr_slots}");
     }
+}
+
+#[test]
+fn a_spill_file_that_has_got_shorter_is_named_and_not_the_region_s_length() {
+    let disk = Disk::default();
+    let memory = builder_on(&disk, ByteSize::mib(8)).build().unwrap();
+    let region = tenant(&memory, 64).anon(1024).unwrap();
+    (0..1000).for_each(|page| write(&region, page, 1));
+    // No page is to be written any more, which would make the file longer.
+    (0..2).for_each(|_| (0..1000).for_each(|page| check(&region, page, 1)));
+    disk.state().bytes.clear();
+    let error = (0..1000).find_map(|page| region.pin(page).err());
+    let Some(Error::Io { source, .. }) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(source.kind(), ErrorKind::UnexpectedEof);
+    assert_eq!(source.to_string(), "the spill file ended before the page");
 }
 
 #[test]

@@ -39,6 +39,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("read_options::a_page_for_which"),
     },
     Mutant {
+        name: "a spill file that ends too early is taken for a file that does",
+        file: "backing.rs",
+        find: "Some(_) => \"the spill file ended before the page\".to_owned(),",
+        replace: "Some(_) => format!(\"the file ended before its {} bytes\", self.len()),",
+        tests: Tests::Runtime("anon_spill::a_spill_file_that_has"),
+    },
+    Mutant {
         name: "a memory without pinned pages stays",
         file: "home.rs",
         find: "if !self.core.abandon() {",
