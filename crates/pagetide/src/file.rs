@@ -2,6 +2,7 @@
 
 mod ahead;
 mod anon;
+mod begun;
 mod hit;
 mod latch_wait;
 mod many;

@@ -3,68 +3,26 @@
 mod prefetch;
 mod tasks;
 
+use super::begun::{Begin, Begun, MAX_BEGUN};
 use super::patience::Patience;
-use super::{Fault, File, Fill, Open};
+use super::{Fault, File, Fill};
 use crate::Error;
 use crate::backing::BUSY;
 use crate::group::Group;
-use crate::io::{Reader, Run};
 use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
-use crate::park::Panics;
 use crate::pins::Counted;
 use crate::shared::Shared;
 use crate::writeback::LATCH_PATIENCE;
-use pagetide_core::memory::{Ahead, Effects, Here, Io, PageError, PageIn, Platform};
-use pagetide_core::memory::{MAX_TOGETHER, Step, Writes};
+use pagetide_core::memory::{Ahead, MAX_TOGETHER, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Found, Mappings};
-use pagetide_core::units::{Frame, Node, PageKey};
+use pagetide_core::units::{Frame, PageKey};
 use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::io::IoSliceMut;
-use std::iter;
-use std::sync::Arc;
 
-/// Pages whose reads are begun before they are handed over; those that are begun together with the
-/// last of them go with it.
-const MAX_BEGUN: usize = 256;
 /// Pages of which each step fetches from memory what the next one looks at: their entries in the
 /// index, then their records and the first of their bytes.
 const TOUCHED_TOGETHER: usize = 64;
-
-/// Reads that core asked for and nobody has been given yet. They are handed over before anything
-/// that may take long, because others may wait for their pages.
-pub(super) struct Begun<'a> {
-    open: &'a Open,
-    /// Nobody waits for them here.
-    is_background: bool,
-    runs: RefCell<Vec<Run>>,
-    /// Pages of these.
-    nr_pages: Cell<usize>,
-}
-
-/// What a step of an operation ended with.
-pub(super) enum Stepped<'a> {
-    Done(Pin<'a>),
-    /// As [`Step::Wait`].
-    Wait {
-        frame: Frame,
-        version: u32,
-    },
-}
-
-/// What a first step of an operation came to.
-enum Begin<'a> {
-    Done(Pin<'a>),
-    /// The page is being read.
-    Reading(Fault<'a>),
-    /// Somebody changes it, or waits to.
-    Latched {
-        frame: Frame,
-        version: u32,
-    },
-}
 
 /// One of many pages that somebody asks for.
 struct Slot<'a> {
@@ -91,166 +49,6 @@ enum Stop {
     /// Whoever changes this page, in this frame of this version, may wait for pins that the caller
     /// holds.
     Latched(u64, Frame, u32),
-}
-
-impl fmt::Debug for Begun<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Begun")
-            .field("open", self.open)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Begun<'_> {
-    /// Where something foreign unwinds before they are handed over, others wait for these pages.
-    fn drop(&mut self) {
-        // Of a store that unwinds as well they have failed.
-        Panics::default().catch(|| self.hand_over());
-    }
-}
-
-impl<'a> Begun<'a> {
-    /// Reads that whoever begins them waits for.
-    fn new(open: &'a Open) -> Begun<'a> {
-        Begun::for_pages(open, 0)
-    }
-
-    /// The same with room for the reads of `nr_pages` pages.
-    fn for_pages(open: &'a Open, nr_pages: usize) -> Begun<'a> {
-        Begun {
-            open,
-            is_background: false,
-            runs: RefCell::new(Vec::with_capacity(nr_pages.min(MAX_BEGUN))),
-            nr_pages: Cell::new(0),
-        }
-    }
-
-    /// Reads that nobody waits for on this thread.
-    pub(super) fn in_background(open: &'a Open) -> Begun<'a> {
-        let mut begun = Begun::new(open);
-        begun.is_background = true;
-        begun
-    }
-
-    fn push(&self, io: Io) {
-        let mut runs = self.runs.borrow_mut();
-        match runs.last_mut() {
-            Some(last) if last.is_continued_by(&io) => last.push(io),
-            last => {
-                let reader = match last {
-                    Some(run) => Arc::clone(run.reader()),
-                    None => Reader::new(self.open.shared.shared(), &self.open.backing),
-                };
-                runs.push(Run::new(reader, io, self.is_background));
-            }
-        }
-        drop(runs);
-        self.nr_pages.set(self.nr_pages.get() + 1);
-    }
-
-    /// Hands them over where they are many. Foreign code: with no read in hand that was not pushed.
-    fn hand_over_many(&self) {
-        if self.nr_pages.get() >= MAX_BEGUN {
-            self.hand_over();
-        }
-    }
-
-    /// Reads them, or lets them be read where they are in the background.
-    pub(super) fn hand_over(&self) {
-        let runs = self.runs.take();
-        self.nr_pages.set(0);
-        let engine = &self.open.shared.io;
-        match (runs.is_empty(), self.is_background) {
-            (true, _) => {}
-            (false, true) => engine.begin(runs),
-            (false, false) => engine.read(runs),
-        }
-    }
-
-    /// The calling thread, to core.
-    fn here(&self) -> Here<'_> {
-        Here {
-            platform: self,
-            ..self.open.shared.here()
-        }
-    }
-
-    /// Steps an operation; begins the read that it asks for.
-    pub(super) fn step(&self, op: &mut PageIn) -> Result<Stepped<'a>, PageError> {
-        self.step_from(self.here(), op)
-    }
-
-    fn step_from(&self, here: Here<'_>, op: &mut PageIn) -> Result<Stepped<'a>, PageError> {
-        let shared = &self.open.shared;
-        let mut effects = Effects::new();
-        let step = op.step(&shared.core, here, &mut effects);
-        // Before anything foreign runs, which may unwind: then the page is let go.
-        let step = step.map(|step| match step {
-            Step::Done(frame) => Stepped::Done(Pin::new(shared, frame, self.open.order)),
-            Step::Wait { frame, version } => Stepped::Wait { frame, version },
-        });
-        self.carry_out(&mut effects);
-        self.hand_over_many();
-        step
-    }
-
-    /// What a step asks for.
-    fn carry_out(&self, effects: &mut Effects) {
-        let effects = iter::from_fn(|| effects.pop());
-        self.open.shared.carry_out(effects, |io| self.push(io));
-    }
-
-    /// Takes the first step of an operation.
-    fn begin(&self, here: Here<'_>, op: PageIn) -> Result<Begin<'a>, PageError> {
-        let shared = &self.open.shared;
-        let mut fault = Fault {
-            shared,
-            op: Some(op),
-        };
-        let op = fault.op.as_mut().expect("set above");
-        let step = self.step_from(here, op);
-        let is_reading = op.is_reading();
-        Ok(match step? {
-            Stepped::Done(pin) => {
-                fault.op = None;
-                Begin::Done(pin)
-            }
-            Stepped::Wait { .. } if is_reading => Begin::Reading(fault),
-            Stepped::Wait { frame, version } => Begin::Latched { frame, version },
-        })
-    }
-}
-
-/// What core asks for while reads are begun: all that may take long is a stall.
-impl Platform for Begun<'_> {
-    fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32 {
-        self.open.shared.shrink(subtree, nr_pages, of)
-    }
-
-    fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
-        self.open.shared.write_back(writes, nr_pages);
-    }
-
-    fn copy(&self, io: &mut Io) {
-        self.open.shared.copy(io);
-    }
-
-    fn wake(&self, frame: Frame) {
-        self.open.shared.wake(frame);
-    }
-
-    fn stall(&self, group: u32, work: &mut dyn FnMut()) {
-        self.hand_over();
-        self.open.shared.stall(group, work);
-    }
-
-    fn throttle(&self, group: u32, delay_ns: u64) {
-        self.open.shared.throttle(group, delay_ns);
-    }
-
-    fn wake_reclaim(&self, node: Node) {
-        self.open.shared.wake_reclaim(node);
-    }
 }
 
 impl File {

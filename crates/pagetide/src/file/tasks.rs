@@ -1,6 +1,6 @@
 //! Pages of a file for tasks: futures of any executor.
 
-use super::many::{Begun, Stepped};
+use super::begun::{Begun, Stepped};
 use super::{File, patience};
 use crate::group::Group;
 use crate::io::Flight;

@@ -1,7 +1,7 @@
 //! Pages that come in before anybody asks for them.
 
-use super::{Begin, Begun, MAX_BEGUN};
 use crate::file::File;
+use crate::file::begun::{Begin, Begun, MAX_BEGUN};
 use crate::group::Group;
 use crate::io::Flight;
 use pagetide_core::memory::PageIn;

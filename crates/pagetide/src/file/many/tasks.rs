@@ -1,7 +1,8 @@
 //! Many pages for a task.
 
-use super::{Begin, Begun, Missing, Slot, Stop, nr_distinct};
+use super::{Missing, Slot, Stop, nr_distinct};
 use crate::file::File;
+use crate::file::begun::{Begin, Begun};
 use crate::file::patience;
 use crate::file::tasks::BringIn;
 use crate::io::Flight;

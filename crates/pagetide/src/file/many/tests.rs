@@ -1,14 +1,16 @@
 //! What becomes of a run of reads, whatever a read of it says.
 
 use super::*;
+use crate::file::begun::Stepped;
 use crate::file::tests::Waiting;
 use crate::io::{Flight, Next, Run};
 use crate::park::tests::Counted;
 use crate::{ByteSize, IoEngine, Memory, Store};
+use pagetide_core::memory::{Effects, Step};
 use pagetide_core::page_cache::Latched;
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 const PAGE: usize = 4096;

@@ -512,7 +512,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a page that was begun is failed where a waker unwinds before it is handed over",
-        file: "file/many.rs",
+        file: "file/begun.rs",
         find: "Panics::default().catch(|| self.hand_over());",
         replace: "Panics::default().catch(|| drop(self.runs.take()));",
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_fails_no_page"),

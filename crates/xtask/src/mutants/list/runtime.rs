@@ -243,7 +243,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reads that were begun wait for reclaim",
-        file: "file/many.rs",
+        file: "file/begun.rs",
         find: "self.hand_over();\n        self.open.shared.stall(group, work);",
         replace: "self.open.shared.stall(group, work);",
         tests: Tests::Runtime("many_reclaim::what_a_batch"),
@@ -259,7 +259,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "reads are handed over in the midst of those that are begun with them",
-        file: "file/many.rs",
+        file: "file/begun.rs",
         find: "        self.nr_pages.set(self.nr_pages.get() + 1);\n",
         replace: "        self.nr_pages.set(self.nr_pages.get() + 1);\n        \
                   if self.nr_pages.get() == 100 {\n            self.hand_over();\n        }\n",
