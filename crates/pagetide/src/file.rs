@@ -38,7 +38,7 @@ use crate::stall::Stall;
 use crate::trace;
 use crate::writeback::LATCH_PATIENCE;
 use crate::{Error, cpu};
-use ahead::Wish;
+use ahead::{By, Wish};
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{Effects, Io, PageError, PageIn, Step};
 use pagetide_core::page_cache::{Access, Found, Mappings};
@@ -408,7 +408,11 @@ impl File {
         let mut is_begun = false;
         match found {
             _ if !is_read => {}
-            Found::Miss => is_begun = self.missed(group, pages, access),
+            Found::Miss => {
+                // A read on this thread may take longer than until then.
+                let by = until.map_or(By::Caller, |_| By::Background);
+                is_begun = self.missed(group, pages, access, by);
+            }
             _ => self.look_ahead(group, page),
         }
         // The first time it need not be looked for once more.

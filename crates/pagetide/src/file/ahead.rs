@@ -5,6 +5,7 @@
 //! be asked.
 
 use super::File;
+use super::begun::Begun;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
@@ -78,6 +79,16 @@ impl Clone for Wish {
         wish.hint.store(self.hint().number(), Ordering::Relaxed);
         wish
     }
+}
+
+/// Who reads a window that begins with a page which was missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// Whoever missed the page, where it is a file of the system: he waits for it anyway, and to
+    /// hand it to another thread and to be woken by that one takes longer than to read a few pages.
+    Caller,
+    /// Nobody who would wait.
+    Background,
 }
 
 /// The sequential readers of an open file, whatever their handles.
@@ -186,13 +197,13 @@ impl File {
         };
         let ask = |streams: &mut Streams| streams.marked(page, bounds);
         if let Some(ahead) = self.open.readers.ask(ask) {
-            self.read_ahead(group, ahead);
+            self.read_ahead(group, ahead, By::Background);
         }
     }
 
     /// The first of these pages, which somebody asks for, is missing: reads a window from there on,
     /// unless nothing speaks for it. Whether that was tried: the page may be there.
-    pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access) -> bool {
+    pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access, by: By) -> bool {
         let Some(bounds) = self.bounds(group) else {
             return false;
         };
@@ -210,7 +221,7 @@ impl File {
         let Some(ahead) = self.open.readers.ask(ask) else {
             return false;
         };
-        if !self.read_ahead(group, ahead) {
+        if !self.read_ahead(group, ahead, by) {
             return false;
         }
         // It comes in with the others, which are nobody's fault; it is the caller's.
@@ -225,12 +236,17 @@ impl File {
     }
 
     /// Brings a window in, if it is more than a page.
-    fn read_ahead(&self, group: &Group, ahead: Ahead) -> bool {
+    fn read_ahead(&self, group: &Group, ahead: Ahead, by: By) -> bool {
         let shared = self.open.shared.shared();
+        let is_file = self.open.backing.source.file().is_some();
         // One page is read by whoever asked for it.
         let is_more = ahead.read.end > ahead.read.start + 1;
+        let read = || match by {
+            By::Caller if is_file => Begun::new(&self.open, group),
+            _ => Begun::in_background(&self.open),
+        };
         let nr_begun = match is_more {
-            true => self.prefetch_for(group, ahead.read.clone()),
+            true => self.prefetch_by(read(), group, ahead.read.clone()),
             false => 0,
         };
         shared.readahead.count(&ahead, nr_begun);

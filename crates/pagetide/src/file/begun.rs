@@ -1,9 +1,12 @@
 //! Reads that are begun and not handed over yet, and steps of operations that begin some.
 
 use super::{Fault, Open};
+use crate::group::Group;
 use crate::io::{Reader, Run};
 use crate::page::Pin;
 use crate::park::Panics;
+use crate::stall::Stall;
+use pagetide_core::frame::flag;
 use pagetide_core::memory::{Effects, Here, Io, PageError, PageIn, Platform, Step, Writes};
 use pagetide_core::units::{Frame, Node};
 use std::cell::{Cell, RefCell};
@@ -19,8 +22,9 @@ pub(super) const MAX_BEGUN: usize = 256;
 /// that may take long, because others may wait for their pages.
 pub(super) struct Begun<'a> {
     open: &'a Open,
-    /// Nobody waits for them here.
-    is_background: bool,
+    /// The group, which a handle keeps, as which somebody waits for them here; `None` in the
+    /// background.
+    waits: Option<u32>,
     pub(super) runs: RefCell<Vec<Run>>,
     /// Pages of these.
     nr_pages: Cell<usize>,
@@ -66,15 +70,15 @@ impl Drop for Begun<'_> {
 
 impl<'a> Begun<'a> {
     /// Reads that whoever begins them waits for.
-    pub(super) fn new(open: &'a Open) -> Begun<'a> {
-        Begun::for_pages(open, 0)
+    pub(super) fn new(open: &'a Open, waits: &Group) -> Begun<'a> {
+        Begun::for_pages(open, waits, 0)
     }
 
     /// The same with room for the reads of `nr_pages` pages.
-    pub(super) fn for_pages(open: &'a Open, nr_pages: usize) -> Begun<'a> {
+    pub(super) fn for_pages(open: &'a Open, waits: &Group, nr_pages: usize) -> Begun<'a> {
         Begun {
             open,
-            is_background: false,
+            waits: Some(waits.id()),
             runs: RefCell::new(Vec::with_capacity(nr_pages.min(MAX_BEGUN))),
             nr_pages: Cell::new(0),
         }
@@ -82,9 +86,12 @@ impl<'a> Begun<'a> {
 
     /// Reads that nobody waits for on this thread.
     pub(super) fn in_background(open: &'a Open) -> Begun<'a> {
-        let mut begun = Begun::new(open);
-        begun.is_background = true;
-        begun
+        Begun {
+            open,
+            waits: None,
+            runs: RefCell::default(),
+            nr_pages: Cell::new(0),
+        }
     }
 
     pub(super) fn push(&self, io: Io) {
@@ -96,7 +103,7 @@ impl<'a> Begun<'a> {
                     Some(run) => Arc::clone(run.reader()),
                     None => Reader::new(self.open.shared.shared(), &self.open.backing),
                 };
-                runs.push(Run::new(reader, io, self.is_background));
+                runs.push(Run::new(reader, io, self.waits.is_none()));
             }
         }
         drop(runs);
@@ -115,11 +122,23 @@ impl<'a> Begun<'a> {
         let runs = self.runs.take();
         self.nr_pages.set(0);
         let engine = &self.open.shared.io;
-        match (runs.is_empty(), self.is_background) {
-            (true, _) => {}
-            (false, true) => engine.begin(runs),
-            (false, false) => engine.read(runs),
+        match self.waits {
+            _ if runs.is_empty() => {}
+            None => engine.begin(runs),
+            Some(group) => {
+                let _stall = self.stall_on(&runs, group);
+                engine.read(runs);
+            }
         }
+    }
+
+    /// As [`File::stall_on`](super::File::stall_on).
+    fn stall_on(&self, runs: &[Run], group: u32) -> Option<Stall<'_>> {
+        let shared = &self.open.shared;
+        let frames = shared.core.frames();
+        let is_workingset = |frame| frames.word(frame).has(flag::WORKINGSET);
+        let is_any = runs.iter().flat_map(Run::frames).any(is_workingset);
+        is_any.then(|| Stall::begin(shared, group))
     }
 
     /// The calling thread, to core.

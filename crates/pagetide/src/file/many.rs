@@ -200,7 +200,7 @@ impl File {
         }
         // In their order: neighbours are one read.
         missing.sort_unstable_by_key(|missing| missing.key.page());
-        let begun = Begun::for_pages(&self.open, missing.len());
+        let begun = Begun::for_pages(&self.open, group, missing.len());
         let mut begins = self.begin_missing(&begun, group, &missing)?.into_iter();
         let mut last: Option<(u64, Frame)> = None;
         for Missing { key, at, .. } in missing {

@@ -1,5 +1,6 @@
 //! Pages of a file for tasks: futures of any executor.
 
+use super::ahead::By;
 use super::begun::{Begun, Stepped};
 use super::{File, patience};
 use crate::group::Group;
@@ -90,7 +91,9 @@ impl<'a> BringIn<'a> {
             }
             Found::Miss => {
                 let page = self.key.page();
-                self.file.missed(self.group, page..page + 1, self.access);
+                let asked = page..page + 1;
+                self.file
+                    .missed(self.group, asked, self.access, By::Background);
             }
             _ => {}
         }

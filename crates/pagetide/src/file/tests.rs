@@ -1,5 +1,6 @@
 //! Who stalls on a page of the working set, and what reads see that were under way.
 
+use super::begun::{Begin, Begun};
 use super::*;
 use crate::park::tests::Counted;
 use crate::pins::Paged;
@@ -130,6 +131,26 @@ fn who_reads_a_page_of_the_working_set_stalls() {
         assert_eq!(nr_stalled(&file.group), 0);
         op.abandon(&shared.core, cpu::current(), &mut effects);
         assert_eq!(file.read_at(&mut [0], 0).unwrap(), 1);
+    }
+}
+
+#[test]
+fn who_reads_pages_of_the_working_set_together_stalls() {
+    for is_workingset in [true, false] {
+        let (file, during) = gated(None);
+        let begun = Begun::new(&file.open, &file.group);
+        let key = Mappings::key(file.open.mapping, 0).unwrap();
+        let op = PageIn::new(key, file.group.id(), Access::Copy);
+        let Ok(Begin::Reading(_fault)) = begun.begin(begun.here(), op) else {
+            panic!("nobody has it");
+        };
+        if is_workingset {
+            let frame = file.open.shared.core.likely(key).unwrap();
+            mark(&file, frame);
+        }
+        begun.hand_over();
+        assert_eq!(during.get(), Some(&u32::from(is_workingset)));
+        assert_eq!(nr_stalled(&file.group), 0);
     }
 }
 

@@ -160,8 +160,13 @@ impl Run {
 
     /// Has the first line of each of its pages' bytes fetched, and where they lie looked up.
     pub(crate) fn touch(&self) {
-        let frames = self.pages.iter().map(|page| page.ended.0.frame());
-        frames.for_each(|frame| self.reader.shared.arena.touch(frame));
+        let arena = &self.reader.shared.arena;
+        self.frames().for_each(|frame| arena.touch(frame));
+    }
+
+    /// Where its pages lie.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = Frame> {
+        self.pages.iter().map(|page| page.ended.0.frame())
     }
 
     /// Whose it is.

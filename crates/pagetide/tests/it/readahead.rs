@@ -57,6 +57,21 @@ fn a_scan_costs_a_read_a_window_and_reads_no_page_twice() {
 }
 
 #[test]
+fn who_misses_a_page_reads_the_window_from_there_on_himself() {
+    let data = numbered_file(NR_PAGES);
+    for engine in [IoEngine::IoUring, IoEngine::Threads] {
+        let memory = builder().io_engine(engine).build().unwrap();
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        read(&file, 0);
+        // Nobody else was asked, and nothing is on its way.
+        let is_there = |page| file.try_pin(page).unwrap().is_some();
+        assert!((0..4).all(is_there) && !is_there(4));
+        let stats = memory.stats();
+        assert_eq!((stats.batched_reads, stats.ring_enters), (1, 0));
+    }
+}
+
+#[test]
 fn without_threads_the_reader_itself_reads_a_window() {
     let data = numbered_file(NR_PAGES);
     let memory = builder().without_thread().build().unwrap();

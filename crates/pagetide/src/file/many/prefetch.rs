@@ -26,12 +26,13 @@ impl File {
     /// fails is tried again by whoever needs the page. `pages` is asked for 256 numbers at a time,
     /// whose reads are begun then.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
-        self.prefetch_for(&self.group, pages)
+        self.prefetch_by(Begun::in_background(&self.open), &self.group, pages)
     }
 
-    /// [`File::prefetch`] for `group`.
-    pub(in crate::file) fn prefetch_for(
+    /// [`File::prefetch`] for `group`, whose reads are handed over by `begun`.
+    pub(in crate::file) fn prefetch_by(
         &self,
+        begun: Begun<'_>,
         group: &Group,
         pages: impl IntoIterator<Item = u64>,
     ) -> u64 {
@@ -48,7 +49,6 @@ impl File {
         let left = (room / READING_SHARE).saturating_sub(nr_reading);
         let most = left.min(room / PREFETCH_SHARE) / u64::from(open.order.nr_pages());
         let _flight = Flight::new(shared, &open.backing);
-        let begun = Begun::in_background(open);
         let mut nr_begun = 0;
         let mut pages = pages.into_iter();
         loop {

@@ -33,7 +33,7 @@ fn memory() -> Memory {
 
 /// A run of the file's first pages that nobody has.
 fn run(file: &File, nr_pages: u8) -> Run {
-    let begun = Begun::new(&file.open);
+    let begun = Begun::new(&file.open, &file.group);
     for page in 0..nr_pages {
         let key = file.open.backing.key(page.into()).unwrap();
         let op = PageIn::new(key, file.group.id(), Access::Pin);
@@ -172,7 +172,7 @@ fn of_a_run_that_fails_each_page_is_asked_for_by_itself() {
     drop((file, other));
     let file = memory.open(data.path(), &memory.root()).unwrap();
     let key = file.open.backing.key(0).unwrap();
-    let begun = Begun::new(&file.open);
+    let begun = Begun::new(&file.open, &file.group);
     let op = PageIn::new(key, file.group.id(), Access::Pin);
     let Ok(Begin::Reading(fault)) = begun.begin(begun.here(), op) else {
         panic!("nobody has it");
@@ -230,7 +230,7 @@ fn a_store_that_unwinds_leaves_no_page_being_read() {
         let file = memory.open_store(store, "unwinds", &group);
         let file = file.unwrap();
         // Somebody else reads these, so that batches begin at other pages.
-        let others = Begun::new(&file.open);
+        let others = Begun::new(&file.open, &file.group);
         let is_there = |page: u64| {
             memory
                 .home()
@@ -364,7 +364,7 @@ fn a_waker_that_unwinds_leaves_no_page_unread() {
         let core = &memory.home().core;
         let step = op.step(core, memory.home().here(), &mut effects);
         assert!(matches!(step, Ok(Step::Wait { .. })));
-        let begun = Begun::new(&file.open);
+        let begun = Begun::new(&file.open, &file.group);
         let unwound = catch_unwind(AssertUnwindSafe(|| match is_alone {
             false => begun.carry_out(&mut effects),
             true => drop(file.carry_out(&mut effects, &Fill::from_store())),
@@ -393,7 +393,7 @@ fn a_waker_that_unwinds_fails_no_page_that_was_begun_before() {
         let unwound = catch_unwind(AssertUnwindSafe(|| {
             let _flight = Flight::new(open.shared.shared(), &open.backing);
             let begun = match is_background {
-                false => Begun::new(open),
+                false => Begun::new(open, &file.group),
                 true => Begun::in_background(open),
             };
             let op = PageIn::new(
@@ -431,7 +431,7 @@ fn a_waker_that_unwinds_fails_no_other_read() {
         data.as_file().set_len(2 * NR_RUNS * PAGE as u64).unwrap();
         let file = memory.open(data.path(), &memory.root()).unwrap();
         file.advise(crate::Hint::Random);
-        let begun = Begun::new(&file.open);
+        let begun = Begun::new(&file.open, &file.group);
         let task = Arc::new(Counted::unwinding());
         let pages = (0..NR_RUNS).map(|at| 2 * at);
         for page in pages.clone() {

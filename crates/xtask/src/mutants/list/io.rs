@@ -353,4 +353,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "runs.into_iter().for_each(|mut run| run.read_now());",
         tests: Tests::RuntimeUnit("a_waker_that_unwinds_fails_no"),
     },
+    Mutant {
+        name: "a window that begins with a missed page is read by another thread",
+        file: "file/ahead.rs",
+        find: "By::Caller if is_file => Begun::new(&self.open, group),",
+        replace: "By::Caller if is_file => Begun::in_background(&self.open),",
+        tests: Tests::Runtime("readahead::who_misses_a_page"),
+    },
+    Mutant {
+        name: "who reads pages of the working set together does not stall",
+        file: "file/begun.rs",
+        find: "is_any.then(|| Stall::begin(shared, group))",
+        replace: "(is_any && false).then(|| Stall::begin(shared, group))",
+        tests: Tests::RuntimeUnit("who_reads_pages_of_the_working_set_together"),
+    },
 ];
