@@ -564,14 +564,9 @@ impl File {
         };
     }
 
-    /// A page of the working set that is read again was lost for want of memory: whoever reads it
-    /// or waits for it stalls on memory.
-    ///
-    /// Source: the kernel, whose `filemap_read_folio()` and `folio_wait_bit_common()` stall so.
+    /// [`Stall::on`] a page.
     fn stall_on(&self, frame: Frame) -> Option<Stall<'_>> {
-        let shared = &self.open.shared;
-        let is_workingset = shared.core.frames().word(frame).has(flag::WORKINGSET);
-        is_workingset.then(|| Stall::begin(shared, self.group.id()))
+        Stall::on([frame], &self.open.shared, self.group.id())
     }
 
     fn error(&self, group: &Group, error: PageError, page: u64) -> Error {

@@ -2,7 +2,9 @@
 
 use crate::Group;
 use crate::shared::Shared;
+use pagetide_core::frame::flag;
 use pagetide_core::group::Stalled;
+use pagetide_core::units::Frame;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::thread::LocalKey;
@@ -85,6 +87,21 @@ pub(crate) struct Stall<'a> {
 }
 
 impl<'a> Stall<'a> {
+    /// A page of the working set that is read again was lost for want of memory: whoever reads it
+    /// or waits for it stalls on memory. `None` where none of these frames holds one.
+    ///
+    /// Source: the kernel, whose `filemap_read_folio()` and `folio_wait_bit_common()` stall so.
+    pub(crate) fn on(
+        frames: impl IntoIterator<Item = Frame>,
+        shared: &'a Shared,
+        group: u32,
+    ) -> Option<Stall<'a>> {
+        let table = shared.core.frames();
+        let is_workingset = |frame| table.word(frame).has(flag::WORKINGSET);
+        let is_any = frames.into_iter().any(is_workingset);
+        is_any.then(|| Stall::begin(shared, group))
+    }
+
     /// Begins a stall.
     pub(crate) fn begin(shared: &'a Shared, group: u32) -> Stall<'a> {
         let begun = own(|own| own.begin_stall(shared)).unwrap_or(Begun::Outer(None));

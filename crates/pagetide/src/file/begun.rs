@@ -6,7 +6,6 @@ use crate::io::{Reader, Run};
 use crate::page::Pin;
 use crate::park::Panics;
 use crate::stall::Stall;
-use pagetide_core::frame::flag;
 use pagetide_core::memory::{Effects, Here, Io, PageError, PageIn, Platform, Step, Writes};
 use pagetide_core::units::{Frame, Node};
 use std::cell::{Cell, RefCell};
@@ -126,19 +125,11 @@ impl<'a> Begun<'a> {
             _ if runs.is_empty() => {}
             None => engine.begin(runs),
             Some(group) => {
-                let _stall = self.stall_on(&runs, group);
+                let frames = runs.iter().flat_map(Run::frames);
+                let _stall = Stall::on(frames, &self.open.shared, group);
                 engine.read(runs);
             }
         }
-    }
-
-    /// As [`File::stall_on`](super::File::stall_on).
-    fn stall_on(&self, runs: &[Run], group: u32) -> Option<Stall<'_>> {
-        let shared = &self.open.shared;
-        let frames = shared.core.frames();
-        let is_workingset = |frame| frames.word(frame).has(flag::WORKINGSET);
-        let is_any = runs.iter().flat_map(Run::frames).any(is_workingset);
-        is_any.then(|| Stall::begin(shared, group))
     }
 
     /// The calling thread, to core.

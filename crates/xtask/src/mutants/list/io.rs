@@ -363,8 +363,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who reads pages of the working set together does not stall",
         file: "file/begun.rs",
-        find: "is_any.then(|| Stall::begin(shared, group))",
-        replace: "(is_any && false).then(|| Stall::begin(shared, group))",
+        find: "let _stall = Stall::on(frames, &self.open.shared, group);",
+        replace: "drop(frames);\n let _unused = group;",
         tests: Tests::RuntimeUnit("who_reads_pages_of_the_working_set_together"),
     },
 ];
