@@ -84,19 +84,6 @@ pub fn prefetch_to_write<T: ?Sized>(place: *const T) {
     let _ = place;
 }
 
-/// As [`prefetch`], to the CPU's second cache: for lines that are many, or wanted later.
-#[inline]
-pub fn prefetch_l2<T: ?Sized>(place: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: as in `prefetch`.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
-}
-
 /// Read-modify-writes that this thread made so far through core's atomics and spin locks, each try
 /// of a compare-and-swap counted. `None` in release builds, which do not count.
 #[must_use]

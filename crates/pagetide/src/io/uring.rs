@@ -12,6 +12,7 @@ use super::run::{self, Next, Run};
 use bounce::BounceBuffers;
 use io_uring::{EnterFlags, IoUring, Probe, opcode};
 use slot::{Slot, Way};
+use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -32,6 +33,9 @@ pub(crate) struct Ring {
     free: Vec<usize>,
     /// Slots that the kernel has not taken yet, oldest first.
     queued: Vec<usize>,
+    /// Slots whose reads have ended, and how: empty but while they are reaped, and where that
+    /// unwound.
+    reaped: VecDeque<(usize, io::Result<usize>)>,
     /// No more system calls are made: what it has not seen of what is queued it never will.
     is_broken: bool,
     /// Because the kernel does not allow them any more.
@@ -70,10 +74,6 @@ impl Drop for Ring {
         loop {
             // What the kernel has not seen of a broken one fails.
             over.extend(self.take_back());
-            if self.nr_in_flight() == 0 {
-                break;
-            }
-            self.enter(1);
             self.reap(|mut run, result| {
                 // Whatever is left of it is read here.
                 if run.landed(result) == Next::Again {
@@ -81,6 +81,10 @@ impl Drop for Ring {
                 }
                 over.push(run);
             });
+            if self.nr_in_flight() == 0 {
+                break;
+            }
+            self.enter(1);
         }
         self.registered.delist(&self.ring);
         // SAFETY: it is not used again; no read is under way (the loop above).
@@ -110,6 +114,7 @@ impl Ring {
             slots: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH).rev().collect(),
             queued: Vec::with_capacity(DEPTH),
+            reaped: VecDeque::with_capacity(DEPTH),
             is_broken: false,
             is_refused: false,
             nr_refusals: 0,
@@ -314,18 +319,21 @@ impl Ring {
 
     /// Gives `landed` each run whose read has ended, and what the kernel said.
     pub(crate) fn reap(&mut self, mut landed: impl FnMut(Run, io::Result<usize>)) {
-        loop {
-            let Some(entry) = self.ring.completion().next() else {
-                return;
-            };
+        for entry in self.ring.completion() {
             let at = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
             let slot = self.slots.get_mut(at).and_then(Option::as_mut);
-            // SAFETY: the kernel says it of the read of this slot, whose number it has back.
-            let result = slot.map(|slot| unsafe { slot.landed(result, &mut self.bounce) });
-            let run = self.take(at).zip(result);
-            let (run, result) = run.expect("each read lands once");
+            let slot = slot.expect("each read lands once");
+            // SAFETY: the kernel says it of the read of this slot, whose number it has back. Its
+            // run is in the slot until all have settled.
+            let result = unsafe { slot.landed(result, &mut self.bounce) };
+            self.reaped.push_back((at, result));
+        }
+        // Once for all, before anybody has one of them.
+        self.bounce.settle();
+        while let Some((at, result)) = self.reaped.pop_front() {
+            let run = self.take(at).expect("noted above, once");
             landed(run, result);
         }
     }

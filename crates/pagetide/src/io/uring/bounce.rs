@@ -9,7 +9,6 @@
 use crate::arena::Arena;
 use crate::io::registered::Registry;
 use io_uring::IoUring;
-use pagetide_core::sync::prefetch_l2;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
 use std::io;
 
@@ -19,21 +18,12 @@ const BUFFERS: u32 = 16;
 /// The number of their memory in their ring, which has no other.
 pub(super) const BOUNCE_NUMBER: u16 = 0;
 
-/// Bytes of two lines, which CPUs fetch together to their second caches.
-const LINE_PAIR_BYTES: usize = 128;
+/// Bytes of a line of the caches.
+const LINE_BYTES: usize = 64;
 
 /// One of the buffers, which a read has: a frame of their arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounce(Frame);
-
-/// Has the bytes that a read is copied to fetched while the kernel reads: most frames are in no
-/// cache, and each line of the copy would wait. On Zen 4 of 128 pages at a time 4 to 9 % more came;
-/// with each line asked for, or to the first cache, no more.
-pub(super) fn prefetch_target(start: *const u8, nr_bytes: usize) {
-    for at in (0..nr_bytes).step_by(LINE_PAIR_BYTES) {
-        prefetch_l2(start.wrapping_add(at));
-    }
-}
 
 /// The buffers of one ring, which waits for its reads before they go.
 pub(super) struct BounceBuffers {
@@ -42,6 +32,8 @@ pub(super) struct BounceBuffers {
     free: Vec<Bounce>,
     /// Given out since the ring handed reads over.
     nr_queued: u32,
+    /// Bytes were copied to frames that other CPUs may not see yet.
+    is_settling: bool,
 }
 
 impl BounceBuffers {
@@ -66,6 +58,7 @@ impl BounceBuffers {
             memory: Some(arena),
             free: (0..BUFFERS).rev().map(Frame::new).map(Bounce).collect(),
             nr_queued: 0,
+            is_settling: false,
         })
     }
 
@@ -75,6 +68,7 @@ impl BounceBuffers {
             memory: None,
             free: Vec::new(),
             nr_queued: 0,
+            is_settling: false,
         }
     }
 
@@ -97,19 +91,106 @@ impl BounceBuffers {
         self.nr_queued = 0;
     }
 
-    /// The bytes that a read has left there.
+    /// Copies the first bytes that a read has left there, past the caches.
     ///
     /// # Safety
-    /// The kernel has said that the read is over.
-    pub(super) unsafe fn bytes(&mut self, bounce: Bounce) -> &[u8; PAGE_BYTES] {
+    /// The kernel has said that the read is over. Nobody looks at `to` before
+    /// [`BounceBuffers::settle`].
+    pub(super) unsafe fn copy_out(&mut self, bounce: Bounce, to: &mut [u8]) {
         let memory = self.memory.as_ref().expect("what was taken from");
+        let start = memory.block(bounce.0, Order::ZERO);
         // SAFETY: a whole buffer, zeroed when it was mapped. The kernel has let go of it (the
         // caller's word), and gets it again only by way of `take`, which needs `&mut self`.
-        unsafe { memory.block(bounce.0, Order::ZERO).cast().as_ref() }
+        let from: &[u8; PAGE_BYTES] = unsafe { start.cast().as_ref() };
+        // SAFETY: the caller's word.
+        unsafe { copy_past_caches(&from[..to.len()], to) };
+        self.is_settling = true;
+    }
+
+    /// Whoever sees what this thread does from now on sees the bytes that it copied.
+    pub(super) fn settle(&mut self) {
+        if std::mem::take(&mut self.is_settling) {
+            settle();
+        }
     }
 
     /// Takes one back whose read is over, or was never handed over.
     pub(super) fn give_back(&mut self, bounce: Bounce) {
         self.free.push(bounce);
+    }
+}
+
+/// Copies bytes to memory that is in no cache, as most frames are: each store would wait until its
+/// line was there. Where the program reads all of each page of a batch, too, what it waits for then
+/// is less: on Zen 3 a batch of 128 takes 0.96 of the time, 0.93 where it reads 8 lines of each or
+/// none. Not so with a [`settle`] for each page, which waits until its lines are in memory.
+///
+/// # Safety
+/// Nobody looks at `to` before [`settle`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_past_caches(from: &[u8], to: &mut [u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    const PART: usize = size_of::<__m128i>();
+    let whole_lines = match to.as_ptr().addr().is_multiple_of(LINE_BYTES) {
+        true => from.len() / LINE_BYTES * LINE_BYTES,
+        false => 0,
+    };
+    let (lines, rest) = from.split_at(whole_lines);
+    let (to_lines, to_rest) = to.split_at_mut(whole_lines);
+    for (line, to) in lines
+        .chunks_exact(LINE_BYTES)
+        .zip(to_lines.chunks_exact_mut(LINE_BYTES))
+    {
+        for (part, to) in line.chunks_exact(PART).zip(to.chunks_exact_mut(PART)) {
+            // SAFETY: so many bytes.
+            let part = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
+            // SAFETY: so many bytes, at a multiple of their number; the caller sees to the fence.
+            unsafe { _mm_stream_si128(to.as_mut_ptr().cast(), part) };
+        }
+    }
+    to_rest.copy_from_slice(rest);
+}
+
+/// # Safety
+/// None is asked for.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_past_caches(from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(from);
+}
+
+/// Orders stores past the caches before the others that follow.
+fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction changes nothing.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_past_the_caches_is_there_and_no_more() {
+        let bytes: Vec<u8> = (1..=250).cycle().take(PAGE_BYTES).collect();
+        for at in [0, 1, 16, LINE_BYTES, LINE_BYTES + 8] {
+            for nr_bytes in [0, 1, 63, 64, 65, 512, 1000, PAGE_BYTES] {
+                // Where the vector begins lies by chance.
+                let mut to = vec![0; 2 * PAGE_BYTES + LINE_BYTES];
+                let at = to.as_ptr().align_offset(LINE_BYTES) + at;
+                let from = &bytes[PAGE_BYTES - nr_bytes..];
+                // SAFETY: `settle` comes first.
+                unsafe { copy_past_caches(from, &mut to[at..at + nr_bytes]) };
+                settle();
+                assert_eq!(
+                    &to[at..at + nr_bytes],
+                    from,
+                    "{nr_bytes} bytes from {at} on"
+                );
+                let is_zero = |byte: &u8| *byte == 0;
+                assert!(to[..at].iter().all(is_zero) && to[at + nr_bytes..].iter().all(is_zero));
+            }
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! One read that the kernel has in its hands, and the way of its bytes.
 #![allow(unsafe_code)]
 
-use super::bounce::{self, BOUNCE_NUMBER, Bounce, BounceBuffers};
+use super::bounce::{BOUNCE_NUMBER, Bounce, BounceBuffers};
 use crate::io::registered::RingTables;
 use crate::io::run::{Few, Run};
 use io_uring::{opcode, squeue, types};
 use pagetide_core::units::PAGE_BYTES;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::slice;
 
 /// A run that the kernel reads, and the list of its buffers.
 pub(super) struct Slot {
@@ -73,9 +74,6 @@ impl Slot {
                 let may_bounce = may_be_fixed && block.is_none() && is_direct_page;
                 let bounce = may_bounce.then(|| bounce.take()).flatten();
                 let to = buf.iov_base.cast::<u8>();
-                if bounce.is_some() {
-                    bounce::prefetch_target(to, buf.iov_len);
-                }
                 let bounce = bounce.map(|(bounce, to)| (Way::Bounced(bounce), to, BOUNCE_NUMBER));
                 let fixed = block.map(|block| (Way::Fixed, to, block)).or(bounce);
                 let len = u32::try_from(buf.iov_len).expect("a page is short");
@@ -104,7 +102,8 @@ impl Slot {
     /// nor a file system that reads to no registered memory: what is left is asked for without.
     ///
     /// # Safety
-    /// The kernel has said it, of the read that [`Slot::read`] made.
+    /// The kernel has said it, of the read that [`Slot::read`] made. Nobody looks at the bytes
+    /// before [`BounceBuffers::settle`].
     pub(super) unsafe fn landed(
         &mut self,
         result: io::Result<usize>,
@@ -121,19 +120,16 @@ impl Slot {
             }
             Way::Bounced(from) => {
                 let nr_bytes = result?;
-                // SAFETY: the read is over (the caller's word).
-                let from = &unsafe { bounce.bytes(from) }[..nr_bytes];
                 let [buf] = self.bufs[..] else {
                     unreachable!("one page is bounced");
                 };
                 assert!(nr_bytes <= buf.iov_len, "as many as were asked for at most");
                 // SAFETY: the run lent these bytes of a frame when the read was made, keeps the
                 // arena, and was not touched since; core lets nobody else at them before the run
-                // completes them. A bounce buffer lies in no frame.
-                unsafe {
-                    let to = buf.iov_base.cast::<u8>();
-                    to.copy_from_nonoverlapping(from.as_ptr(), nr_bytes);
-                }
+                // completes them.
+                let to = unsafe { slice::from_raw_parts_mut(buf.iov_base.cast(), nr_bytes) };
+                // SAFETY: the caller's word.
+                unsafe { bounce.copy_out(from, to) };
                 Ok(nr_bytes)
             }
             _ => result,

@@ -278,10 +278,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what came to a bounce buffer stays there",
-        file: "io/uring/slot.rs",
-        find: "to.copy_from_nonoverlapping(from.as_ptr(), nr_bytes);",
-        replace: "to.copy_from_nonoverlapping(from.as_ptr(), nr_bytes / 2);",
+        file: "io/uring/bounce.rs",
+        find: "copy_past_caches(&from[..to.len()], to)",
+        replace: "copy_past_caches(&from[..to.len() / 2], &mut to[..to.len() / 2])",
         tests: Tests::Runtime("bounced::pages_apart"),
+    },
+    Mutant {
+        name: "what is no whole line is not copied past the caches",
+        file: "io/uring/bounce.rs",
+        find: "to_rest.copy_from_slice(rest);",
+        replace: "let _lost = (to_rest, rest);",
+        tests: Tests::RuntimeUnit("io::uring::bounce::tests::what_is_copied"),
     },
     Mutant {
         name: "two reads under way have one bounce buffer",
