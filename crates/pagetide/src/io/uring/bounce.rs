@@ -131,21 +131,22 @@ impl BounceBuffers {
 unsafe fn copy_past_caches(from: &[u8], to: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const PART: usize = size_of::<__m128i>();
-    let whole_lines = match to.as_ptr().addr().is_multiple_of(LINE_BYTES) {
+    let nr_whole = match to.as_ptr().addr().is_multiple_of(LINE_BYTES) {
         true => from.len() / LINE_BYTES * LINE_BYTES,
         false => 0,
     };
-    let (lines, rest) = from.split_at(whole_lines);
-    let (to_lines, to_rest) = to.split_at_mut(whole_lines);
-    for (line, to) in lines
-        .chunks_exact(LINE_BYTES)
-        .zip(to_lines.chunks_exact_mut(LINE_BYTES))
-    {
-        for (part, to) in line.chunks_exact(PART).zip(to.chunks_exact_mut(PART)) {
+    let (whole, rest) = from.split_at(nr_whole);
+    let (to_whole, to_rest) = to.split_at_mut(nr_whole);
+    let (lines, _) = whole.as_chunks::<LINE_BYTES>();
+    let (to_lines, _) = to_whole.as_chunks_mut::<LINE_BYTES>();
+    for (line, to_line) in lines.iter().zip(to_lines) {
+        let (parts, _) = line.as_chunks::<PART>();
+        let (to_parts, _) = to_line.as_chunks_mut::<PART>();
+        for (part, to_part) in parts.iter().zip(to_parts) {
             // SAFETY: so many bytes.
             let part = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
             // SAFETY: so many bytes, at a multiple of their number; the caller sees to the fence.
-            unsafe { _mm_stream_si128(to.as_mut_ptr().cast(), part) };
+            unsafe { _mm_stream_si128(to_part.as_mut_ptr().cast(), part) };
         }
     }
     to_rest.copy_from_slice(rest);
