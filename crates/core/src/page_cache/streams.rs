@@ -7,12 +7,19 @@
 //! ours.
 
 use super::readahead::{self, Start, Window};
+use core::mem;
 use core::ops::Range;
 
 /// Readers that are told apart.
 pub const NR_STREAMS: usize = 16;
 /// A reader that was not heard of while so many pages were read gives way to any other.
 const MAX_REST: u64 = 4096;
+
+/// Windows in a row, begun for a history alone, whose readers never came: from then on a history
+/// is looked for at few misses only.
+const MAX_VAIN: u8 = 4;
+/// Of that many misses it is looked for at one then.
+const PROBED: u64 = 16;
 
 /// What is there to read, and what may be had.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +49,8 @@ struct Stream {
     /// What was read for it last. Until it is known to be sequential, what it asked for.
     window: Window,
     is_sequential: bool,
+    /// It was not heard of since a history spoke for it.
+    is_guess: bool,
     /// The page where it was last heard of, and when that was.
     at: u64,
     seen: u64,
@@ -65,6 +74,8 @@ pub struct Streams {
     streams: [Option<Stream>; NR_STREAMS],
     /// Pages read, as far as told.
     clock: u64,
+    /// Guesses in a row whose readers never came.
+    nr_vain: u8,
 }
 
 impl Default for Streams {
@@ -80,6 +91,7 @@ impl Streams {
         Streams {
             streams: [None; NR_STREAMS],
             clock: 0,
+            nr_vain: 0,
         }
     }
 
@@ -116,10 +128,23 @@ impl Streams {
         let Some(index) = self.going_on(page) else {
             let start = match page == 0 || nr_asked > max {
                 true => Start::Sequential,
+                false if self.has_doubts() => Start::After(0),
                 false => Start::After(cached(max)),
             };
             let window = readahead::first(page, nr_asked, start, max);
-            return self.begin((page, nr_asked.min(max)), window, bounds);
+            let asked = Window {
+                start: page,
+                size: nr_asked.min(max),
+                async_size: 1,
+            };
+            let reader = Stream {
+                window: window.unwrap_or(asked),
+                is_sequential: window.is_some(),
+                is_guess: window.is_some() && start != Start::Sequential,
+                at: page,
+                seen: self.clock,
+            };
+            return self.begin(reader, bounds);
         };
         let stream = self.streams[index].as_mut().expect("found just now");
         let goes_on = stream.is_sequential && page == stream.window.end();
@@ -179,38 +204,33 @@ impl Streams {
     }
 
     /// A reader of whom nothing was known, in the place of the one who matters least.
-    fn begin(
-        &mut self,
-        (page, nr_asked): (u64, u32),
-        window: Option<Window>,
-        bounds: Bounds,
-    ) -> Ahead {
-        let asked = Window {
-            start: page,
-            size: nr_asked,
-            async_size: 1,
-        };
-        let read = up_to(window.unwrap_or(asked).pages(), bounds);
+    fn begin(&mut self, reader: Stream, bounds: Bounds) -> Ahead {
         let now = self.clock;
         let least = (0..NR_STREAMS)
             .min_by_key(|&index| self.streams[index].map(|one| (!one.is_old(now), one.seen)));
-        self.streams[least.expect("there are places")] = Some(Stream {
-            window: window.unwrap_or(asked),
-            is_sequential: window.is_some(),
-            at: page,
-            seen: now,
-        });
+        let place = &mut self.streams[least.expect("there are places")];
+        if place.replace(reader).is_some_and(|before| before.is_guess) {
+            self.nr_vain = (self.nr_vain + 1).min(MAX_VAIN);
+        }
         Ahead {
-            read,
-            passed: page..page,
+            read: up_to(reader.window.pages(), bounds),
+            passed: reader.at..reader.at,
             was_lost: false,
         }
+    }
+
+    /// Whether no history is looked for at this miss: pages are read here and there.
+    fn has_doubts(&self) -> bool {
+        self.nr_vain == MAX_VAIN && !self.clock.is_multiple_of(PROBED)
     }
 
     /// A reader came to a page: which ones it has left behind.
     fn pass(&mut self, index: usize, page: u64) -> Range<u64> {
         let stream = self.streams[index].as_mut().expect("the caller found it");
         let passed = stream.at..page;
+        if mem::take(&mut stream.is_guess) {
+            self.nr_vain = 0;
+        }
         stream.at = page;
         self.clock += page.saturating_sub(passed.start);
         stream.seen = self.clock;

@@ -118,9 +118,9 @@ fn readahead_on_traces_of_a_million_requests() {
     } in &points
     {
         let at = format!("{name} {fraction}: {plain} {ahead} {reads}");
-        // The most is 1.01 times, where what was read ahead takes the place of what is needed.
+        // The most is 0.99 times, of few reads one after the other.
         assert!(reads * 50 <= plain * 51, "more reads than without: {at}");
-        // The most is 1.18 times, where runs are short.
+        // The most is 1.17 times, where runs are short.
         assert!(ahead * 4 <= plain * 5, "pages that nobody asks for: {at}");
     }
 }

@@ -187,6 +187,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("readahead"),
     },
     Mutant {
+        name: "histories are looked for at each miss though nobody ever came after one",
+        file: "page_cache/streams.rs",
+        find: "self.nr_vain == MAX_VAIN && !self.clock",
+        replace: "false && !self.clock",
+        tests: Tests::Unit("streams"),
+    },
+    Mutant {
+        name: "a reader who comes after a history takes no doubt away",
+        file: "page_cache/streams.rs",
+        find: "            self.nr_vain = 0;\n",
+        replace: "",
+        tests: Tests::Unit("streams"),
+    },
+    Mutant {
         name: "a reader is read for beyond the end of the file",
         file: "page_cache/streams.rs",
         find: "pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)",
