@@ -4,7 +4,7 @@
 //! [`Streams::marks`] says which pages to tell of, so that a hit costs a load and a compare.
 //!
 //! Source: windows as in [`super::readahead`]. The table in place of a state in each open file is
-//! ours.
+//! ours, and so is the doubt about histories.
 
 use super::readahead::{self, Start, Window};
 use core::mem;
@@ -49,7 +49,7 @@ struct Stream {
     /// What was read for it last. Until it is known to be sequential, what it asked for.
     window: Window,
     is_sequential: bool,
-    /// It was not heard of since a history spoke for it.
+    /// Only a history spoke for it: it was not heard of since.
     is_guess: bool,
     /// The page where it was last heard of, and when that was.
     at: u64,

@@ -185,7 +185,7 @@ fn histories_after_which_nobody_comes_are_looked_for_less_until_one_is_right() {
     let mut file = Cached::new(1 << 22);
     let bounds = file.bounds;
     let mut nr_looks = 0;
-    let mut reads = |streams: &mut Streams, nr: u64| {
+    let mut miss = |streams: &mut Streams, nr: u64| {
         let page = nr * 1000;
         let cached = |_| {
             nr_looks += 1;
@@ -194,13 +194,17 @@ fn histories_after_which_nobody_comes_are_looked_for_less_until_one_is_right() {
         streams.missed(page..page + 1, bounds, cached).read
     };
     // A table full of guesses, and four that had to give way.
-    let of = |nr: u64| nr <= NR_STREAMS as u64 + 4 || nr.is_multiple_of(PROBED);
+    let is_looked = |nr: u64| nr <= NR_STREAMS as u64 + 4 || nr.is_multiple_of(PROBED);
     for nr in 1..=1600 {
-        let read = reads(&mut file.streams, nr);
-        assert_eq!(read.end - read.start, if of(nr) { 3 } else { 1 }, "{nr}");
+        let read = miss(&mut file.streams, nr);
+        assert_eq!(
+            read.end - read.start,
+            if is_looked(nr) { 3 } else { 1 },
+            "{nr}"
+        );
     }
     assert!(file.streams.marked(1_600_002, bounds).is_some());
-    let read = reads(&mut file.streams, 1601);
+    let read = miss(&mut file.streams, 1601);
     assert_eq!(read, 1_601_000..1_601_003);
-    assert_eq!(nr_looks, (1..=1600).filter(|&nr| of(nr)).count() + 1);
+    assert_eq!(nr_looks, (1..=1600).filter(|&nr| is_looked(nr)).count() + 1);
 }
