@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const PAGEBLOCK_BYTES: usize = PAGE_BYTES << PAGEBLOCK_ORDER;
 
 /// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 /// Lines that are asked for before a copy begins: with one a copy of 4 KiB out of memory took 8 %
 /// longer on Zen 5, with twelve or all of them no less, and of hot pages longer.
 const LINES_BEFORE_COPY: usize = 4;

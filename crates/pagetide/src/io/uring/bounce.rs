@@ -18,9 +18,6 @@ const BUFFERS: u32 = 16;
 /// The number of their memory in their ring, which has no other.
 pub(super) const BOUNCE_NUMBER: u16 = 0;
 
-/// Bytes of a line of the caches.
-const LINE_BYTES: usize = 64;
-
 /// One of the buffers, which a read has: a frame of their arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounce(Frame);
@@ -129,16 +126,14 @@ impl BounceBuffers {
 /// Nobody looks at `to` before [`settle`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_past_caches(from: &[u8], to: &mut [u8]) {
+    use crate::arena::LINE_BYTES;
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const PART: usize = size_of::<__m128i>();
-    let nr_whole = match to.as_ptr().addr().is_multiple_of(LINE_BYTES) {
-        true => from.len() / LINE_BYTES * LINE_BYTES,
-        false => 0,
-    };
-    let (whole, rest) = from.split_at(nr_whole);
-    let (to_whole, to_rest) = to.split_at_mut(nr_whole);
-    let (lines, _) = whole.as_chunks::<LINE_BYTES>();
-    let (to_lines, _) = to_whole.as_chunks_mut::<LINE_BYTES>();
+    if !to.as_ptr().addr().is_multiple_of(LINE_BYTES) {
+        return to.copy_from_slice(from);
+    }
+    let (lines, rest) = from.as_chunks::<LINE_BYTES>();
+    let (to_lines, to_rest) = to.as_chunks_mut::<LINE_BYTES>();
     for (line, to_line) in lines.iter().zip(to_lines) {
         let (parts, _) = line.as_chunks::<PART>();
         let (to_parts, _) = to_line.as_chunks_mut::<PART>();
@@ -171,6 +166,7 @@ fn settle() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::LINE_BYTES;
 
     #[test]
     fn what_is_copied_past_the_caches_is_there_and_no_more() {
