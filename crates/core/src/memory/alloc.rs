@@ -447,7 +447,10 @@ impl Memory {
                 let are_in_vain = rounds.are_in_vain(&self.groups, over);
                 let has_freed = round.nr_freed > 0 && !are_in_vain;
                 if !has_freed && !self.wait_for_read(here, (group, over), nr_pages, &mut rounds) {
-                    retries += 1;
+                    retries += match round.is_unwritten {
+                        true => 1,
+                        false => self.rounds_worth(over),
+                    };
                     // Others may have in hand what is charged ahead, and give it back.
                     yield_now();
                 }

@@ -1,12 +1,18 @@
 //! Whether reclaim for a limit gets anywhere, or will when pages have come in that are being read.
 
-use super::{Here, Memory};
+use super::{Here, MAX_RETRIES, Memory};
 use crate::group::{Group, Tree};
 use crate::reclaim::LruvecRecord;
 
 /// Rounds that free pages which others take each time, before they count as rounds without
 /// progress: many more than threads that compete need.
 const MAX_IN_VAIN: u32 = 4096;
+
+/// Pages of a subtree for which a round that came to nothing counts as one: each looks at all of
+/// them several times.
+const PER_ROUND: u64 = 128;
+/// A round counts as so many at most: after two in a row the request is refused.
+const MAX_WORTH: u64 = MAX_RETRIES as u64 / 2 + 1;
 
 /// Rounds of reclaim for a charge or a record that was refused. What each of them frees others may
 /// take, shrinkers perhaps that look at pages.
@@ -78,6 +84,14 @@ impl Memory {
         });
         rounds.has_no_patience = !has_ended;
         has_ended
+    }
+
+    /// As how many rounds one counts that found no page to free in a subtree. It finds one where
+    /// there is one: a further round is for what others do meanwhile, and takes the longer the more
+    /// pages there are. O(groups).
+    pub(super) fn rounds_worth(&self, subtree: u32) -> u32 {
+        let worth = self.reads_in(subtree).nr_listed / PER_ROUND;
+        u32::try_from(worth.clamp(1, MAX_WORTH)).expect("few")
     }
 
     /// Whether pages of files, or anon pages, are charged to a subtree, those that are being read

@@ -299,3 +299,38 @@ proptest! {
         prop_assert_eq!(world.reclaim(), 0);
     }
 }
+
+/// Where all of a large group is pinned, a request is refused after few looks at each page, and the
+/// one that can go is found all the same.
+#[test]
+fn a_refusal_beside_many_pinned_pages_looks_at_them_twice_as_often_as_one_round() {
+    const NR_PAGES: u64 = 12_000;
+    for policy in Policy::ALL {
+        let memory = Memory::try_new(Config::for_resident(20_000, 1, *policy)).expect("memory");
+        let group = memory.new_group(CPU.into(), memory.groups().root());
+        let group = group.expect("a group");
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).expect("room");
+        let pins: Vec<Frame> = (0..NR_PAGES)
+            .map(|page| have(&memory, group, file, page, Access::Pin))
+            .collect();
+        let usage = memory.groups().get(group).expect("a group").usage();
+        let over = memory.set_max(CPU.into(), group, usage);
+        assert_eq!(over, Ok(0));
+        let before = memory.stats().pgscan;
+        // What is charged ahead serves the first ones.
+        let kept: Vec<_> =
+            std::iter::repeat_with(|| memory.alloc_buf(CPU.into(), group, Order::ZERO))
+                .take_while(Result::is_ok)
+                .collect();
+        let nr_scanned = memory.stats().pgscan - before;
+        let most = 2 * MAX_SCANS * NR_PAGES + MAX_HOLD;
+        assert!(
+            nr_scanned <= most,
+            "{policy}: {nr_scanned} looks, at most {most}"
+        );
+        memory.unpin(CPU, pins[5000], &mut Effects::new());
+        let taken = memory.alloc_buf(CPU.into(), group, Order::ZERO);
+        assert!(taken.is_ok(), "{policy}: one page could go");
+        drop(kept);
+    }
+}
