@@ -6,6 +6,7 @@
 
 use super::File;
 use super::begun::Begun;
+use crate::PAGE_BYTES;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
@@ -19,6 +20,10 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Of what a group may have, the part that the windows of all readers of a file have together.
 const SHARE: u64 = 16;
 
+/// Bytes of one request that are read together where nothing is read ahead. Source: the kernel's
+/// `force_page_cache_ra`, which takes as much as the device does at once.
+const TOGETHER: u64 = 1 << 20;
+
 /// How a file will be read, in the words of `posix_fadvise`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -28,7 +33,7 @@ pub enum Hint {
     Normal,
     /// `POSIX_FADV_SEQUENTIAL`: twice as far.
     Sequential,
-    /// `POSIX_FADV_RANDOM`: not at all.
+    /// `POSIX_FADV_RANDOM`: not at all. What one call asks for is read together.
     Random,
 }
 
@@ -205,7 +210,7 @@ impl File {
     /// unless nothing speaks for it. Whether that was tried: the page may be there.
     pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access, by: By) -> bool {
         let Some(bounds) = self.bounds(group) else {
-            return false;
+            return by == By::Caller && self.read_asked(group, asked, access);
         };
         let page = asked.start;
         let is_cached = |page: u64| {
@@ -231,6 +236,31 @@ impl File {
             && let Some(record) = groups.get(group.id())
         {
             record.add_count(Count::Pgmajfault, 1);
+        }
+        true
+    }
+
+    /// Pages that somebody asks for and that nothing is read ahead of: reads them together, as many
+    /// as [`TOGETHER`]. Whether that was tried.
+    fn read_asked(&self, group: &Group, asked: Range<u64>, access: Access) -> bool {
+        let open = &*self.open;
+        let (wish, is_file) = (&self.wish, open.backing.source.file().is_some());
+        let is_wished = wish.hint() == Hint::Random || wish.max_bytes.load(Ordering::Relaxed) == 0;
+        let Some(high) = self.open.shared.high_room(group.id()) else {
+            return false;
+        };
+        let room = open.shared.room(group.id()).min(high) / SHARE;
+        let most = room.min(TOGETHER / PAGE_BYTES as u64) / u64::from(open.order.nr_pages());
+        let end = asked.end.min(asked.start.saturating_add(most));
+        if !is_wished || !is_file || end <= asked.start + 1 {
+            return false;
+        }
+        let nr_begun = self.prefetch_by(Begun::new(open, group), group, asked.start..end);
+        let groups = open.shared.core.groups();
+        if access != Access::Prefetch
+            && let Some(record) = groups.get(group.id())
+        {
+            record.add_count(Count::Pgmajfault, nr_begun);
         }
         true
     }

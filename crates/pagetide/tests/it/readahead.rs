@@ -305,3 +305,33 @@ fn readers_from_many_threads_get_the_right_bytes() {
     assert!(stats.readahead_pages > 0);
     assert!(group.usage().as_u64() <= 400 * PAGE);
 }
+
+/// What a call asks for is read together where nothing is read ahead, and no more than that.
+#[test]
+fn who_reads_here_and_there_has_all_of_a_span_by_one_read() {
+    const SPAN: usize = 64;
+    const SPAN_PAGES: u64 = 64;
+    let data = numbered_file(NR_PAGES);
+    let random = builder();
+    let none = builder().readahead(ByteSize(0));
+    for (builder, hint) in [(random, Hint::Random), (none, Hint::Normal)] {
+        let memory = builder.build().unwrap();
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        file.advise(hint);
+        for first in [512, 0, 900] {
+            let before = memory.stats();
+            let mut bytes = vec![0; SPAN * BYTES];
+            let read = file.read_at(&mut bytes, first * PAGE).unwrap();
+            assert_eq!(read, bytes.len());
+            for (page, bytes) in (first..).zip(bytes.chunks(BYTES)) {
+                assert!(bytes.chunks(8).all(|word| word == page.to_le_bytes()));
+            }
+            let stats = memory.stats();
+            // A batch of reclaim would divide it; there is none.
+            assert_eq!(stats.batched_reads - before.batched_reads, 1);
+            assert_eq!(stats.bytes_read - before.bytes_read, SPAN_PAGES * PAGE);
+            assert_eq!(stats.readahead_pages, 0);
+        }
+        assert_eq!(memory.root().misses(), 3 * SPAN_PAGES);
+    }
+}
