@@ -199,6 +199,12 @@ impl Word {
         self.state() == State::Live && self.pins() == nr_own && !is_busy
     }
 
+    /// Whether somebody has it pinned, changes it, or waits to: it goes when they let it.
+    #[must_use]
+    pub fn is_held(self) -> bool {
+        self.pins() > 0 || self.has_any(flag::LATCH | flag::INTENT)
+    }
+
     /// Live, unpinned, clean, and nobody waits for it. Whoever takes a contended page looks at the
     /// claims as well.
     #[must_use]

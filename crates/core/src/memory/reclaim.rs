@@ -286,13 +286,15 @@ impl Memory {
             let before = lists.max_seq();
             let seen = lists.isolate(&self.frames, &control, batch);
             scanned = scanned.saturating_add(seen);
-            let most = lists.nr_pages().saturating_mul(MAX_ROUNDS);
+            let nr_pages = lists.nr_pages();
+            let is_over = scanned > nr_pages.saturating_mul(MAX_ROUNDS)
+                || batch.is_in_vain(scanned, nr_pages);
             let has_aged = lists.max_seq() > before;
             self.close_lists(cpu, lists);
             if has_aged {
                 self.visit_touched(lruvec);
             }
-            if batch.nr_going() > 0 || seen == 0 || scanned > most || batch.is_noted_full() {
+            if batch.nr_going() > 0 || seen == 0 || is_over || batch.is_noted_full() {
                 return;
             }
             // The part that should give has nothing to give.

@@ -1,6 +1,6 @@
 //! What reclaim takes off the lists at once.
 
-use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token, Unwritten};
+use super::{MAX_BATCH, MAX_BUSY, MAX_SWAPPINESS, Part, Token, Unwritten};
 use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, index};
 
@@ -83,6 +83,8 @@ pub struct Batch {
     /// Frames that they may have.
     most: u32,
     pub(super) looked: Looked,
+    /// A page was looked at that nobody holds.
+    has_met_free: bool,
     /// `None` where nobody asks for them.
     unwritten: Option<Unwritten>,
 }
@@ -95,6 +97,7 @@ impl Default for Batch {
             nr_frames: 0,
             most: u32::MAX,
             looked: Looked::default(),
+            has_met_free: false,
             unwritten: None,
         }
     }
@@ -149,6 +152,20 @@ impl Batch {
     #[must_use]
     pub fn looked(&self) -> Looked {
         self.looked
+    }
+
+    /// Notes the word of a page that is looked at.
+    pub(super) fn look_at(&mut self, word: Word) {
+        self.has_met_free |= !word.is_held();
+    }
+
+    /// Whether all pages of a lruvec of `nr_pages` are held, as far as so many looks tell: each of
+    /// four generations may leave its pages to the next one, and policies with two lists look at
+    /// both from [`MAX_BUSY`] held ones on.
+    #[must_use]
+    pub fn is_in_vain(&self, nr_looks: u32, nr_pages: u32) -> bool {
+        let most = nr_pages.saturating_mul(4).saturating_add(2 * MAX_BUSY);
+        !self.has_met_free && nr_looks > most
     }
 
     /// Whether no more pages can be noted that must be written.

@@ -44,6 +44,7 @@ impl Rules for Fifo {
             scanned += 1;
             batch.looked.nr_scanned[frames.page_type(frame).index()] += 1;
             let word = frames.word(frame);
+            batch.look_at(word);
             let isolate = || super::isolated(frames, frame, word);
             let token = Token::new(0);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);

@@ -17,8 +17,8 @@ use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
 use super::stay::{self, Horizon};
 use super::{
-    Batch, Class, Coldness, Listing, Member, Moment, Part, Refault, Rules, ScanControl, Token,
-    Victim,
+    Batch, Class, Coldness, Listing, MAX_BUSY, Member, Moment, Part, Refault, Rules, ScanControl,
+    Token, Victim,
 };
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
@@ -41,9 +41,6 @@ const STALE_BATCH: u32 = 2;
 /// Pages that one isolation looks at. It may find none worth evicting among them. Loom explores
 /// each look: it gets few.
 const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
-/// Pages that cannot go that one isolation meets before it looks at both classes in turn: the one
-/// that should give may have nothing else.
-const MAX_BUSY: u32 = 64;
 
 /// Pages by the time of their last queueing: those with a stamp, and older ones.
 #[derive(Debug)]
@@ -172,10 +169,9 @@ impl Gated2q {
     /// is evicted. Without a user it stays where it is unless it `may_go`.
     fn kept(word: Word, may_go: bool) -> Option<(Class, u8)> {
         let refs = word.refs().saturating_sub(NO_REFS);
-        let is_held = word.pins() > 0 || word.has_any(flag::LATCH | flag::INTENT);
         let is_young = word.has(flag::YOUNG);
         match class_of(word) {
-            _ if is_held => Some((Class::Protected, 0)),
+            _ if word.is_held() => Some((Class::Protected, 0)),
             // The first look since it came in, which does not count for others either.
             Class::Probation if is_young && word.refs() == UNREAD => Some((Class::Probation, 0)),
             // Looked at in place, which is not counted: as if read often.
@@ -423,11 +419,12 @@ impl Rules for Gated2q {
     }
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
-        let want = control.nr_pages;
+        let (want, nr_pages) = (control.nr_pages, self.nr_pages());
         let mut nr_scanned = 0;
         self.follow_size(want);
         let mut nr_busy = 0;
-        while !batch.is_enough(want) && nr_scanned < MAX_SCAN {
+        let is_done = |batch: &Batch, nr: u32| nr >= MAX_SCAN || batch.is_in_vain(nr, nr_pages);
+        while !batch.is_enough(want) && !is_done(batch, nr_scanned) {
             let is_over = |part| !self.is_better(frames, part);
             if batch.nr_going() >= control.at_least && control.part.is_some_and(is_over) {
                 break;
@@ -454,6 +451,7 @@ impl Rules for Gated2q {
                 frames.touch_before(next);
             }
             let word = frames.word(frame);
+            batch.look_at(word);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
             let written = word.as_written();

@@ -383,6 +383,7 @@ impl Mglru {
             hold.look_at(page_type);
             let frames = hold.frames;
             let word = frames.word(frame);
+            hold.batch.look_at(word);
             if self.sort(hold, frame, (word, cut_off)) {
                 hold.batch.looked.nr_refilled += 1;
                 let page = self.form.use_of(word);

@@ -39,6 +39,9 @@ use by_type::ByType;
 use mglru::Mglru;
 use mglru_forms::Form;
 
+/// Pages that cannot go that one isolation meets before it looks at both lists of a policy in turn:
+/// the one that should give may have nothing else.
+const MAX_BUSY: u32 = 64;
 /// Pages that one isolation takes at most.
 pub const MAX_BATCH: u32 = 64;
 

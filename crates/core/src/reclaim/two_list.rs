@@ -11,7 +11,7 @@
 
 use super::by_type::OneType;
 use super::choice::MAX_SWAPPINESS;
-use super::{Batch, Listing, Moment, Refault, Rules, ScanControl, Token, Victim};
+use super::{Batch, Listing, MAX_BUSY, Moment, Refault, Rules, ScanControl, Token, Victim};
 use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -22,8 +22,6 @@ const ACTIVE: u8 = 2;
 /// Pages that one isolation looks at. It may find none worth evicting among them. Loom explores
 /// each look: it gets few.
 const MAX_SCAN: u32 = if cfg!(loom) { 2 } else { 1024 };
-/// Pages that cannot go that one isolation meets before active ones are demoted whatever the ratio.
-const MAX_BUSY: u32 = 64;
 /// Log2 of the pages in a GiB.
 const GIB_SHIFT: u32 = 18;
 
@@ -201,6 +199,7 @@ impl Rules for TwoList {
             };
             nr_scanned += 1;
             let word = frames.word(frame);
+            batch.look_at(word);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
             let written = word.as_written();

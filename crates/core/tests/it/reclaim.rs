@@ -216,3 +216,25 @@ fn the_last_pages_that_can_go_are_found_among_thousands() {
         }
     }
 }
+
+/// Where every page is pinned, a refusal looks at each of them a few times, and not as often as one
+/// of many might be let go meanwhile.
+#[test]
+fn a_refusal_looks_at_pinned_pages_a_few_times() {
+    const NR_PAGES: u32 = 3000;
+    for &policy in Policy::ALL {
+        let world = World::new(policy, NR_PAGES);
+        let pinned = (0..).map_while(|page| world.have(page, Access::Pin));
+        let pinned: Vec<Frame> = pinned.collect();
+        let nr_pinned = pinned.len() as u64;
+        assert!(nr_pinned + 64 > NR_PAGES.into(), "{policy}: {nr_pinned}");
+        let before = world.memory.stats().pgscan;
+        assert_eq!(world.have(nr_pinned, Access::Pin), None);
+        let nr_looks = world.memory.stats().pgscan - before;
+        assert!(nr_looks >= nr_pinned, "{policy}: {nr_looks} looks");
+        assert!(nr_looks <= 12 * nr_pinned, "{policy}: {nr_looks} looks");
+        // One of them let go is found at once.
+        world.unpin(pinned[pinned.len() / 2]);
+        assert!(world.have(nr_pinned, Access::Pin).is_some(), "{policy}");
+    }
+}

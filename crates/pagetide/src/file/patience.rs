@@ -19,8 +19,9 @@ const TASK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Times that a thread lets others run before it sleeps between two tries: most pins are short.
 const MAX_YIELDS: u32 = 32;
-/// How long it sleeps then.
-const PAUSE: Duration = Duration::from_micros(250);
+/// How long it sleeps then at least, and at most: as long as the last try took, which looks at all
+/// pages a few times where all are pinned.
+const PAUSES: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(5)];
 /// Tries in a row that find no page of anybody, before that is so: one that comes in is charged
 /// before it is seen.
 const MAX_HOPELESS: u32 = 16;
@@ -48,6 +49,8 @@ fn is_hopeless(core: &Memory, error: &PageError) -> bool {
 #[derive(Debug)]
 pub(super) struct Patience {
     deadline: Option<Instant>,
+    /// When the last try began, unless that was the first one.
+    began: Option<Instant>,
     nr_yields: u32,
     /// Refusals in a row without hope.
     nr_hopeless: u32,
@@ -58,6 +61,7 @@ impl Patience {
     pub(super) const fn until(deadline: Option<Instant>) -> Patience {
         Patience {
             deadline,
+            began: None,
             nr_yields: 0,
             nr_hopeless: 0,
         }
@@ -78,14 +82,19 @@ impl Patience {
             return false;
         }
         let now = Instant::now();
-        let goes_on = now < *self.deadline.get_or_insert_with(|| now + PATIENCE);
-        if goes_on && self.nr_yields < MAX_YIELDS {
+        if now >= *self.deadline.get_or_insert_with(|| now + PATIENCE) {
+            return false;
+        }
+        let [least, most] = PAUSES;
+        let took = self.began.map_or(Duration::ZERO, |began| now - began);
+        if self.nr_yields < MAX_YIELDS && took < least {
             self.nr_yields += 1;
             thread::yield_now();
-        } else if goes_on {
-            thread::sleep(PAUSE);
+        } else {
+            thread::sleep(took.clamp(least, most));
         }
-        goes_on
+        self.began = Some(Instant::now());
+        true
     }
 }
 

@@ -174,8 +174,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "reclaim gives up where one look finds nothing",
         file: "memory/reclaim.rs",
-        find: "if batch.nr_going() > 0 || seen == 0 || scanned > most || batch.is_noted_full() {",
-        replace: "if true || seen > most {",
+        find: "if batch.nr_going() > 0 || seen == 0 || is_over || batch.is_noted_full() {",
+        replace: "if true || is_over {",
         tests: Tests::Model("reclaim"),
     },
     Mutant {

@@ -119,9 +119,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a queue gives the victims though none of its pages can go",
-        file: "reclaim/gated_2q.rs",
+        file: "reclaim/mod.rs",
         find: "const MAX_BUSY: u32 = 64;",
-        replace: "const MAX_BUSY: u32 = u32::MAX;",
+        replace: "const MAX_BUSY: u32 = 1 << 30;",
         tests: Tests::Model("reclaim"),
     },
     Mutant {
@@ -286,5 +286,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: " + u64::from(in_magazines)",
         replace: "",
         tests: Tests::Unit("emptied_blocks_leave"),
+    },
+    Mutant {
+        name: "pages that are pinned are looked at as often as others",
+        file: "reclaim/batch.rs",
+        find: "self.has_met_free |= !word.is_held();",
+        replace: "self.has_met_free = true;",
+        tests: Tests::Model("a_refusal_looks_at_pinned_pages"),
+    },
+    Mutant {
+        name: "few pinned pages are given up before the other list is looked at",
+        file: "reclaim/batch.rs",
+        find: ".saturating_add(2 * MAX_BUSY)",
+        replace: "",
+        tests: Tests::Model("reclaim::what_can_go_is_found"),
     },
 ];
