@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::park::tests::Counted;
     use crate::{ByteSize, Error, File, Memory, Order};
-    use pagetide_core::page_cache::Latched;
+    use pagetide_core::page_cache::{Access, Latched};
     use std::future::Future;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::pin::pin;
@@ -327,7 +327,10 @@ mod tests {
         let frame = pinned.frame_in(shared).unwrap();
         // Somebody waits to change it, and a task for him.
         let key = shared.core.frames().key(frame).unwrap();
-        assert!(matches!(shared.latch(key), Latched::Busy { .. }));
+        assert!(matches!(
+            shared.latch(key, Access::Copy),
+            Latched::Busy { .. }
+        ));
         let waker = Waker::from(Arc::new(Counted::unwinding()));
         assert!(shared.waiters.register(frame, &waker, || true).is_some());
         let forced = root.reserve(ByteSize(0)).unwrap();

@@ -3,12 +3,13 @@
 use super::{Effect, Effects, Io, Memory};
 use crate::frame::{State, Word, flag};
 use crate::group::{Gauge, Group};
-use crate::page_cache::{self, Latched, Unwanted};
+use crate::page_cache::{self, Access, Latched, Unwanted};
 use crate::units::{Cpu, Frame, PageKey};
 
 impl Memory {
     /// Asks for the latch of a page: while it is held, nobody else sees or changes its bytes, and
-    /// it neither goes nor is written. One read-modify-write where nobody has the page pinned.
+    /// it neither goes nor is written. Who gets it has used the page by this access. One
+    /// read-modify-write where nobody has the page pinned.
     ///
     /// Who gets [`Latched::Busy`] waits while [`Memory::is_held`], then asks again, or gives up by
     /// [`Memory::withdraw`]. The holder of a pin on this page waits for ever.
@@ -16,8 +17,13 @@ impl Memory {
     /// `run` gets the effects of giving back what turned out to be another page's, which is rare,
     /// but may be asked for more than once.
     #[must_use]
-    pub fn latch(&self, cpu: Cpu, key: PageKey, mut run: impl FnMut(&mut Effects)) -> Latched {
-        page_cache::latch(&self.index, &self.frames, key, |frame, unwanted| {
+    pub fn latch(
+        &self,
+        cpu: Cpu,
+        asked: (PageKey, Access),
+        mut run: impl FnMut(&mut Effects),
+    ) -> Latched {
+        page_cache::latch(&self.index, &self.frames, asked, |frame, unwanted| {
             let mut effects = Effects::new();
             match unwanted {
                 Unwanted::Latch => self.unlatch(cpu, frame, false, &mut effects),

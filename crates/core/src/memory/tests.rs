@@ -98,7 +98,9 @@ fn pin(memory: &Memory, key: PageKey, access: Access) -> Found {
 
 /// [`Memory::latch`] where nobody interferes.
 fn latch(memory: &Memory, key: PageKey) -> Latched {
-    memory.latch(CPU, key, |effects| assert!(effects.pop().is_none()))
+    memory.latch(CPU, (key, Access::Copy), |effects| {
+        assert!(effects.pop().is_none())
+    })
 }
 
 fn touch(memory: &Memory, group: u32, key: PageKey) -> bool {

@@ -442,7 +442,10 @@ mod tests {
             let found = page_cache::pin_in(likely, &frames, key(page), Access::Copy, none);
             assert_eq!(found, Found::Pinned(Frame::new(2)), "{state:?}");
             frames.unpin(Frame::new(2));
-            let latched = page_cache::latch(&index, &frames, key(page), |frame, _| none(frame));
+            let latched =
+                page_cache::latch(&index, &frames, (key(page), Access::Copy), |frame, _| {
+                    none(frame)
+                });
             assert_eq!(latched, Latched::Held(Frame::new(2)), "{state:?}");
             page_cache::unlatch(&frames, Frame::new(2));
             assert!(index.remove(key(page), Frame::new(2)));

@@ -5,7 +5,7 @@
 //! page. Who wants it and finds pins says so by `INTENT`, which lets no new pin in: it ends with
 //! the next latch, or when whoever waited gives up.
 
-use super::Index;
+use super::{Access, Index};
 use crate::frame::{FrameTable, State, Word, flag};
 use crate::units::{Frame, PageKey};
 
@@ -43,22 +43,22 @@ pub enum Unwanted {
     Claims,
 }
 
-/// Takes the latch of a page that nobody has pinned or claimed. One read-modify-write where it is
-/// free; waits for nobody. Claims become pins once: where the page is contended again by then, the
-/// caller has to ask again.
+/// Takes the latch of a page that nobody has pinned or claimed, which counts as this access. One
+/// read-modify-write where it is free; waits for nobody. Claims become pins once: where the page is
+/// contended again by then, the caller has to ask again.
 ///
 /// `give_back` gets what is held of a frame that turned out to hold another page, or has claims.
 pub fn latch(
     index: &Index,
     frames: &FrameTable,
-    key: PageKey,
+    (key, access): (PageKey, Access),
     mut give_back: impl FnMut(Frame, Unwanted),
 ) -> Latched {
     let mut may_end_claims = true;
     while let Some(frame) = index.find(frames, key) {
         let asked = frames.update(frame, |word| {
             if word.may_be_latched(0) {
-                return word.pinned().map(latched);
+                return access.mark(word).pinned().map(latched);
             }
             if may_end_claims && let Some(ended) = word.ending_claims() {
                 return Some(ended);

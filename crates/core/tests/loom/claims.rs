@@ -68,7 +68,7 @@ impl World {
     /// As the memory's.
     fn latch(&self) -> Latched {
         let (index, frames) = &*self.page;
-        page_cache::latch(index, frames, key(1), |frame, unwanted| {
+        page_cache::latch(index, frames, (key(1), Access::Pin), |frame, unwanted| {
             assert_eq!(unwanted, Unwanted::Claims, "one page, one frame");
             self.claims.make_pins(frames, &[frame], |_| ());
             self.unpin(frame);

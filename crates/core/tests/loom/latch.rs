@@ -8,7 +8,9 @@ use pagetide_core::frame::{FrameTable, State, Word, flag};
 use pagetide_core::page_cache::{self, Access, Found, Index, Latched};
 
 fn latch(index: &Index, frames: &FrameTable) -> Latched {
-    page_cache::latch(index, frames, key(1), |_, _| panic!("one page, one frame"))
+    page_cache::latch(index, frames, (key(1), Access::Pin), |_, _| {
+        panic!("one page, one frame")
+    })
 }
 
 #[test]

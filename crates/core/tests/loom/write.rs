@@ -162,7 +162,7 @@ fn who_writes_back_waits_for_a_change_and_not_for_a_wish_for_one() {
                 let memory = &shared.0;
                 memory.downgrade(frame, true, &mut Effects::new());
                 // The pin is there still.
-                let wanted = memory.latch(Cpu::new(0), key, |_| ());
+                let wanted = memory.latch(Cpu::new(0), (key, Access::Pin), |_| ());
                 assert!(matches!(wanted, Latched::Busy { .. }), "{wanted:?}");
             })
         };

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::pins::Paged;
     use crate::{ByteSize, Memory};
-    use pagetide_core::page_cache::Latched;
+    use pagetide_core::page_cache::{Access, Latched};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
             // As a read of the page may take.
             thread::sleep(took);
             let held = region.pin(0).unwrap();
-            let Latched::Busy { frame, version } = shared.latch(key) else {
+            let Latched::Busy { frame, version } = shared.latch(key, Access::Copy) else {
                 panic!("it is pinned");
             };
             let has_ended = AtomicBool::new(false);

@@ -7,7 +7,7 @@ use crate::pins::Paged;
 use crate::store::tests::Takes;
 use crate::{Buf, ByteSize, Memory, Order, PAGE_BYTES, Store};
 use pagetide_core::memory::{Effect, PageWrite};
-use pagetide_core::page_cache::Latched;
+use pagetide_core::page_cache::{Access, Latched};
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -283,7 +283,7 @@ fn who_discards_waits_for_a_change_as_long_behind_a_write_as_without_one() {
     let shared = memory.home();
     let core = &shared.core;
     let key = region.file().open.backing.key(0).unwrap();
-    let latch = || match shared.latch(key) {
+    let latch = || match shared.latch(key, Access::Copy) {
         Latched::Held(frame) => frame,
         other => panic!("{other:?}"),
     };
@@ -491,4 +491,26 @@ fn a_region_that_somebody_still_has_keeps_its_group_from_nobody() {
     drop((region, query));
     root.child("query").unwrap();
     drop(had);
+}
+
+#[test]
+fn what_is_changed_is_used_and_what_a_file_grows_by_is_not() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let data = tempfile::NamedTempFile::new().unwrap();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    let core = &memory.home().core;
+    let word = |page| {
+        let frame = core.likely(file.open.backing.key(page).unwrap()).unwrap();
+        core.frames().word(frame)
+    };
+    file.write_at(&[1; 100], 0).unwrap();
+    let before = word(0).refs();
+    (1..40).for_each(|at| _ = file.write_at(&[1; 100], 100 * at).unwrap());
+    assert_eq!(word(0).refs(), before);
+    file.write_at(&[2; 100], 200).unwrap();
+    assert_eq!(word(0).refs(), before + 1);
+    assert!(!word(0).has(flag::YOUNG));
+    drop(file.pin_mut(0).unwrap());
+    assert!(word(0).has(flag::YOUNG));
 }

@@ -72,7 +72,8 @@ pub(crate) enum Content {
 
 impl File {
     /// A view of page number `page` for this caller alone, to read it and change it in place:
-    /// shorter than a page only at the file's end, which it does not move.
+    /// shorter than a page only at the file's end, which it does not move. Counts as a
+    /// mapped access, as [`File::pin`].
     ///
     /// Waits up to a second for pins on the page to drop, for whoever else changes it, and for a
     /// write of it to end. A page that is not cached is read first. Where much of the group is
@@ -298,7 +299,7 @@ impl File {
         };
         let mut is_new = content == Content::New;
         loop {
-            match shared.latch(key) {
+            match shared.latch(key, Access::Pin) {
                 Latch::Held(frame) => return Ok(Ok((frame, room))),
                 Latch::Busy { frame, version } => {
                     let at = (frame, version);

@@ -83,10 +83,14 @@ impl Part<'_> {
         page[self.skip..][..self.bytes.len()].copy_from_slice(self.bytes);
     }
 
+    /// Where they begin in the file.
+    fn start(&self, backing: &Backing) -> u64 {
+        self.page * backing.order.bytes() as u64 + self.skip as u64
+    }
+
     /// Where they end in the file.
     fn end(&self, backing: &Backing) -> u64 {
-        let start = self.page * backing.order.bytes() as u64;
-        start + (self.skip + self.bytes.len()) as u64
+        self.start(backing) + self.bytes.len() as u64
     }
 }
 
@@ -96,7 +100,8 @@ impl File {
     ///
     /// All handles of the file read the new bytes from now on. They reach the store in the
     /// background, when memory is needed, and by [`File::flush_range`] and [`File::sync`]; only
-    /// these last make them durable. A page that is not cached is read first, unless all that the
+    /// these last make them durable. A page counts as read by it, but where bytes go to the file's
+    /// end. A page that is not cached is read first, unless all that the
     /// file has of it is overwritten. Waits up to a second for pins on a page to drop, and for
     /// writes of it to end; where much of the group is dirty, or of the one that a page is charged
     /// to, writes some of it back. Where much is
@@ -332,8 +337,13 @@ impl File {
                 }));
             }
         };
+        // A page that is filled piece by piece at the end of a file, as of a log, is used once.
+        let access = match part.start(backing) == backing.len() {
+            true => Access::Prefetch,
+            false => Access::Copy,
+        };
         loop {
-            match shared.latch(key) {
+            match shared.latch(key, access) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
                     let was_dirty = latch.was_dirty();

@@ -4,7 +4,7 @@ use super::*;
 use crate::page::Latch;
 use crate::park::tests::Counted;
 use crate::{ByteSize, Memory};
-use pagetide_core::page_cache::Latched;
+use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::Order;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -271,12 +271,15 @@ fn a_waker_that_unwinds_keeps_nobody_from_a_page_that_can_go_now() {
         assert!(catch_unwind(AssertUnwindSafe(let_go)).is_err());
         assert_eq!((bad.nr_wakes(), good.nr_wakes()), (1, 1));
     };
-    assert!(matches!(shared.latch(key), Latched::Held(_)));
+    assert!(matches!(shared.latch(key, Access::Copy), Latched::Held(_)));
     let latch = Latch::new(shared, frame, Order::ZERO);
     assert!(shared.core.await_unlatched(key).is_some());
     is_told(Box::new(|| drop(latch)));
     let page = file.pin(0).unwrap();
-    assert!(matches!(shared.latch(key), Latched::Busy { .. }));
+    assert!(matches!(
+        shared.latch(key, Access::Copy),
+        Latched::Busy { .. }
+    ));
     is_told(Box::new(|| drop(page)));
 }
 

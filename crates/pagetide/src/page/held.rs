@@ -29,9 +29,9 @@ impl Shared {
     }
 
     /// Asks for the latch of a page, as core's `latch` does.
-    pub(crate) fn latch(&self, key: PageKey) -> Latched {
+    pub(crate) fn latch(&self, key: PageKey, access: Access) -> Latched {
         let run = |effects: &mut Effects| self.wake_all(effects);
-        self.core.latch(cpu::current(), key, run)
+        self.core.latch(cpu::current(), (key, access), run)
     }
 
     /// Pins a page that is resident, or claims it where it is used often. For a copy its bytes from

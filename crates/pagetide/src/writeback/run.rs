@@ -557,7 +557,7 @@ mod tests {
     use crate::{ByteSize, Memory};
     use pagetide_core::frame::flag;
     use pagetide_core::memory::Effects;
-    use pagetide_core::page_cache::Latched;
+    use pagetide_core::page_cache::{Access, Latched};
     use std::future::Future;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::pin::pin;
@@ -577,7 +577,7 @@ mod tests {
         let has = |page, flag| core.frames().word(frame(page)).has(flag);
         // Somebody waits to change the first page, so that a task waits, too.
         let key = core.frames().key(frame(0)).unwrap();
-        let latched = memory.home().latch(key);
+        let latched = memory.home().latch(key, Access::Copy);
         assert!(matches!(latched, Latched::Busy { .. }) && has(0, flag::INTENT));
         let waker = Waker::from(Arc::new(Counted::unwinding()));
         let mut task = pin!(file.pin_async(0));

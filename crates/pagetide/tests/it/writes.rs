@@ -508,3 +508,33 @@ fn a_file_shrinks_and_grows_under_readers_and_writers() {
     let nr_read = file.read_at(&mut bytes, 0).unwrap();
     assert!(bytes[..nr_read] == disk.state().durable);
 }
+
+#[test]
+fn pages_that_are_only_written_are_used_and_stay_beside_reads_of_others() {
+    const NR_HOT: u64 = 64;
+    const NR_COLD: u64 = 4096;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name| folder.path().join(name);
+    fs::write(path("hot"), [1; 64 * PAGE]).unwrap();
+    fs::write(path("cold"), vec![1; 4096 * PAGE]).unwrap();
+    let ways: [fn(&File, u64); 2] = [
+        |hot, page| _ = hot.write_at(&[2; 64], page * 4096).unwrap(),
+        |hot, page| hot.pin_mut(page).unwrap()[7] = 3,
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let builder = Memory::builder().budget(ByteSize::mib(8));
+        let memory = builder.without_thread().build().unwrap();
+        let group = memory.root().child("hot").unwrap();
+        let hot = memory.open_rw(path("hot"), &group).unwrap();
+        let cold = OpenOptions::new().readahead(ByteSize::b(0));
+        let cold = cold.open(&memory, path("cold"), &memory.root()).unwrap();
+        (0..NR_HOT).for_each(|page| way(&hot, page));
+        let before = group.misses();
+        for at in 0..4 * NR_COLD {
+            way(&hot, at % NR_HOT);
+            let page = at.wrapping_mul(0x9E37_79B9) % NR_COLD;
+            cold.read_at(&mut [0; 64], page * 4096).unwrap();
+        }
+        assert_eq!(group.misses(), before, "way {number}");
+    }
+}

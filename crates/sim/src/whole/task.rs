@@ -339,7 +339,7 @@ impl World<'_> {
 
     fn step_change(&self, cpu: Cpu, task: &mut Task) -> Stepped {
         let run = |effects: &mut Effects| self.run(effects);
-        match self.memory.latch(cpu, task.key, run) {
+        match self.memory.latch(cpu, (task.key, Access::Copy), run) {
             Latched::Held(frame) => {
                 self.check_bytes(frame, task.file, task.key);
                 self.latched(frame, task.file, task.key);

@@ -205,7 +205,7 @@ impl World {
         };
         let (mut nr_tries, mut latched) = (0..PATIENCE, None);
         while latched.is_none() && nr_tries.next().is_some() {
-            match memory.latch(cpu, key, run) {
+            match memory.latch(cpu, (key, Access::Copy), run) {
                 Latched::Held(frame) => latched = Some(frame),
                 Latched::Busy { frame, version } => {
                     if asked != Some(frame) {

@@ -7,7 +7,7 @@ use crate::io::{Flight, Next, Run};
 use crate::park::tests::Counted;
 use crate::{ByteSize, IoEngine, Memory, Store};
 use pagetide_core::memory::{Effects, Step};
-use pagetide_core::page_cache::Latched;
+use pagetide_core::page_cache::{Access, Latched};
 use std::io::{Error as IoError, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, mpsc};
@@ -325,7 +325,10 @@ fn wakes(file: &File, tasks: &[Arc<Counted>]) -> Effects {
         let pin = file.pin(page).unwrap();
         let frame = pin.frame_in(shared).unwrap();
         let key = file.open.backing.key(page).unwrap();
-        assert!(matches!(shared.latch(key), Latched::Busy { .. }));
+        assert!(matches!(
+            shared.latch(key, Access::Copy),
+            Latched::Busy { .. }
+        ));
         let waits = shared
             .waiters
             .register(frame, &Arc::clone(task).into(), || true);
