@@ -118,6 +118,11 @@ fn run(stop: &Stop, is_told: &AtomicBool, shared: &Weak<Shared>) {
             Some(true) => Duration::ZERO,
             _ => PERIOD,
         };
+        if turns.are_gated() {
+            // Each writer may tell it anew: the log takes its time.
+            drop(shared);
+            stop.pause(SLICE);
+        }
     }
 }
 
@@ -195,6 +200,8 @@ impl<'a> Which<'a> {
 #[derive(Debug, Default)]
 struct Flushed {
     nr_pages: u64,
+    /// Pages that wait for the log.
+    nr_gated: u64,
     /// A write failed, or the file was closed.
     has_failed: bool,
     /// The page to go on at, where its time was over before it was done.
@@ -368,6 +375,7 @@ impl Shared {
                 break;
             };
             flushed.nr_pages += written.nr_pages;
+            flushed.nr_gated += u64::from(written.nr_gated);
             flushed.has_failed |= written.nr_failed > 0;
             nr_failed += written.nr_failed;
             left -= nr_pages;

@@ -62,6 +62,14 @@ impl Stop {
         self.change(|state| state.is_over = true);
     }
 
+    /// Sleeps for so long, whoever nudges the thread meanwhile, or until it is stopped.
+    pub(crate) fn pause(&self, pause: Duration) {
+        let state = locked(&self.state);
+        let goes_on = |state: &mut State| !state.is_over;
+        let wait = |wakes: &Condvar| wakes.wait_timeout_while(state, pause, goes_on);
+        drop(self.wakes.sleep(wait));
+    }
+
     /// Sleeps for `due`, or until nudged; whether to go on.
     pub(crate) fn wait(&self, due: Option<Duration>) -> bool {
         let state = locked(&self.state);

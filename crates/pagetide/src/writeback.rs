@@ -127,6 +127,8 @@ pub(crate) struct Written {
     pub(crate) next: Option<u64>,
     /// Writes that failed; up to [`MAX_FAILURES`] it goes on.
     pub(crate) nr_failed: u32,
+    /// Pages that wait for the log.
+    pub(crate) nr_gated: u32,
     /// What was not written is dirty still.
     pub(crate) result: Result<(), Error>,
 }
@@ -327,6 +329,7 @@ impl Shared {
             nr_pages: pass.nr_written,
             next,
             nr_failed: pass.nr_failed,
+            nr_gated: pass.nr_gated,
             result,
         })
     }

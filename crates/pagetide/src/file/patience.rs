@@ -82,7 +82,8 @@ impl Patience {
             return false;
         }
         let now = Instant::now();
-        if now >= *self.deadline.get_or_insert_with(|| now + PATIENCE) {
+        let deadline = *self.deadline.get_or_insert_with(|| now + PATIENCE);
+        if now >= deadline {
             return false;
         }
         let [least, most] = PAUSES;
@@ -91,7 +92,7 @@ impl Patience {
             self.nr_yields += 1;
             thread::yield_now();
         } else {
-            thread::sleep(took.clamp(least, most));
+            thread::sleep(took.clamp(least, most).min(deadline - now));
         }
         self.began = Some(Instant::now());
         true

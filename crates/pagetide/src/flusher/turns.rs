@@ -34,6 +34,8 @@ pub(super) struct Turns {
     /// When a write failed, of files that rest.
     failed: BTreeMap<u32, Instant>,
     nr_written: u64,
+    /// Pages that wait for the log, as the last round met them.
+    nr_gated: u64,
 }
 
 impl Turns {
@@ -64,7 +66,7 @@ impl Turns {
         let begin = Instant::now();
         self.failed
             .retain(|_, at| begin.saturating_duration_since(*at) < REST);
-        self.nr_written = 0;
+        (self.nr_written, self.nr_gated) = (0, 0);
         if let Some(before) = now.checked_sub(EXPIRE_SECONDS) {
             let expired = Which {
                 before,
@@ -93,6 +95,12 @@ impl Turns {
         !self.next.is_empty()
     }
 
+    /// Whether most of what the last round met waits for the log: nothing else speaks for another
+    /// round at once.
+    pub(super) fn are_gated(&self) -> bool {
+        self.nr_gated > self.nr_written
+    }
+
     /// Writes pages of a file, where it is open still.
     fn turn(&mut self, shared: &Shared, file: &Weak<Backing>, reason: Reason, which: Which<'_>) {
         let Some(file) = file.upgrade() else {
@@ -109,6 +117,7 @@ impl Turns {
         };
         let flushed = shared.flush_held(&file, from, which);
         self.nr_written += flushed.nr_pages;
+        self.nr_gated += flushed.nr_gated;
         if flushed.has_failed && file.is_failing.load(Ordering::Relaxed) {
             self.failed.insert(file.mapping, Instant::now());
             self.next.retain(|&(_, mapping), _| mapping != file.mapping);

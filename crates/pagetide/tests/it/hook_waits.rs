@@ -8,7 +8,7 @@ use pagetide::{ByteSize, Content, Error, File, Group, Hooks, Memory, OpenOptions
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -430,4 +430,38 @@ fn a_hook_has_what_it_may_ask_for_whatever_it_is_called_for() {
         let nr_asked = [0, 1, 2].map(|of| asked.nr_asked[of].load(Ordering::Relaxed));
         assert!(nr_asked.iter().all(|&nr| nr > 0), "{nr_asked:?}");
     }
+}
+
+/// A log that is behind, and is asked for in the background so often.
+#[derive(Default)]
+struct Behind(AtomicU64);
+
+impl Hooks for Behind {
+    fn log_position(&self, _page: u64, _bytes: &[u8]) -> u64 {
+        let is_background = std::thread::current().name() == Some("pagetide-flush");
+        self.0
+            .fetch_add(u64::from(is_background), Ordering::Relaxed);
+        1
+    }
+}
+
+#[test]
+fn pages_that_wait_for_the_log_keep_no_thread_busy() {
+    const NR_DIRTY: u64 = 80;
+    let memory = memory(16);
+    let group = group_of(&memory, "engine", 600);
+    let log = Arc::new(Behind::default());
+    let file = open(&memory, &group, Arc::clone(&log) as _);
+    file.write_at(&[7; 80 * 4096], 0).unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < 300 * MS {
+        (0..NR_DIRTY).for_each(|page| drop(file.pin_mut(page).unwrap()));
+    }
+    let nr_asked = log.0.load(Ordering::Relaxed);
+    // Twenty rounds a second, and those of the beginning.
+    let nr_rounds = u64::try_from(begin.elapsed().as_millis()).unwrap() / 50 + 3;
+    assert!(nr_asked <= 2 * NR_DIRTY * nr_rounds, "{nr_asked} times");
+    assert!(nr_asked > 0, "more than a tenth is dirty");
+    file.log_durable(1);
+    file.sync().unwrap();
 }

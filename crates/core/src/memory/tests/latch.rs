@@ -44,6 +44,28 @@ fn a_latch_keeps_pins_writes_and_eviction_out() {
     memory.check();
 }
 
+#[test]
+fn who_changes_a_page_has_used_it_as_who_reads_it_and_only_where_he_gets_it() {
+    let (memory, group, file) = memory(1, Policy::Gated2q);
+    let page = key(file, 0);
+    assert!(touch(&memory, group, page));
+    let ask = |access| memory.latch(CPU, (page, access), |_| unreachable!("nobody interferes"));
+    let change = |access| {
+        let Latched::Held(frame) = ask(access) else {
+            panic!("nobody has it pinned");
+        };
+        assert!(matches!(ask(Access::Pin), Latched::Busy { .. }));
+        unlatch(&memory, frame, false);
+        memory.frames().word(frame)
+    };
+    let refs = change(Access::Prefetch).refs();
+    assert_eq!(change(Access::Copy).refs(), refs + 1);
+    assert_eq!(change(Access::Prefetch).refs(), refs + 1);
+    assert!(!change(Access::Prefetch).has(flag::YOUNG));
+    assert!(change(Access::Pin).has(flag::YOUNG));
+    memory.check();
+}
+
 /// Has the page pinned while somebody waits for its latch: its frame, and the version to wait for.
 fn pinned_and_wanted(memory: &Memory, group: u32, page: PageKey) -> (Frame, u32) {
     let (frame, _) = have(memory, group, page, Ok(())).unwrap();

@@ -487,4 +487,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Runtime("slow_stores::who_writes_does_not"),
     },
+    Mutant {
+        name: "what one call asks for is read page by page without readahead",
+        file: "file/ahead.rs",
+        find: "return by == By::Caller && self.read_asked",
+        replace: "return by == By::Background && self.read_asked",
+        tests: Tests::Runtime("who_reads_here_and_there"),
+    },
+    Mutant {
+        name: "bytes at the end of a file use its page",
+        file: "file/write.rs",
+        find: "true => Access::Prefetch,",
+        replace: "true => Access::Copy,",
+        tests: Tests::RuntimeUnit("what_is_changed_is_used"),
+    },
+    Mutant {
+        name: "pages that wait for the log are looked at whenever somebody writes",
+        file: "flusher.rs",
+        find: "if turns.are_gated() {",
+        replace: "if turns.are_gated() && PERIOD.is_zero() {",
+        tests: Tests::Runtime("pages_that_wait_for_the_log_keep"),
+    },
 ];

@@ -444,4 +444,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "await_none(frames, frame, flag::LATCH | flag::INTENT)",
         tests: Tests::Unit("who_waits_for_a_change_to_end"),
     },
+    Mutant {
+        name: "a change of a page is no use of it",
+        file: "page_cache/latch.rs",
+        find: "return access.mark(word).pinned().map(latched);",
+        replace: "return word.pinned().map(latched);",
+        tests: Tests::Unit("who_changes_a_page_has_used_it"),
+    },
 ];

@@ -301,4 +301,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Model("reclaim::what_can_go_is_found"),
     },
+    Mutant {
+        name: "each round counts as one however many pages there are",
+        file: "memory/rounds.rs",
+        find: "worth.clamp(1, MAX_WORTH)",
+        replace: "worth.clamp(1, MAX_WORTH / MAX_WORTH)",
+        tests: Tests::Model("a_refusal_beside_many_pinned"),
+    },
 ];
