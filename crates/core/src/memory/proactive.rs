@@ -4,7 +4,7 @@
 use super::reach::{Reach, Reclaimer};
 use super::rounds::Rounds;
 use super::{Here, MAX_RETRIES, Memory};
-use crate::group::{BATCH, Limit, MinOverMax};
+use crate::group::{BATCH, Group, Limit, MinOverMax};
 use crate::reclaim::MAX_BATCH;
 
 impl Memory {
@@ -26,6 +26,8 @@ impl Memory {
         // What is charged for nobody goes first, and is nothing that a protection covers.
         let nr_drained = self.drain_magazines_of(subtree);
         self.groups.drain(subtree);
+        let usage = || self.groups.get(subtree).map_or(0, Group::usage);
+        let before = usage();
         let (mut nr_freed, mut nr_idle) = (u64::from(nr_drained), 0);
         while nr_freed < nr_pages && nr_idle < MAX_RETRIES && here.may_reclaim {
             let left = u32::try_from(nr_pages - nr_freed).unwrap_or(u32::MAX);
@@ -39,7 +41,9 @@ impl Memory {
         }
         // What was given back is charged to nobody, so that it shows in the usage.
         self.drain_charges(subtree);
-        nr_freed
+        // Some went when their writes ended, which no round counts.
+        let nr_gone = u64::from(nr_drained) + before.saturating_sub(usage());
+        nr_freed.max(nr_gone.min(nr_pages))
     }
 
     /// Sets a group's hard limit, and reclaims what is over it. Returns the pages that stay over
