@@ -118,13 +118,13 @@ impl Memory {
 
     /// [`Memory::reclaim`] of what is in reach; what `low` protects as well, where nothing else is.
     pub(super) fn reclaim_in(&self, cpu: Cpu, reach: Reach, nr_pages: u32) -> u32 {
-        match self.reclaim_once(cpu, reach, nr_pages, &mut None) {
+        match self.reclaim_once(cpu, reach, nr_pages, (&mut None, true)) {
             0 if self.groups.is_protected() => {
                 let reach = Reach {
                     is_low_kept: false,
                     ..reach
                 };
-                self.reclaim_once(cpu, reach, nr_pages, &mut None)
+                self.reclaim_once(cpu, reach, nr_pages, (&mut None, true))
             }
             freed => freed,
         }
@@ -132,15 +132,17 @@ impl Memory {
 
     /// Evicts one batch of what is in reach. Where `unwritten` is there, it gets the dirty pages
     /// that were met, and no lruvec is looked through once it is full; where anon pages are among
-    /// them, those are what the giver gives, and nobody else is asked.
+    /// them, those are what the giver gives, and nobody else is asked. Where pages that are in use
+    /// are all there is, they go only if it `is_last`: if there is nothing else to try, as to write
+    /// dirty ones.
     pub(super) fn reclaim_once(
         &self,
         cpu: Cpu,
         reach: Reach,
         nr_pages: u32,
-        unwritten: &mut Option<Unwritten>,
+        (unwritten, is_last): (&mut Option<Unwritten>, bool),
     ) -> u32 {
-        let mut failed = Failed::default();
+        let (mut failed, mut exhausted) = (Failed::default(), Failed::default());
         for at in 0..MAX_CHOICES {
             let Some(giver) = self.coldest_giver(reach, &failed) else {
                 break;
@@ -150,9 +152,26 @@ impl Memory {
                 return freed;
             }
             failed[at] = Some(giver.lruvec);
+            exhausted[at] = failed[at].filter(|_| giver.part.is_none());
         }
         // None of those who were chosen has a page to give: whoever else has one is asked.
-        for giver in self.givers(reach, &failed) {
+        let freed = self.reclaim_from_any((cpu, reach, nr_pages), &failed, unwritten);
+        let is_noted = unwritten.as_ref().is_some_and(|noted| !noted.is_empty());
+        if freed > 0 || is_noted || !is_last {
+            return freed;
+        }
+        // Those that were looked at in part.
+        self.reclaim_from_any((cpu, reach, nr_pages), &exhausted, unwritten)
+    }
+
+    /// Evicts one batch of any lruvec in reach but those that failed, looking through each.
+    fn reclaim_from_any(
+        &self,
+        (cpu, reach, nr_pages): (Cpu, Reach, u32),
+        failed: &Failed<'_>,
+        unwritten: &mut Option<Unwritten>,
+    ) -> u32 {
+        for giver in self.givers(reach, failed) {
             let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
             if freed > 0 {
                 self.remember(reach.subtree, giver.group);
@@ -271,9 +290,10 @@ impl Memory {
     }
 
     /// Isolates a batch, in as many lock holds as it takes to find a page, if there is one, or to
-    /// note as many dirty ones as a batch holds.
+    /// note as many dirty ones as a batch holds; of a part in one: others may be the better ones
+    /// by then, and pages that are in use would go for want of time to be used again.
     fn isolate(&self, cpu: Cpu, giver: &Giver<'_>, control: &ScanControl, batch: &mut Batch) {
-        let (mut control, lruvec) = (*control, giver.lruvec);
+        let lruvec = giver.lruvec;
         let mut scanned: u32 = 0;
         loop {
             self.stats.batches.fetch_add(1, Ordering::Relaxed);
@@ -284,7 +304,7 @@ impl Memory {
             }
             lists.open();
             let before = lists.max_seq();
-            let seen = lists.isolate(&self.frames, &control, batch);
+            let seen = lists.isolate(&self.frames, control, batch);
             scanned = scanned.saturating_add(seen);
             let nr_pages = lists.nr_pages();
             let is_over = scanned > nr_pages.saturating_mul(MAX_ROUNDS)
@@ -294,11 +314,10 @@ impl Memory {
             if has_aged {
                 self.visit_touched(lruvec);
             }
+            let is_over = is_over || control.part.is_some();
             if batch.nr_going() > 0 || seen == 0 || is_over || batch.is_noted_full() {
                 return;
             }
-            // The part that should give has nothing to give.
-            control.part = None;
         }
     }
 

@@ -409,12 +409,12 @@ impl Memory {
     /// Evicts a batch of what is in reach, and has dirty pages written that are in the way.
     fn reclaim_noting(&self, here: Here<'_>, reach: Reach, nr_pages: u32) -> Reclaimed {
         let mut noted = Some(Unwritten::default());
-        let nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, &mut noted);
+        let nr_freed = self.reclaim_once(here.cpu, reach, nr_pages, (&mut noted, true));
         let unwritten = noted.unwrap_or_default();
         let nr_freed = match nr_freed {
             // It stopped at as many as can be noted: clean ones behind them need no write.
             0 if unwritten.is_full() && unwritten.nr_anon() == 0 => {
-                self.reclaim_once(here.cpu, reach, nr_pages, &mut None)
+                self.reclaim_once(here.cpu, reach, nr_pages, (&mut None, false))
             }
             freed => freed,
         };
@@ -441,7 +441,7 @@ impl Memory {
         };
         let nr_freed = match nr_freed {
             // There may be clean ones behind those that were noted.
-            0 => self.reclaim_once(here.cpu, reach, nr_pages, &mut None),
+            0 => self.reclaim_once(here.cpu, reach, nr_pages, (&mut None, true)),
             freed => freed,
         };
         Reclaimed {

@@ -17,6 +17,9 @@ const MAX_SCANS: u64 = 24;
 /// Pages looked at in one lock hold, which may be the last one of a group.
 const MAX_HOLD: u64 = 1024 + 2 * 64;
 
+/// Groups that one call chooses.
+const MAX_CHOICES: usize = 3;
+
 /// What keeps a page, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
@@ -213,7 +216,9 @@ impl World {
         let before = self.memory.stats().pgscan;
         let freed = self.memory.reclaim(CPU, self.memory.groups().root(), 1);
         let nr_scanned = self.memory.stats().pgscan - before;
-        let most = MAX_SCANS * nr_pages + MAX_HOLD * self.groups.len() as u64;
+        // Those that are chosen are looked at in part before all are looked through.
+        let nr_holds = self.groups.len() + MAX_CHOICES.min(self.groups.len());
+        let most = MAX_SCANS * nr_pages + MAX_HOLD * nr_holds as u64;
         let most = self.nr_passes * most;
         assert!(nr_scanned <= most, "{nr_scanned} scans of {nr_pages} pages");
         let table = self.memory.frames();

@@ -7,6 +7,7 @@ use pagetide_core::reclaim::Policy;
 use pagetide_core::units::{Cpu, Frame, Order};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use std::collections::VecDeque;
 
 const CPU: Cpu = Cpu::new(0);
 
@@ -237,4 +238,61 @@ fn a_refusal_looks_at_pinned_pages_a_few_times() {
         world.unpin(pinned[pinned.len() / 2]);
         assert!(world.have(nr_pinned, Access::Pin).is_some(), "{policy}");
     }
+}
+
+/// A group that writes new pages all the time takes none of another one's that are in use.
+#[test]
+fn a_group_that_writes_strips_no_other_one_of_what_it_uses() {
+    const NR_HOT: u64 = 8192;
+    const NR_WRITTEN: u64 = 100_000;
+    /// Reads of the other group's pages for each page that is written.
+    const READS: u64 = 20;
+    let memory = Memory::try_new(Config::for_resident(40_000, 1, Policy::Gated2q)).expect("memory");
+    let groups = [(); 2].map(|()| memory.new_group(CPU.into(), memory.groups().root()));
+    let [reader, writer] = groups.map(|group| group.expect("a group"));
+    let over = memory.set_max(CPU.into(), memory.groups().root(), 33_000);
+    assert_eq!(over, Ok(0));
+    let files = [(); 2].map(|()| memory.open_mapping(CPU.into(), Order::ZERO));
+    let [read, written] = files.map(|file| file.expect("a file"));
+    let use_page = |group, file, page| {
+        let key = Mappings::key(file, page).expect("a small page");
+        let (mut effects, mut op) = (Effects::new(), PageIn::new(key, group, Access::Copy));
+        let mut has_missed = false;
+        let frame = loop {
+            if let Step::Done(frame) = op.step(&memory, CPU.into(), &mut effects).expect("room") {
+                break frame;
+            }
+            while let Some(effect) = effects.pop() {
+                if let Effect::Read(io) = effect {
+                    has_missed = true;
+                    memory.complete(CPU, io, Ok(()), &mut effects);
+                }
+            }
+        };
+        memory.unpin(CPU, frame, &mut effects);
+        (frame, has_missed)
+    };
+    for at in 0..4 * NR_HOT {
+        use_page(reader, read, at % NR_HOT);
+    }
+    let (mut dirty, mut nr_missed, mut at) = (VecDeque::new(), 0_u64, 0);
+    for page in 0..NR_WRITTEN {
+        let (frame, _) = use_page(writer, written, page);
+        memory.set_dirty(frame);
+        dirty.push_back(frame);
+        if dirty.len() > 6000
+            && let Some(write) = dirty
+                .pop_front()
+                .and_then(|frame| memory.begin_write(frame))
+        {
+            memory.complete_write(CPU, write, Ok(()), &mut Effects::new());
+        }
+        for _ in 0..READS {
+            // In any order.
+            at = (at + 2777) % NR_HOT;
+            nr_missed += u64::from(use_page(reader, read, at).1);
+        }
+    }
+    assert!(nr_missed < NR_HOT / 100, "{nr_missed} misses");
+    memory.check();
 }

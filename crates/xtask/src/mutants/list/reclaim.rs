@@ -308,4 +308,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "worth.clamp(1, MAX_WORTH / MAX_WORTH)",
         tests: Tests::Model("a_refusal_beside_many_pinned"),
     },
+    Mutant {
+        name: "who is chosen gives until something goes, however much it is in use",
+        file: "memory/reclaim.rs",
+        find: "let is_over = is_over || control.part.is_some();",
+        replace: "let is_over = is_over || false;",
+        tests: Tests::Model("a_group_that_writes_strips"),
+    },
+    Mutant {
+        name: "what is in use of those that were chosen never goes",
+        file: "memory/reclaim.rs",
+        find: "exhausted[at] = failed[at].filter(|_| giver.part.is_none());",
+        replace: "exhausted[at] = failed[at].filter(|_| true || giver.part.is_none());",
+        tests: Tests::Model("progress"),
+    },
 ];
