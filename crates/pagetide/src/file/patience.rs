@@ -88,7 +88,9 @@ impl Patience {
         }
         let [least, most] = PAUSES;
         let took = self.began.map_or(Duration::ZERO, |began| now - began);
-        if self.nr_yields < MAX_YIELDS && took < least {
+        // Without hope it ends in a moment.
+        let is_short = took < least || self.nr_hopeless > 0;
+        if self.nr_yields < MAX_YIELDS && is_short {
             self.nr_yields += 1;
             thread::yield_now();
         } else {
