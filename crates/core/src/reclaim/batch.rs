@@ -10,7 +10,8 @@ pub struct ScanControl {
     /// Frames wanted, at most [`MAX_BATCH`]. A page of several counts as so many, and the last one
     /// may have more, where the batch [may take them](Batch::take_at_most).
     pub nr_pages: u32,
-    /// Pages of a part that are looked at, even where another becomes the better one: 1 or more.
+    /// Frames that a part gives, even where another becomes the better one: 1 or more, unless each
+    /// of its pages was looked at.
     pub at_least: u32,
     /// Whose turn it is; `None` leaves that to the lruvec.
     pub part: Option<Part>,

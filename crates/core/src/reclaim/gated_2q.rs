@@ -426,7 +426,8 @@ impl Rules for Gated2q {
         let is_done = |batch: &Batch, nr: u32| nr >= MAX_SCAN || batch.is_in_vain(nr, nr_pages);
         while !batch.is_enough(want) && !is_done(batch, nr_scanned) {
             let is_over = |part| !self.is_better(frames, part);
-            if nr_scanned >= control.at_least && control.part.is_some_and(is_over) {
+            let is_served = batch.nr_going() >= control.at_least || nr_scanned >= nr_pages;
+            if is_served && control.part.is_some_and(is_over) {
                 break;
             }
             let class = match control.part {
