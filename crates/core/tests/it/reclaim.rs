@@ -20,6 +20,22 @@ struct World {
     dirty: Vec<Frame>,
 }
 
+/// Has a page, pinned, and whether it was missed; `None` where all others are in use.
+fn have(memory: &Memory, mut op: PageIn) -> Option<(Frame, bool)> {
+    let (mut effects, mut has_missed) = (Effects::new(), false);
+    loop {
+        if let Step::Done(frame) = op.step(memory, CPU.into(), &mut effects).ok()? {
+            return Some((frame, has_missed));
+        }
+        while let Some(effect) = effects.pop() {
+            if let Effect::Read(io) = effect {
+                has_missed = true;
+                memory.complete(CPU, io, Ok(()), &mut effects);
+            }
+        }
+    }
+}
+
 impl World {
     fn new(policy: Policy, nr_pages: u32) -> World {
         let memory = Memory::try_new(Config::for_resident(nr_pages, 1, policy)).expect("memory");
@@ -40,18 +56,8 @@ impl World {
     /// Has a page, pinned; `None` where all others are in use.
     fn have(&self, page: u64, access: Access) -> Option<Frame> {
         let key = Mappings::key(self.file, page).expect("a small page");
-        let mut effects = Effects::new();
-        let mut op = PageIn::new(key, self.group, access);
-        loop {
-            if let Step::Done(frame) = op.step(&self.memory, CPU.into(), &mut effects).ok()? {
-                return Some(frame);
-            }
-            while let Some(effect) = effects.pop() {
-                if let Effect::Read(io) = effect {
-                    self.memory.complete(CPU, io, Ok(()), &mut effects);
-                }
-            }
-        }
+        let found = have(&self.memory, PageIn::new(key, self.group, access));
+        found.map(|(frame, _)| frame)
     }
 
     fn unpin(&self, frame: Frame) {
@@ -256,20 +262,9 @@ fn a_group_that_writes_strips_no_other_one_of_what_it_uses() {
     let [read, written] = files.map(|file| file.expect("a file"));
     let use_page = |group, file, page| {
         let key = Mappings::key(file, page).expect("a small page");
-        let (mut effects, mut op) = (Effects::new(), PageIn::new(key, group, Access::Copy));
-        let mut has_missed = false;
-        let frame = loop {
-            if let Step::Done(frame) = op.step(&memory, CPU.into(), &mut effects).expect("room") {
-                break frame;
-            }
-            while let Some(effect) = effects.pop() {
-                if let Effect::Read(io) = effect {
-                    has_missed = true;
-                    memory.complete(CPU, io, Ok(()), &mut effects);
-                }
-            }
-        };
-        memory.unpin(CPU, frame, &mut effects);
+        let op = PageIn::new(key, group, Access::Copy);
+        let (frame, has_missed) = have(&memory, op).expect("room");
+        memory.unpin(CPU, frame, &mut Effects::new());
         (frame, has_missed)
     };
     for at in 0..4 * NR_HOT {

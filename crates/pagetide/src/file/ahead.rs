@@ -6,7 +6,6 @@
 
 use super::File;
 use super::begun::Begun;
-use crate::PAGE_BYTES;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
@@ -75,6 +74,11 @@ impl Wish {
 
     fn hint(&self) -> Hint {
         Hint::ALL[usize::from(self.hint.load(Ordering::Relaxed))]
+    }
+
+    /// Whether anything is to be read ahead.
+    fn is_any(&self) -> bool {
+        self.hint() != Hint::Random && self.max_bytes.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -230,38 +234,41 @@ impl File {
             return false;
         }
         // It comes in with the others, which are nobody's fault; it is the caller's.
-        let groups = self.open.shared.core.groups();
-        if access != Access::Prefetch
-            && is_cached(page)
-            && let Some(record) = groups.get(group.id())
-        {
-            record.add_count(Count::Pgmajfault, 1);
+        if is_cached(page) {
+            self.count_misses(group, access, 1);
         }
         true
+    }
+
+    /// Counts pages that came in for their caller, and not by his own operation.
+    fn count_misses(&self, group: &Group, access: Access, nr_pages: u64) {
+        let groups = self.open.shared.core.groups();
+        if access != Access::Prefetch
+            && let Some(record) = groups.get(group.id())
+        {
+            record.add_count(Count::Pgmajfault, nr_pages);
+        }
     }
 
     /// Pages that somebody asks for and that nothing is read ahead of: reads them together, as many
     /// as [`TOGETHER`]. Whether that was tried.
     fn read_asked(&self, group: &Group, asked: Range<u64>, access: Access) -> bool {
         let open = &*self.open;
-        let (wish, is_file) = (&self.wish, open.backing.source.file().is_some());
-        let is_wished = wish.hint() == Hint::Random || wish.max_bytes.load(Ordering::Relaxed) == 0;
-        let Some(high) = self.open.shared.high_room(group.id()) else {
+        // Most ask for one page, and go on with their misses.
+        let is_more = |end: u64| end > asked.start + 1;
+        if !is_more(asked.end) || self.wish.is_any() || open.backing.source.file().is_none() {
+            return false;
+        }
+        let Some(room) = self.room(group) else {
             return false;
         };
-        let room = open.shared.room(group.id()).min(high) / SHARE;
-        let most = room.min(TOGETHER / PAGE_BYTES as u64) / u64::from(open.order.nr_pages());
+        let most = (room / SHARE).min(TOGETHER / open.order.bytes() as u64);
         let end = asked.end.min(asked.start.saturating_add(most));
-        if !is_wished || !is_file || end <= asked.start + 1 {
+        if !is_more(end) {
             return false;
         }
         let nr_begun = self.prefetch_by(Begun::new(open, group), group, asked.start..end);
-        let groups = open.shared.core.groups();
-        if access != Access::Prefetch
-            && let Some(record) = groups.get(group.id())
-        {
-            record.add_count(Count::Pgmajfault, nr_begun);
-        }
+        self.count_misses(group, access, nr_begun);
         true
     }
 
@@ -283,19 +290,24 @@ impl File {
         is_more
     }
 
+    /// Pages of this file that a group may have; `None` above a `high`: what nobody asked for would
+    /// slow its callers down.
+    fn room(&self, group: &Group) -> Option<u64> {
+        let (shared, order) = (&self.open.shared, self.open.order);
+        let high = shared.high_room(group.id())?;
+        Some(shared.room(group.id()).min(high) / u64::from(order.nr_pages()))
+    }
+
     /// How far to read ahead for a group; `None` for not at all.
     fn bounds(&self, group: &Group) -> Option<Bounds> {
         let (open, wish) = (&*self.open, &self.wish);
-        let shared = open.shared.shared();
-        let (hint, max_bytes) = (wish.hint(), wish.max_bytes.load(Ordering::Relaxed));
-        if hint == Hint::Random || max_bytes == 0 {
+        if !wish.is_any() {
             return None;
         }
+        let shared = open.shared.shared();
+        let (hint, max_bytes) = (wish.hint(), wish.max_bytes.load(Ordering::Relaxed));
         let page_bytes = open.order.bytes() as u64;
-        let order_pages = u64::from(open.order.nr_pages());
-        // Above `high` nothing: what nobody asked for would slow its callers down.
-        let high = shared.high_room(group.id())?;
-        let room = shared.room(group.id()).min(high) / order_pages;
+        let room = self.room(group)?;
         let max = readahead::max_pages(hint.to_core(), max_bytes, page_bytes, room);
         // Without threads, the caller itself would read what nobody asked for yet, from who knows
         // where.

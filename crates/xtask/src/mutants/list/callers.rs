@@ -210,8 +210,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "as much is read ahead as if there were no high",
         file: "file/ahead.rs",
-        find: "shared.room(group.id()).min(high) / order_pages",
-        replace: "(shared.room(group.id()) + 0 * high) / order_pages",
+        find: "Some(shared.room(group.id()).min(high) / u64::from",
+        replace: "Some((shared.room(group.id()) + 0 * high) / u64::from",
         tests: Tests::Runtime("high::no_reader"),
     },
     Mutant {
