@@ -61,11 +61,12 @@ impl Source {
         self.region().is_some() || self.written().is_writable()
     }
 
-    /// The file of the system for reading, if it is one.
+    /// The file of the system for reading, if it is one: the spill file of anon pages.
     pub(crate) fn file(&self) -> Option<&DirectFile> {
         match self {
             Source::File { reader, .. } => Some(reader),
-            Source::Store(_) | Source::Region(_) => None,
+            Source::Store(_) => None,
+            Source::Region(region) => region.file(),
         }
     }
 

@@ -421,10 +421,15 @@ impl Spill {
                 Err(error) => return Err(self.told.code_of(&error)),
             }
         }
+        self.decrypt(first, area);
+        Ok(())
+    }
+
+    /// Makes what slots have, from `first` on, the bytes of pages.
+    fn decrypt(&self, first: u32, area: &mut [u8]) {
         if let Some(cipher) = &self.cipher {
             cipher.open(first, area);
         }
-        Ok(())
     }
 }
 

@@ -43,7 +43,8 @@ const MAX_PAGES: u64 = 1 << 40;
 /// A page is charged to the group whose handle brings it in. Which pages go, of files and anon
 /// ones, is the policy's choice by what each costs to bring back
 /// ([`Builder::swappiness`](crate::Builder::swappiness)). Whoever needs the memory writes them,
-/// up to 64 neighbours in the spill file with one write; reading one back is one read.
+/// up to 64 neighbours in the spill file with one write. Those that are asked for together and lie
+/// together there come back with one read.
 ///
 /// Nothing of it outlives the region: its pages and their room in the spill file go with the last
 /// handle, unwritten.
@@ -67,7 +68,7 @@ const MAX_PAGES: u64 = 1 << 40;
 /// ```
 #[derive(Clone)]
 pub struct Anon {
-    file: File,
+    pub(super) file: File,
 }
 
 impl fmt::Debug for Anon {

@@ -2,7 +2,7 @@
 
 use super::{Fault, Open};
 use crate::group::Group;
-use crate::io::{Reader, Run};
+use crate::io::{Reader, Run, add_read};
 use crate::page::Pin;
 use crate::park::Panics;
 use crate::stall::Stall;
@@ -11,7 +11,6 @@ use pagetide_core::units::{Frame, Node};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::iter;
-use std::sync::Arc;
 
 /// Pages whose reads are begun before they are handed over; those that are begun together with the
 /// last of them go with it.
@@ -95,16 +94,8 @@ impl<'a> Begun<'a> {
 
     pub(super) fn push(&self, io: Io) {
         let mut runs = self.runs.borrow_mut();
-        match runs.last_mut() {
-            Some(last) if last.is_continued_by(&io) => last.push(io),
-            last => {
-                let reader = match last {
-                    Some(run) => Arc::clone(run.reader()),
-                    None => Reader::new(self.open.shared.shared(), &self.open.backing),
-                };
-                runs.push(Run::new(reader, io, self.waits.is_none()));
-            }
-        }
+        let reader = || Reader::new(self.open.shared.shared(), &self.open.backing);
+        add_read(&mut runs, reader, io, self.waits.is_none());
         drop(runs);
         self.nr_pages.set(self.nr_pages.get() + 1);
     }

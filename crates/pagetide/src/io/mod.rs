@@ -15,7 +15,7 @@ mod uring;
 pub(crate) use pool::Job;
 pub use registered::Registered;
 pub(crate) use registered::{FileSlot, Registry};
-pub(crate) use run::{Flight, Next, Reader, Run};
+pub(crate) use run::{Flight, Next, Reader, Run, add_read};
 pub(crate) use uring::{Piece, UnderWay};
 
 use crate::backing::Backing;
@@ -308,15 +308,28 @@ impl Engine {
 
     /// Reads runs of one file. When it returns they are over, or other threads have them in hand:
     /// the caller waits for the pages that it wants.
-    pub(crate) fn read(&self, runs: Vec<Run>) {
+    pub(crate) fn read(&self, mut runs: Vec<Run>) {
         self.counts.add(&runs);
-        let is_file = runs.first().is_some_and(|run| run.file().is_some());
         if runs.len() <= 1 {
             // One system call by itself.
             return run::read_each(runs);
         }
-        if is_file && let Some(mut lease) = self.lease() {
-            return lease.read(runs);
+        let apart: Vec<Run> = runs.extract_if(.., |run| run.file().is_none()).collect();
+        // A waker that panics is no reason for the other reads to fail.
+        let mut panics = Panics::default();
+        panics.catch(|| self.share(apart));
+        let lease = (!runs.is_empty()).then(|| self.lease()).flatten();
+        panics.catch(|| match lease {
+            Some(mut lease) => lease.read(runs),
+            None => self.share(runs),
+        });
+        panics.go_on();
+    }
+
+    /// Reads runs by threads, or by the shared ring, if there are some.
+    fn share(&self, runs: Vec<Run>) {
+        if runs.is_empty() {
+            return;
         }
         if !self.has_threads {
             return run::read_each(runs);
@@ -342,11 +355,11 @@ impl Engine {
         }
     }
 
-    /// The shared ring, where it may read these runs. Where threads do it as well, they run hooks,
-    /// which may be slow: whoever reaps the ring would run them while others wait for it.
+    /// The shared ring, where it may read these runs. Where threads do it as well, they run hooks
+    /// and decrypt, which may be slow: others would wait for whoever reaps the ring.
     fn background_for(&self, runs: &[Run]) -> Option<&Background> {
         let is_file = runs.iter().all(|run| run.file().is_some());
-        let is_slow = || runs.iter().any(Run::has_hooks) && self.pool.has_threads();
+        let is_slow = || runs.iter().any(Run::is_worked_on) && self.pool.has_threads();
         match is_file && !is_slow() {
             true => self.background(),
             false => None,

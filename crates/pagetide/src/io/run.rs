@@ -1,13 +1,17 @@
 //! Reads of pages that follow each other in one file: one read of the file into all their frames.
 
+mod asked;
+
 use super::registered::FileSlot;
-use crate::backing::{Backing, NO_NUMBER, SHORT};
+use crate::backing::{Backing, SHORT};
 use crate::page;
 use crate::park;
 use crate::shared::Shared;
+use crate::spill::Region;
 use crate::told;
 use crate::{cpu, store::DirectFile};
-use pagetide_core::memory::{Ended, Io};
+use asked::Asked;
+use pagetide_core::memory::Io;
 use pagetide_core::units::Frame;
 use smallvec::SmallVec;
 use std::fs;
@@ -88,38 +92,6 @@ pub(crate) struct Run {
     is_fixed_refused: bool,
 }
 
-/// A page of a run.
-struct Asked {
-    /// Failed until the run is over.
-    ended: Ended,
-    /// Bytes of it that the store, if it is a file, had when it was asked for: where a hole or a
-    /// shorter end comes and goes meanwhile, what was read may be older.
-    stored: usize,
-}
-
-impl Asked {
-    /// Whose page can be found from now on, as being read.
-    fn new(io: Io, backing: &Backing) -> Asked {
-        let is_file = backing.source.file().is_some();
-        let stored = if is_file {
-            backing.stored_of(io.key().page())
-        } else {
-            0
-        };
-        let ended = (io, Err(NO_NUMBER));
-        Asked { ended, stored }
-    }
-
-    fn page(&self) -> u64 {
-        self.ended.0.key().page()
-    }
-
-    /// Bytes of it that the store has, and had.
-    fn stored(&self, backing: &Backing) -> usize {
-        self.stored.min(backing.stored_of(self.page()))
-    }
-}
-
 /// What is left to read of a run: into `bufs`, from `offset` on.
 pub(crate) struct Rest<'a> {
     pub(crate) file: &'a fs::File,
@@ -143,9 +115,8 @@ pub(super) fn file_of(backing: &Backing) -> usize {
 
 impl Run {
     /// A run of one page, in the background where nobody's stack waits for it.
-    pub(crate) fn new(reader: Arc<Reader>, io: Io, is_background: bool) -> Run {
+    fn new(reader: Arc<Reader>, first: Asked, is_background: bool) -> Run {
         let flight = is_background.then(|| Flight::new(&reader.shared, &reader.backing));
-        let first = Asked::new(io, &reader.backing);
         Run {
             reader,
             pages: Few::from_buf([first]),
@@ -166,12 +137,7 @@ impl Run {
 
     /// Where its pages lie.
     pub(crate) fn frames(&self) -> impl Iterator<Item = Frame> {
-        self.pages.iter().map(|page| page.ended.0.frame())
-    }
-
-    /// Whose it is.
-    pub(crate) fn reader(&self) -> &Arc<Reader> {
-        &self.reader
+        self.pages.iter().map(Asked::frame)
     }
 
     /// The same in the background.
@@ -182,30 +148,28 @@ impl Run {
         self
     }
 
-    /// Whether a page is the one after its last one, and there is room for it.
-    pub(crate) fn is_continued_by(&self, io: &Io) -> bool {
-        let is_next = |last: &Asked| last.page() + 1 == io.key().page();
+    /// Whether a page's bytes follow those of its last one, and there is room for it.
+    fn is_continued_by(&self, next: &Asked) -> bool {
+        let backing = &self.reader.backing;
         let nr_pages = self.pages.len() + 1;
-        // Reads of other stores are apart, so that several are under way.
-        self.pages.last().is_some_and(is_next)
+        let last = self.pages.last();
+        last.is_some_and(|last| last.is_continued_by(next, backing))
             && nr_pages <= MAX_RUN
-            && nr_pages * io.order().bytes() <= MAX_RUN_BYTES
-            && self.file().is_some()
+            && nr_pages * backing.order.bytes() <= MAX_RUN_BYTES
     }
 
-    /// Adds a page by which it [is continued](Run::is_continued_by).
-    pub(crate) fn push(&mut self, io: Io) {
-        self.pages.push(Asked::new(io, &self.reader.backing));
-    }
-
-    /// The file behind it, where it is one of the system.
+    /// The file that it is read from, where it is one of the system and not read page by page.
     pub(crate) fn file(&self) -> Option<&DirectFile> {
-        self.reader.backing.source.file()
+        // Reads of other stores are apart, so that several are under way.
+        let is_together = self.pages.first().is_some_and(Asked::is_together);
+        is_together.then(|| self.reader.backing.source.file())?
     }
 
-    /// Whether code of the program looks at what was read.
-    pub(crate) fn has_hooks(&self) -> bool {
-        self.reader.backing.hooked.get().is_some()
+    /// Whether what was read is looked at by code of the program, or decrypted.
+    pub(crate) fn is_worked_on(&self) -> bool {
+        let backing = &self.reader.backing;
+        let region = backing.source.region();
+        backing.hooked.get().is_some() || region.is_some_and(Region::is_encrypted)
     }
 
     /// Its pages.
@@ -232,9 +196,9 @@ impl Run {
 
     /// Where in the file the next byte is.
     fn offset(&self) -> u64 {
-        let base = self.file().map_or(0, DirectFile::base);
-        let first = self.pages.first().map_or(0, Asked::page);
-        base + first * self.reader.backing.order.bytes() as u64 + self.nr_bytes as u64
+        let first = self.pages.first();
+        let first = first.and_then(|page| page.offset(&self.reader.backing));
+        first.unwrap_or(0) + self.nr_bytes as u64
     }
 
     /// What to read next; `None` where nothing is left, or the store is no file.
@@ -343,18 +307,11 @@ impl Run {
     pub(crate) fn fill_up(&mut self) {
         let Reader { shared, backing } = &*self.reader;
         let mut left = self.nr_bytes;
-        for asked in &mut self.pages {
-            let (page, stored) = (asked.page(), asked.stored(backing));
-            let (io, result) = &mut asked.ended;
-            let bytes = page::target(&shared.arena, io);
-            let filled = left.min(stored);
-            // To set no byte is not free: it waits for memory behind the page.
-            if filled < bytes.len() {
-                bytes[filled..].fill(0);
-            }
-            left = left.saturating_sub(bytes.len());
+        for page in &mut self.pages {
+            let filled = left.min(page.stored(backing));
+            page.came(shared, backing, filled);
+            left = left.saturating_sub(backing.order.bytes());
             self.nr_filled += filled as u64;
-            *result = backing.after_read(shared, page, &mut bytes[..filled]);
         }
     }
 
@@ -370,13 +327,8 @@ impl Run {
     /// Reads each page by itself, on this thread.
     fn read_each(&mut self) {
         let Reader { shared, backing } = &*self.reader;
-        for Asked {
-            ended: (io, result),
-            ..
-        } in &mut self.pages
-        {
-            let filled = backing.fill(shared, io);
-            *result = filled.map(|nr_bytes| self.nr_filled += nr_bytes as u64);
+        for page in &mut self.pages {
+            self.nr_filled += page.read_apart(shared, backing);
         }
     }
 
@@ -409,6 +361,8 @@ pub(crate) fn end(runs: &mut [Run]) {
     let nr_filled = runs.iter().map(|run| run.nr_filled).sum();
     reader.shared.count_read(nr_filled);
     for run in &mut *runs {
+        let let_go = |page: &mut Asked| page.let_go(&reader.backing);
+        run.pages.iter_mut().for_each(let_go);
         if run.pages.len() > 1 {
             // The first page is taken first.
             run.pages.reverse();
@@ -432,6 +386,24 @@ pub(crate) fn end(runs: &mut [Run]) {
         // Where nobody wants the page any more, it can go.
         reader.shared.came_back(frame);
     });
+}
+
+/// Adds the read of a page to runs of one file, which `reader` names: to the last one, where it
+/// continues that.
+pub(crate) fn add_read(
+    runs: &mut Vec<Run>,
+    reader: impl FnOnce() -> Arc<Reader>,
+    io: Io,
+    is_background: bool,
+) {
+    let reader = runs
+        .last()
+        .map_or_else(reader, |run| Arc::clone(&run.reader));
+    let next = Asked::new(io, &reader.backing);
+    match runs.last_mut() {
+        Some(last) if last.is_continued_by(&next) => last.pages.push(next),
+        _ => runs.push(Run::new(reader, next, is_background)),
+    }
 }
 
 /// Reads runs one after the other on this thread, for a caller that keeps their file open.

@@ -4,7 +4,7 @@ use super::map::{Place, SlotMap};
 use super::zswap::{Pool, Stored};
 use super::{Bytes, MAX_RUN, Spill};
 use crate::shared::{Shared, locked};
-use crate::store::Store;
+use crate::store::{DirectFile, Store};
 use crate::told::Told;
 use crate::{ByteSize, Error, Group, PAGE_BYTES, Reservation, page};
 use pagetide_core::memory::{AllocError, Io};
@@ -75,15 +75,12 @@ impl<'a, 'b> Pending<'a, 'b> {
 /// Slots of a page that are being read; let go of when dropped.
 struct Reading<'a> {
     region: &'a Region,
-    units: Range<u64>,
+    page: u64,
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let region = self.region;
-        region
-            .map
-            .end_read(self.units.clone(), |slot| region.give(slot));
+        self.region.end_read(self.page);
     }
 }
 
@@ -136,6 +133,19 @@ impl Region {
     /// What is said of its failures.
     pub(crate) fn told(&self) -> Arc<Told> {
         Arc::clone(&self.spill.told)
+    }
+
+    /// What the slots are in, where it is a file of the system.
+    pub(crate) fn file(&self) -> Option<&DirectFile> {
+        match &self.spill.bytes {
+            Bytes::File(file) => Some(file),
+            Bytes::Store(_) => None,
+        }
+    }
+
+    /// Whether what slots have is to be decrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.spill.cipher.is_some()
     }
 
     /// What the slots are in.
@@ -231,30 +241,46 @@ impl Region {
         drop(records);
     }
 
+    /// Keeps the slots of a page until [`Region::end_read`], for who reads them in the place of
+    /// [`Region::fill`], and returns the first; `None` where they do not follow each other.
+    pub(crate) fn begin_read_of_slots(&self, page: u64) -> Option<u32> {
+        self.map.begin_read_of_slots(self.units_of(page))
+    }
+
+    /// Lets go of slots.
+    pub(crate) fn end_read(&self, page: u64) {
+        let units = self.units_of(page);
+        self.map.end_read(units, |slot| self.give(slot));
+    }
+
+    /// What slots have, from `first` on, was read into a page.
+    pub(crate) fn came(&self, shared: &Shared, first: u32, bytes: &mut [u8]) {
+        self.spill.decrypt(first, bytes);
+        count_in(shared, bytes.len());
+    }
+
     /// Fills a page; returns the bytes read.
     pub(crate) fn fill(&self, shared: &Shared, io: &mut Io) -> Result<usize, u32> {
-        let units = self.units_of(io.key().page());
+        let page = io.key().page();
+        let units = self.units_of(page);
         let may_show_old_bytes = !io.was_ours() && matches!(self.spill.bytes, Bytes::Store(_));
         let buf = page::target(&shared.arena, io);
         if !self.map.begin_read(units.clone()) {
             buf.fill(0);
             return Ok(0);
         }
-        let reading = Reading {
-            region: self,
-            units,
-        };
+        let _reading = Reading { region: self, page };
         if may_show_old_bytes {
             // As files do: a foreign store gets no bytes of another group.
             buf.fill(0);
         }
         let (mut at, mut nr_read) = (0, 0);
         while at < buf.len() {
-            let unit = reading.units.start + (at / PAGE_BYTES) as u64;
+            let unit = units.start + (at / PAGE_BYTES) as u64;
             let place = self.map.read_of(unit);
             let nr_units = match place {
                 Place::Slot(slot) => {
-                    let slots = (unit..reading.units.end).zip(slot..);
+                    let slots = (unit..units.end).zip(slot..);
                     let is_here =
                         |&(unit, slot): &(u64, u32)| self.map.read_of(unit) == Place::Slot(slot);
                     slots.take_while(is_here).count()
@@ -274,8 +300,7 @@ impl Region {
             }
             at += part.len();
         }
-        let nr_pages = (nr_read / PAGE_BYTES) as u64;
-        shared.swap.pswpin.fetch_add(nr_pages, Ordering::Relaxed);
+        count_in(shared, nr_read);
         Ok(nr_read)
     }
 
@@ -354,6 +379,12 @@ impl Drop for Region {
     fn drop(&mut self) {
         self.give_up();
     }
+}
+
+/// Counts bytes that slots had.
+fn count_in(shared: &Shared, nr_bytes: usize) {
+    let nr_pages = (nr_bytes / PAGE_BYTES) as u64;
+    shared.swap.pswpin.fetch_add(nr_pages, Ordering::Relaxed);
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

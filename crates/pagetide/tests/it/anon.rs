@@ -12,14 +12,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
+use tempfile::TempDir;
 
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 
+fn builder(most: ByteSize) -> Builder {
+    let builder = Memory::builder().budget(by_cpu::mib(8)).without_thread();
+    builder.spill_max(most)
+}
+
 /// A memory that swaps out to a store of the test's.
 pub(crate) fn builder_on(disk: &Disk, most: ByteSize) -> Builder {
-    let builder = Memory::builder().budget(by_cpu::mib(8)).without_thread();
     let store: Arc<dyn Store> = Arc::new(disk.clone());
-    builder.spill_store(store).spill_max(most)
+    builder(most).spill_store(store)
+}
+
+/// A memory that swaps out to a file in a folder.
+pub(crate) fn builder_in(folder: &TempDir, most: ByteSize) -> Builder {
+    builder(most).spill(folder.path())
 }
 
 fn memory_on(disk: &Disk, most: ByteSize) -> Memory {
@@ -179,6 +189,32 @@ fn pages_that_go_together_go_in_one_write() {
         nr_writes * 32 <= nr_pages,
         "{nr_pages} pages in {nr_writes} writes"
     );
+}
+
+#[test]
+fn pages_that_went_together_come_back_in_few_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = builder_in(&folder, ByteSize::mib(8)).build().unwrap();
+    let group = tenant(&memory, 200);
+    group.set_policy(Policy::Fifo).unwrap();
+    let region = group.anon(1000).unwrap();
+    (0..1000).for_each(|page| write(&region, page, 1));
+    let counts = || {
+        let stats = memory.stats();
+        (stats.batched_reads, stats.batched_pages, stats.pswpin)
+    };
+    let before = counts();
+    let pages: Vec<u64> = (0..128).collect();
+    let seen = region.pin_many(&pages).unwrap();
+    assert!(
+        (0..)
+            .zip(seen)
+            .all(|(page, seen)| *seen == content(page, 1))
+    );
+    let after = counts();
+    assert_eq!((after.1 - before.1, after.2 - before.2), (128, 128));
+    let nr_reads = after.0 - before.0;
+    assert!(nr_reads <= 4, "{nr_reads} reads");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Regions of anon pages beside twins in plain memory.
 
-use crate::anon::{PAGE, builder_on, to_usize};
+use crate::anon::{PAGE, builder_in, builder_on, to_usize};
 use crate::disk::Disk;
 use pagetide::{Anon, ByteSize, Group, Memory, Order, PAGE_BYTES};
 use proptest::prelude::*;
@@ -103,8 +103,12 @@ fn look(region: &Anon, twin: &[u8], page: u64) {
     assert!(*region.pin(page).unwrap() == *expected, "page {page}");
     let next = (page + 1) % region.nr_pages();
     region.prefetch([page, next]);
-    let seen = region.pin_many(&[next, page]).unwrap();
-    assert!(*seen[1] == *expected, "page {page}");
+    let pages = [next, page, 0, 1, 2].map(|page| page % region.nr_pages());
+    let seen = region.pin_many(&pages).unwrap();
+    for (seen, page) in seen.iter().zip(pages) {
+        let expected = &twin[to_usize(page) * region.page_bytes()..][..region.page_bytes()];
+        assert!(**seen == *expected, "page {page}");
+    }
     drop(seen);
     let (from, to) = (start as u64 + 5, start as u64 + 9000);
     let range = region.pin_range(from..to).unwrap();
@@ -183,8 +187,13 @@ proptest! {
         steps in prop::collection::vec(steps(), 1..300),
         is_encrypted: bool,
         is_compressed: bool,
+        is_file: bool,
     ) {
-        let builder = builder_on(&Disk::default(), ByteSize::mib(4));
+        let folder = tempfile::tempdir().unwrap();
+        let builder = match is_file {
+            true => builder_in(&folder, ByteSize::mib(4)),
+            false => builder_on(&Disk::default(), ByteSize::mib(4)),
+        };
         let builder = if is_encrypted { builder.spill_encrypted() } else { builder };
         let builder = if is_compressed { builder.zswap(1) } else { builder };
         run_model(&builder.build().unwrap(), steps);

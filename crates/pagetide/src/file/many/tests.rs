@@ -1,5 +1,7 @@
 //! What becomes of a run of reads, whatever a read of it says.
 
+mod anon;
+
 use super::*;
 use crate::file::begun::Stepped;
 use crate::file::tests::Waiting;
@@ -9,6 +11,7 @@ use crate::{ByteSize, IoEngine, Memory, Store};
 use pagetide_core::memory::{Effects, Step};
 use pagetide_core::page_cache::{Access, Latched};
 use std::io::{Error as IoError, Write};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -31,16 +34,21 @@ fn memory() -> Memory {
     builder.without_thread().build().unwrap()
 }
 
-/// A run of the file's first pages that nobody has.
-fn run(file: &File, nr_pages: u8) -> Run {
+/// Begins reads of pages that nobody has.
+fn begin(file: &File, pages: Range<u8>) -> Vec<Run> {
     let begun = Begun::new(&file.open, &file.group);
-    for page in 0..nr_pages {
+    for page in pages {
         let key = file.open.backing.key(page.into()).unwrap();
         let op = PageIn::new(key, file.group.id(), Access::Pin);
         let begin = begun.begin(begun.here(), op);
-        assert!(matches!(begin, Ok(Begin::Reading(_))));
+        assert!(matches!(begin, Ok(Begin::Reading(_))), "page {page}");
     }
-    let mut runs = begun.runs.take();
+    begun.runs.take()
+}
+
+/// A run of the file's first pages that nobody has.
+fn run(file: &File, nr_pages: u8) -> Run {
+    let mut runs = begin(file, 0..nr_pages);
     assert_eq!((runs.len(), runs[0].nr_pages()), (1, nr_pages.into()));
     runs.remove(0)
 }
@@ -62,7 +70,11 @@ fn read_some(run: &mut Run, most: usize) -> Next {
 }
 
 fn check(file: &File, nr_pages: u8) {
-    for page in 0..nr_pages {
+    check_all(file, 0..nr_pages);
+}
+
+fn check_all(file: &File, pages: Range<u8>) {
+    for page in pages {
         let pinned = file.try_pin(page.into()).unwrap();
         let pinned = pinned.unwrap_or_else(|| panic!("page {page} is not there"));
         assert!(pinned.iter().all(|&byte| byte == page), "page {page}");

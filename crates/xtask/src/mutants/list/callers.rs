@@ -343,7 +343,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a read under way has what the store has when it ends",
-        file: "io/run.rs",
+        file: "io/run/asked.rs",
         find: "self.stored.min(backing.stored_of(self.page()))",
         replace: "backing.stored_of(self.page())",
         tests: Tests::RuntimeUnit("gives_no_old_bytes"),

@@ -208,7 +208,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "pages of a read that never ended are live",
-        file: "io/run.rs",
+        file: "io/run/asked.rs",
         find: "let ended = (io, Err(NO_NUMBER));",
         replace: "let ended = (io, Ok(()));",
         tests: Tests::RuntimeUnit("a_run_that_is_dropped"),
@@ -243,9 +243,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "many pages are read from where the header is",
-        file: "io/run.rs",
-        find: "base + first * self.reader.backing",
-        replace: "base * 0 + first * self.reader.backing",
+        file: "io/run/asked.rs",
+        find: "Some(base + self.page()",
+        replace: "Some(base * 0 + self.page()",
         tests: Tests::Runtime("page_sizes::"),
     },
     Mutant {
@@ -373,5 +373,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "let _stall = Stall::on(frames, &self.open.shared, group);",
         replace: "drop(frames);\n let _unused = group;",
         tests: Tests::RuntimeUnit("who_reads_pages_of_the_working_set_together"),
+    },
+    Mutant {
+        name: "slots that are read together are given away meanwhile",
+        file: "spill/map.rs",
+        find: "            leaf.words[word] |= READING;\n        }\n        Some(first)",
+        replace: "            leaf.words[word] |= KNOWN;\n        }\n        Some(first)",
+        tests: Tests::RuntimeUnit("slots_that_are_read"),
+    },
+    Mutant {
+        name: "slots that were read together are kept for good",
+        file: "io/run.rs",
+        find: "run.pages.iter_mut().for_each(let_go);",
+        replace: "run.pages.iter_mut().take(0).for_each(let_go);",
+        tests: Tests::RuntimeUnit("slots_that_are_read"),
+    },
+    Mutant {
+        name: "anon pages that lie together are reads of their own",
+        file: "io/run/asked.rs",
+        find: "end.is_some() && end ==",
+        replace: "self.place == Place::InOrder && end ==",
+        tests: Tests::Runtime("anon::pages_that_went_together"),
+    },
+    Mutant {
+        name: "what is read by itself is left to a ring beside others",
+        file: "io/mod.rs",
+        find: "runs.extract_if(.., |run| run.file().is_none())",
+        replace: "runs.extract_if(.., |_| false)",
+        tests: Tests::Runtime("anon_model::"),
+    },
+    Mutant {
+        name: "what was read together stays encrypted",
+        file: "spill/region.rs",
+        find: "        self.spill.decrypt(first, bytes);\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("pages_that_went_together"),
     },
 ];
