@@ -45,7 +45,7 @@ enum Verb {
     Mutants {
         /// Only those whose name, file or tests have one of these texts in it
         filters: Vec<String>,
-        /// Only this part of ten, one of which `test` runs each day
+        /// Only this part of twenty, one of which `test` runs each day
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=mutants::NR_PARTS.into()))]
         part: Option<u32>,
     },

@@ -13,7 +13,7 @@ use crate::mutants::trial::{Trial, Verdict};
 use crate::workspace::Workspace;
 
 /// `test` runs one part of so many, another one each day.
-pub(crate) const NR_PARTS: u32 = 10;
+pub(crate) const NR_PARTS: u32 = 20;
 
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
@@ -188,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn ten_days_in_a_row_run_every_mutant_once() {
+    fn as_many_days_in_a_row_as_there_are_parts_run_every_mutant_once() {
         let mut names = BTreeSet::new();
-        let smallest = list::all().count() / 10;
-        for day in 20_000..20_010 {
+        let smallest = list::all().count() / 20;
+        for day in 20_000..20_020 {
             let part = part_of(part_at(day * DAY_SECONDS + 4711));
             assert!((smallest..=smallest + 1).contains(&part.len()));
             assert!(part.iter().all(|mutant| names.insert(mutant.name)));
