@@ -172,8 +172,9 @@ impl Store for Behind {
 /// A file of the system: read and written with `O_DIRECT` where the file system takes it, else
 /// through the kernel's page cache, whose copy of what was read is dropped at once.
 ///
-/// The last bytes of a file that fill no unit of the device are written through the kernel, too: a
-/// whole unit would make the file longer. Offsets and lengths are those behind its base.
+/// The last bytes of a file whose end is no multiple of the device's unit are written through the
+/// kernel, too, from the beginning of its page on: a whole unit would make the file longer. Offsets
+/// and lengths are those behind its base.
 #[derive(Debug)]
 pub(crate) struct DirectFile {
     /// Of `direct`; goes before it is closed.
@@ -412,7 +413,6 @@ impl DirectFile {
     /// Writes as many bytes as go to the device directly, if any do.
     fn write_direct(&self, bufs: &[IoSlice<'_>], offset: u64) -> Option<io::Result<usize>> {
         let direct = self.for_writes()?;
-        let align = direct.align;
         if !direct.takes(offset) {
             return None;
         }
@@ -420,7 +420,9 @@ impl DirectFile {
         let nr_whole = bufs.iter().take_while(is_whole).count();
         let done = match (nr_whole, bufs.first()?) {
             (0, first) => {
-                // The units before the end of the file's last page.
+                // What lies before the kernel's page that the file ends in. Units of that one, too,
+                // would have its copy dropped: the kernel would read it anew for what is left.
+                let align = direct.align.max(crate::PAGE_BYTES);
                 let units = &first[..first.len() / align * align];
                 let is_aligned = direct.takes(units.as_ptr().addr() as u64);
                 if units.is_empty() || !is_aligned {

@@ -56,3 +56,21 @@ fn who_may_not_keep_the_access_time_reads_past_the_page_cache_all_the_same() {
     let refused = direct(|_| Err(io::Error::from_raw_os_error(libc::EINVAL)));
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
 }
+
+#[test]
+fn an_end_within_a_page_is_one_write_from_where_the_page_begins() {
+    let file = DirectFile::new(tempfile::tempfile().unwrap(), true).unwrap();
+    let bytes = vec![7; 4 * crate::PAGE_BYTES];
+    let aligned = &bytes[bytes.as_ptr().align_offset(crate::PAGE_BYTES)..];
+    // As of a log that gets a record more at each commit. Two units of most devices and a part.
+    let end = 1124;
+    assert_eq!(file.write_at(&aligned[..end], 0).unwrap(), end);
+    assert_eq!(file.nr_buffered_writes(), 1);
+    let long = crate::PAGE_BYTES + end;
+    let first = file.write_at(&aligned[..long], 0).unwrap();
+    let is_direct = file.is_direct();
+    assert_eq!(first, if is_direct { crate::PAGE_BYTES } else { long });
+    let rest = &aligned[first..long];
+    assert_eq!(file.write_at(rest, first as u64).unwrap(), rest.len());
+    assert_eq!(file.len().unwrap(), long as u64);
+}

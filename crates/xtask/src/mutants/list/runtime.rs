@@ -88,6 +88,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("files::"),
     },
     Mutant {
+        name: "units of the kernel's page that a file ends in go past the kernel's page cache",
+        file: "store.rs",
+        find: "direct.align.max(crate::PAGE_BYTES);",
+        replace: "direct.align;",
+        tests: Tests::RuntimeUnit("store::"),
+    },
+    Mutant {
         name: "a sync does not reach the device",
         file: "store.rs",
         find: "Ok(rustix::fs::fdatasync(self.any())?)",
