@@ -1,5 +1,9 @@
 //! Where pages come from and go to: a file, or anything that reads and writes at an offset.
 
+mod behind;
+
+pub(crate) use behind::Behind;
+
 use crate::Error;
 use crate::io::FileSlot;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, OFlags, Statx, StatxFlags};
@@ -15,10 +19,18 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Bytes that can be read at an offset, and written where the store says so.
 ///
-/// Called from any thread, several at once. No two calls at a time write the same bytes. A call
-/// must not wait for a lock that somebody holds while calling the same `Memory`: what it is called
-/// for may hold what that one waits for. Nor may it use the same `Memory`, except that writes may
-/// ask it for working memory: a few pages are kept for that. A call that ends with
+/// Called from any thread, several at once. Of calls at the same time no two write, cut or punch
+/// the same bytes, but they may be neighbours: a store that writes by units larger than a page has
+/// to keep them apart itself. A read may meet any other call; of bytes that are cut or punched
+/// meanwhile it may give the old ones or the new ones.
+///
+/// A read is of one page at most, and goes on behind the store's end where the page does; a write
+/// is of up to 64 pages that follow each other. A store that takes long to answer is asked less
+/// often for larger pages ([`OpenOptions::order`](crate::OpenOptions::order)).
+///
+/// A call must not wait for a lock that somebody holds while calling the same `Memory`: what it is
+/// called for may hold what that one waits for. Nor may it use the same `Memory`, except that
+/// writes may ask it for working memory: a few pages are kept for that. A call that ends with
 /// [`io::ErrorKind::Interrupted`] is made again.
 pub trait Store: Send + Sync {
     /// Reads into `buf` from `offset`; returns the bytes read, 0 at the end only.
@@ -123,50 +135,6 @@ fn write_zeros<S: Store + ?Sized>(store: &S, offset: u64, len: u64) -> io::Resul
         }
     }
     Ok(())
-}
-
-/// A store behind so many bytes of another one, which it leaves alone.
-pub(crate) struct Behind {
-    pub(crate) store: Box<dyn Store>,
-    pub(crate) base: u64,
-}
-
-impl Store for Behind {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.store.read_at(buf, self.base + offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.store.len()?.saturating_sub(self.base))
-    }
-
-    fn is_writable(&self) -> bool {
-        self.store.is_writable()
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.store.write_at(buf, self.base + offset)
-    }
-
-    fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
-        self.store.write_vectored_at(bufs, self.base + offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.store.sync()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.store.set_len(self.base + len)
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.store.punch(self.base + offset, len)
-    }
-
-    fn has_lost_writes(&self) -> bool {
-        self.store.has_lost_writes()
-    }
 }
 
 /// A file of the system: read and written with `O_DIRECT` where the file system takes it, else

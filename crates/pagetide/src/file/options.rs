@@ -37,7 +37,8 @@ impl<'a> ReadOptions<'a> {
 
     /// How long to wait where the group is full of what others have pinned, and for whoever changes
     /// a page: else 200 ms and a second. Of one that has passed nothing is waited for but reads
-    /// that are under way.
+    /// that are under way. Reads of the store take as long as they do: who cannot wait for one uses
+    /// [`File::read_at_async`] or [`File::pin_async`], and drops the future.
     pub fn deadline(mut self, deadline: Instant) -> ReadOptions<'a> {
         self.deadline = Some(deadline);
         self
