@@ -57,7 +57,7 @@ const COUNTS: &[(&str, &str)] = &[
         "Pages that went from compressed memory to a spill file",
     ),
     ("pgscan", "Pages that reclaim looked at"),
-    ("pgsteal", "Pages that reclaim evicted"),
+    ("pgsteal", "Pages of 4 KiB that reclaim evicted"),
     ("pgscan_kswapd", "Of pgscan, those in the background"),
     ("pgscan_direct", "Of pgscan, those by who needed memory"),
     ("pgscan_proactive", "Of pgscan, those that were asked for"),

@@ -35,10 +35,10 @@ pub struct GroupStat {
     pub stock: u64,
     /// Pages that were not resident when asked for.
     pub pgmajfault: u64,
-    /// Pages that reclaim looked at.
+    /// Pages that reclaim looked at, whatever their size.
     pub pgscan: u64,
-    /// Pages that reclaim evicted. Those of blocks that were emptied, for reservations and large
-    /// requests, are not among `pgscan`.
+    /// Pages of 4 KiB that reclaim evicted: a larger one counts as so many. Those of blocks that
+    /// were emptied, for reservations and large requests, are not among `pgscan`.
     pub pgsteal: u64,
     /// Of `pgscan`, in the background.
     pub pgscan_kswapd: u64,

@@ -64,10 +64,11 @@ pub struct Stats {
     pub readahead_lost: u64,
     /// Pages that are cached, being read, or working memory.
     pub resident_pages: u64,
-    /// Pages that reclaim looked at.
+    /// Pages that reclaim looked at, whatever their size.
     pub pgscan: u64,
-    /// Pages that reclaim evicted. Those of blocks that were emptied, for reservations and large
-    /// requests, are not among `pgscan`: `evacuate_scanned` has their records.
+    /// Pages of 4 KiB that reclaim evicted: a larger one counts as so many. Those of blocks that
+    /// were emptied, for reservations and large requests, are not among `pgscan`:
+    /// `evacuate_scanned` has their records.
     pub pgsteal: u64,
     /// Those of `pgscan` that were looked at in the background, by those who needed memory, and for
     /// [`Group::reclaim`](crate::Group::reclaim).

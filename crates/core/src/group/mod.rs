@@ -201,9 +201,25 @@ impl Tree {
         self.path(id).any(|(id, _)| id == ancestor)
     }
 
-    /// The groups of a subtree. O(groups).
+    /// The groups of a subtree. O(groups), but for one without children.
     pub fn subtree(&self, top: u32) -> impl Iterator<Item = (u32, &Group)> {
-        self.iter().filter(move |&(id, _)| self.is_in(id, top))
+        let leaf = self.leaf(top);
+        let all = leaf.is_none().then(|| self.iter());
+        let below = all.into_iter().flatten();
+        let below = below.filter(move |&(id, _)| self.is_in(id, top));
+        leaf.map(|group| (top, group)).into_iter().chain(below)
+    }
+
+    /// Records that [`Tree::subtree`] looks at, in all.
+    pub(crate) fn subtree_looks(&self, top: u32) -> u32 {
+        let all = || self.groups.nr_slots();
+        self.leaf(top).map_or_else(all, |_| 1)
+    }
+
+    /// A group, where nothing is below it.
+    fn leaf(&self, id: u32) -> Option<&Group> {
+        let has_none = |group: &&Group| group.nr_children.load(Ordering::Relaxed) == 0;
+        self.get(id).filter(has_none)
     }
 
     /// Makes a child without limits of its own.

@@ -248,3 +248,22 @@ fn a_group_stays_while_somebody_has_statistics_in_hand() {
     drop(taking);
     assert_eq!(tree.bury(child), Some(0));
 }
+
+#[test]
+fn where_nothing_is_below_a_group_no_other_one_is_looked_at() {
+    let tree = tree(1 << 20);
+    let groups: std::vec::Vec<u32> = (0..200)
+        .map(|_| tree.child(A, tree.root()).unwrap())
+        .collect();
+    let group = groups[77];
+    assert_eq!(tree.subtree_looks(group), 1);
+    assert_eq!(tree.subtree(group).size_hint(), (1, Some(1)));
+    let ids = || -> std::vec::Vec<u32> { tree.subtree(group).map(|(id, _)| id).collect() };
+    assert_eq!(ids(), [group]);
+    let child = tree.child(A, group).unwrap();
+    assert_eq!(ids(), [group, child]);
+    assert!(tree.subtree_looks(group) > 200);
+    tree.kill(child);
+    assert_eq!(tree.bury(child), Some(0));
+    assert_eq!(tree.subtree_looks(group), 1);
+}

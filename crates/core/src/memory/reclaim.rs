@@ -155,23 +155,27 @@ impl Memory {
             exhausted[at] = failed[at].filter(|_| giver.part.is_none());
         }
         // None of those who were chosen has a page to give: whoever else has one is asked.
-        let freed = self.reclaim_from_any((cpu, reach, nr_pages), &failed, unwritten);
+        let others = self.givers(reach, &failed);
+        let freed = self.reclaim_from_any((cpu, reach, nr_pages), others, unwritten);
         let is_noted = unwritten.as_ref().is_some_and(|noted| !noted.is_empty());
         if freed > 0 || is_noted || !is_last {
             return freed;
         }
-        // Those that were looked at in part.
-        self.reclaim_from_any((cpu, reach, nr_pages), &exhausted, unwritten)
+        // Those that were looked at in part, all of each.
+        let in_part = failed.into_iter().zip(exhausted);
+        let in_part = in_part.filter_map(|(failed, all)| failed.filter(|_| all.is_none()));
+        let in_part = in_part.map(|lruvec| Giver::new(lruvec, None, reach));
+        self.reclaim_from_any((cpu, reach, nr_pages), in_part, unwritten)
     }
 
-    /// Evicts one batch of any lruvec in reach but those that failed, looking through each.
-    fn reclaim_from_any(
+    /// Evicts one batch of any of these lruvecs, looking through each.
+    fn reclaim_from_any<'a>(
         &self,
         (cpu, reach, nr_pages): (Cpu, Reach, u32),
-        failed: &Failed<'_>,
+        givers: impl Iterator<Item = Giver<'a>>,
         unwritten: &mut Option<Unwritten>,
     ) -> u32 {
-        for giver in self.givers(reach, failed) {
+        for giver in givers {
             let freed = self.reclaim_from(cpu, reach, (&giver, nr_pages), unwritten);
             if freed > 0 {
                 self.remember(reach.subtree, giver.group);

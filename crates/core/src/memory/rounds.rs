@@ -8,8 +8,8 @@ use crate::reclaim::LruvecRecord;
 /// progress: many more than threads that compete need.
 const MAX_IN_VAIN: u32 = 4096;
 
-/// Pages of a subtree for which a round that came to nothing counts as one: each looks at all of
-/// them several times.
+/// Pages of a subtree, and groups that are looked at for it, for which a round that came to nothing
+/// counts as one: each looks at all of them several times.
 const PER_ROUND: u64 = 128;
 /// A round counts as so many at most: after two in a row the request is refused.
 const MAX_WORTH: u64 = MAX_RETRIES as u64 / 2 + 1;
@@ -88,9 +88,10 @@ impl Memory {
 
     /// As how many rounds one counts that found no page to free in a subtree. It finds one where
     /// there is one: a further round is for what others do meanwhile, and takes the longer the more
-    /// pages there are. O(groups).
+    /// pages and groups there are. O(groups).
     pub(super) fn rounds_worth(&self, subtree: u32) -> u32 {
-        let worth = self.reads_in(subtree).nr_listed / PER_ROUND;
+        let nr_groups = u64::from(self.groups.subtree_looks(subtree));
+        let worth = (self.reads_in(subtree).nr_listed + nr_groups) / PER_ROUND;
         u32::try_from(worth.clamp(1, MAX_WORTH)).expect("few")
     }
 

@@ -1,6 +1,6 @@
 //! What reclaim takes off the lists at once.
 
-use super::{MAX_BATCH, MAX_BUSY, MAX_SWAPPINESS, Part, Token, Unwritten};
+use super::{MAX_BATCH, MAX_SWAPPINESS, Part, Token, Unwritten};
 use crate::frame::{FrameTable, Word};
 use crate::units::{Frame, index};
 
@@ -160,13 +160,10 @@ impl Batch {
         self.has_met_free |= !word.is_held();
     }
 
-    /// Whether all pages of a lruvec of `nr_pages` are held, as far as so many looks tell: each of
-    /// four generations may leave its pages to the next one, and policies with two lists look at
-    /// both from [`MAX_BUSY`] held ones on.
+    /// Whether all pages of a lruvec of `nr_pages` are held, as far as so many looks tell.
     #[must_use]
     pub fn is_in_vain(&self, nr_looks: u32, nr_pages: u32) -> bool {
-        let most = nr_pages.saturating_mul(4).saturating_add(2 * MAX_BUSY);
-        !self.has_met_free && nr_looks > most
+        !self.has_met_free && super::is_each_held(nr_looks, nr_pages)
     }
 
     /// Whether no more pages can be noted that must be written.

@@ -422,22 +422,25 @@ impl Rules for Gated2q {
         let (want, nr_pages) = (control.nr_pages, self.nr_pages());
         let mut nr_scanned = 0;
         self.follow_size(want);
-        let mut nr_busy = 0;
-        let is_done = |batch: &Batch, nr: u32| nr >= MAX_SCAN || batch.is_in_vain(nr, nr_pages);
-        while !batch.is_enough(want) && !is_done(batch, nr_scanned) {
+        let (mut nr_busy, mut nr_held) = (0, 0);
+        while !batch.is_enough(want)
+            && nr_scanned < MAX_SCAN
+            && !super::is_each_held(nr_held, self.nr_pages())
+        {
+            let is_stuck = nr_busy > MAX_BUSY.min(self.nr_pages());
             let is_over = |part| !self.is_better(frames, part);
             let is_served = batch.nr_going() >= control.at_least || nr_scanned >= nr_pages;
             if is_served && control.part.is_some_and(is_over) {
                 break;
             }
             let class = match control.part {
-                _ if nr_busy > MAX_BUSY && nr_scanned % 2 == 0 => Class::Probation,
-                _ if nr_busy > MAX_BUSY => Class::Protected,
+                _ if is_stuck && nr_scanned % 2 == 0 => Class::Probation,
+                _ if is_stuck => Class::Protected,
                 Some(part) => part.class,
                 None => self.next_class(),
             };
             // Where the ring has much that cannot go, it may have nothing else.
-            let may_wait = nr_busy <= MAX_BUSY && class == Class::Probation;
+            let may_wait = !is_stuck && class == Class::Probation;
             let class = match may_wait && self.is_awaited(frames) {
                 true => Class::Protected,
                 false => class,
@@ -455,6 +458,7 @@ impl Rules for Gated2q {
             batch.look_at(word);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
+            nr_held = if word.is_held() { nr_held + 1 } else { 0 };
             let written = word.as_written();
             if word.is_unwritten() && Self::kept(written, written.is_evictable()).is_none() {
                 batch.note(frames, (frame, word), self.token(frames, frame, word));
@@ -474,7 +478,7 @@ impl Rules for Gated2q {
             let word = isolated;
             batch.push(frames, Victim { frame, word, token });
         }
-        nr_scanned += self.rotate(frames, 2 * want);
+        nr_scanned += self.rotate(frames, (2 * want).min(self.protected.len()));
         self.gate = match self.protected.tail() {
             None => Gate::Open,
             Some(frame) => {

@@ -40,8 +40,16 @@ use mglru::Mglru;
 use mglru_forms::Form;
 
 /// Pages that cannot go that one isolation meets before it looks at both lists of a policy in turn:
-/// the one that should give may have nothing else.
+/// the one that should give may have nothing else. As many as there are, where those are fewer.
 const MAX_BUSY: u32 = 64;
+
+/// Whether so many looks in a row at pages that somebody holds were at each of `nr_pages`: each of
+/// four generations may leave its pages to the next one, and policies with two lists look at both
+/// once they met as many.
+fn is_each_held(nr_looks: u32, nr_pages: u32) -> bool {
+    nr_looks > nr_pages.saturating_mul(4)
+}
+
 /// Pages that one isolation takes at most.
 pub const MAX_BATCH: u32 = 64;
 

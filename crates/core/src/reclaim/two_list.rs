@@ -186,9 +186,12 @@ impl Rules for TwoList {
 
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let want = control.nr_pages;
-        let (mut nr_scanned, mut nr_busy) = (0, 0);
-        while !batch.is_enough(want) && nr_scanned < MAX_SCAN {
-            if self.is_inactive_low() || nr_busy > MAX_BUSY {
+        let (mut nr_scanned, mut nr_busy, mut nr_held) = (0, 0, 0);
+        while !batch.is_enough(want)
+            && nr_scanned < MAX_SCAN
+            && !super::is_each_held(nr_held, self.nr_pages())
+        {
+            if self.is_inactive_low() || nr_busy > MAX_BUSY.min(self.nr_pages()) {
                 nr_scanned += 1;
                 let nr_demoted = self.demote(frames);
                 batch.looked.nr_refilled += nr_demoted;
@@ -202,6 +205,7 @@ impl Rules for TwoList {
             batch.look_at(word);
             let may_go = word.is_evictable() && batch.has_room_for(frames, frame);
             nr_busy += u32::from(!may_go);
+            nr_held = if word.is_held() { nr_held + 1 } else { 0 };
             let written = word.as_written();
             if word.is_unwritten() && Self::kept(written, written.is_evictable()).is_none() {
                 batch.note(frames, (frame, word), Self::token_at(self.nonresident_age));

@@ -291,3 +291,53 @@ fn a_group_that_writes_strips_no_other_one_of_what_it_uses() {
     assert!(nr_missed < NR_HOT / 100, "{nr_missed} misses");
     memory.check();
 }
+
+/// A batch that has all that can go looks at the pinned pages beside it a few times, too.
+#[test]
+fn few_pinned_pages_are_looked_at_a_few_times() {
+    for &policy in Policy::ALL {
+        for nr_pinned in [1, 8] {
+            let world = World::new(policy, 2000);
+            let pinned = (0..nr_pinned).map_while(|page| world.have(page, Access::Pin));
+            let pinned: Vec<Frame> = pinned.collect();
+            for page in 100..108 {
+                assert!(world.touch(page, Access::Copy).is_some());
+            }
+            let before = world.memory.stats().pgscan;
+            assert_eq!(world.reclaim(64), 8, "{policy}");
+            let nr_looks = world.memory.stats().pgscan - before;
+            assert!(nr_looks <= 12 * (nr_pinned + 8), "{policy}: {nr_looks}");
+            pinned.into_iter().for_each(|frame| world.unpin(frame));
+            assert_eq!(u64::from(world.reclaim(64)), nr_pinned, "{policy}");
+        }
+    }
+}
+
+/// Of many groups whose pages are all pinned, each is asked once; beside many groups a refusal
+/// takes two rounds, as where there are many pages.
+#[test]
+fn many_groups_without_a_page_to_give_are_asked_once() {
+    const NR_GROUPS: u64 = 40;
+    let mut world = World::new(Policy::Gated2q, 3000);
+    let parent = world.group;
+    let child = || world.memory.new_group(CPU.into(), parent).expect("a group");
+    let groups: Vec<u32> = (0..NR_GROUPS).map(|_| child()).collect();
+    let _idle: Vec<u32> = (0..1500).map(|_| child()).collect();
+    let mut pinned = Vec::new();
+    for page in 0..10 * NR_GROUPS {
+        world.group = groups[usize::try_from(page % NR_GROUPS).expect("few")];
+        pinned.extend(world.have(page, Access::Pin));
+    }
+    world.group = parent;
+    let before = world.memory.stats();
+    assert_eq!(world.memory.reclaim(CPU, parent, 1), 0);
+    let nr_looks = world.memory.stats().pgscan - before.pgscan;
+    assert!(nr_looks <= 60 * (NR_GROUPS + 3), "{nr_looks} looks");
+    let over = world.memory.set_max(CPU.into(), parent, 400);
+    assert_eq!(over, Ok(0));
+    let before = world.memory.stats();
+    assert_eq!(world.have(1000, Access::Copy), None);
+    let nr_rounds = world.memory.stats().allocstall - before.allocstall;
+    assert_eq!(nr_rounds, 2);
+    pinned.into_iter().for_each(|frame| world.unpin(frame));
+}
