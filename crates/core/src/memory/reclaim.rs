@@ -5,14 +5,12 @@ use super::spare::Taken;
 use super::{AllocError, Here, Memory};
 use crate::group::{Event, Group};
 use crate::reclaim::{
-    Batch, Class, LruvecRecord, MAX_BATCH, Moment, Part, Policy, ScanControl, Unwritten, choose,
+    Batch, Class, LruvecRecord, MAX_BATCH, MAX_ROUNDS, Moment, Part, Policy, ScanControl,
+    Unwritten, choose,
 };
 use crate::sync::Ordering;
 use crate::units::{Cpu, Frame, Node};
 
-/// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
-/// takes any policy to find the one page that nobody uses.
-const MAX_ROUNDS: u32 = 16;
 /// Groups of a subtree that one choice looks at; where there are no more, it is exact.
 const NR_WALKED: usize = 16;
 /// Frames at random whose lruvecs it looks at, too, where there are more groups.

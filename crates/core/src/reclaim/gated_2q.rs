@@ -17,8 +17,8 @@ use super::refault_gate::{self, Gate, Sample, Target};
 use super::refaults::{REACH_SIZES, RefaultLog, Refaults};
 use super::stay::{self, Horizon};
 use super::{
-    Batch, Class, Coldness, Listing, MAX_BUSY, Member, Moment, Part, Refault, Rules, ScanControl,
-    Token, Victim,
+    Batch, Class, Coldness, Listing, MAX_BUSY, MAX_ROUNDS, Member, Moment, Part, Refault, Rules,
+    ScanControl, Token, Victim,
 };
 use crate::frame::{FrameTable, List, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
@@ -423,8 +423,9 @@ impl Rules for Gated2q {
         let mut nr_scanned = 0;
         self.follow_size(want);
         let (mut nr_busy, mut nr_held) = (0, 0);
+        let most = MAX_SCAN.min(nr_pages.saturating_mul(MAX_ROUNDS));
         while !batch.is_enough(want)
-            && nr_scanned < MAX_SCAN
+            && nr_scanned < most
             && !super::is_each_held(nr_held, self.nr_pages())
         {
             let is_stuck = nr_busy > MAX_BUSY.min(self.nr_pages());

@@ -50,6 +50,9 @@ fn is_each_held(nr_looks: u32, nr_pages: u32) -> bool {
     nr_looks > nr_pages.saturating_mul(4)
 }
 
+/// Times that as many pages as there are may be looked at before a lruvec is given up: more than it
+/// takes any policy to find the one page that nobody uses.
+pub(crate) const MAX_ROUNDS: u32 = 16;
 /// Pages that one isolation takes at most.
 pub const MAX_BATCH: u32 = 64;
 

@@ -11,7 +11,9 @@
 
 use super::by_type::OneType;
 use super::choice::MAX_SWAPPINESS;
-use super::{Batch, Listing, MAX_BUSY, Moment, Refault, Rules, ScanControl, Token, Victim};
+use super::{
+    Batch, Listing, MAX_BUSY, MAX_ROUNDS, Moment, Refault, Rules, ScanControl, Token, Victim,
+};
 use crate::frame::{FrameTable, List, MAX_REFS, Word, flag};
 use crate::units::{Discrepancy, Frame, PageType};
 
@@ -187,8 +189,9 @@ impl Rules for TwoList {
     fn isolate(&mut self, frames: &FrameTable, control: &ScanControl, batch: &mut Batch) -> u32 {
         let want = control.nr_pages;
         let (mut nr_scanned, mut nr_busy, mut nr_held) = (0, 0, 0);
+        let most = MAX_SCAN.min(self.nr_pages().saturating_mul(MAX_ROUNDS));
         while !batch.is_enough(want)
-            && nr_scanned < MAX_SCAN
+            && nr_scanned < most
             && !super::is_each_held(nr_held, self.nr_pages())
         {
             if self.is_inactive_low() || nr_busy > MAX_BUSY.min(self.nr_pages()) {

@@ -313,6 +313,22 @@ fn few_pinned_pages_are_looked_at_a_few_times() {
     }
 }
 
+/// So are few dirty ones by who cannot have them written, as when their group goes.
+#[test]
+fn few_dirty_pages_are_looked_at_a_few_times() {
+    for &policy in Policy::ALL {
+        let mut world = World::new(policy, 2000);
+        for page in 0..3 {
+            let frame = world.touch(page, Access::Copy).expect("room");
+            world.mark(frame);
+        }
+        let before = world.memory.stats().pgscan;
+        assert_eq!(world.reclaim(64), 0, "{policy}");
+        let nr_looks = world.memory.stats().pgscan - before;
+        assert!(nr_looks <= 2 * 17 * 3, "{policy}: {nr_looks}");
+    }
+}
+
 /// Of many groups whose pages are all pinned, each is asked once; beside many groups a refusal
 /// takes two rounds, as where there are many pages.
 #[test]

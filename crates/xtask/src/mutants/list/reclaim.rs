@@ -330,6 +330,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Model("few_pinned_pages_are_looked_at"),
     },
     Mutant {
+        name: "few dirty pages are looked at as often as many",
+        file: "reclaim/gated_2q.rs",
+        find: "MAX_SCAN.min(nr_pages.saturating_mul(MAX_ROUNDS))",
+        replace: "MAX_SCAN.max(nr_pages.min(MAX_ROUNDS))",
+        tests: Tests::Model("few_dirty_pages_are_looked_at"),
+    },
+    Mutant {
         name: "the ring is rotated more than once",
         file: "reclaim/gated_2q.rs",
         find: "(2 * want).min(self.protected.len())",
