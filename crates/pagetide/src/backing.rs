@@ -61,7 +61,7 @@ impl Source {
         self.region().is_some() || self.written().is_writable()
     }
 
-    /// The file of the system for reading, if it is one: the spill file of anon pages.
+    /// The file of the system for reading, if it is one; of anon pages, the spill file.
     pub(crate) fn file(&self) -> Option<&DirectFile> {
         match self {
             Source::File { reader, .. } => Some(reader),

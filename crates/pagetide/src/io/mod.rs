@@ -15,6 +15,8 @@ mod uring;
 pub(crate) use pool::Job;
 pub use registered::Registered;
 pub(crate) use registered::{FileSlot, Registry};
+#[cfg(test)]
+pub(crate) use run::end;
 pub(crate) use run::{Flight, Next, Reader, Run, add_read};
 pub(crate) use uring::{Piece, UnderWay};
 

@@ -361,7 +361,8 @@ pub(crate) fn end(runs: &mut [Run]) {
     let nr_filled = runs.iter().map(|run| run.nr_filled).sum();
     reader.shared.count_read(nr_filled);
     for run in &mut *runs {
-        let let_go = |page: &mut Asked| page.let_go(&reader.backing);
+        // Each of its own file: they may be of several.
+        let let_go = |page: &mut Asked| page.let_go(&run.reader.backing);
         run.pages.iter_mut().for_each(let_go);
         if run.pages.len() > 1 {
             // The first page is taken first.

@@ -389,6 +389,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("slots_that_are_read"),
     },
     Mutant {
+        name: "slots are let go of as those of the file whose read ended first",
+        file: "io/run.rs",
+        find: "page.let_go(&run.reader.backing);",
+        replace: "page.let_go(&reader.backing);",
+        tests: Tests::RuntimeUnit("slots_are_let_go_of"),
+    },
+    Mutant {
         name: "anon pages that lie together are reads of their own",
         file: "io/run/asked.rs",
         find: "end.is_some() && end ==",

@@ -79,6 +79,19 @@ fn slots_that_are_read_are_nobody_elses_until_the_read_has_ended() {
 }
 
 #[test]
+fn slots_are_let_go_of_whosever_reads_end_with_theirs() {
+    let (region, memory, _folder) = swapped(|builder| builder);
+    let (file, _data) = file(&memory, 3);
+    let mut runs = [super::run(&file, 4), run(&region)];
+    runs.iter_mut().for_each(Run::read_now);
+    crate::io::end(&mut runs);
+    check(&file, 4);
+    check_all(&region.file, 1..21);
+    region.discard(..).unwrap();
+    assert_eq!(memory.stats().swap_used_bytes, 0);
+}
+
+#[test]
 fn of_anon_pages_that_fail_together_each_is_read_by_itself() {
     let (region, memory, _folder) = swapped(|builder| builder);
     let mut run = run(&region);
