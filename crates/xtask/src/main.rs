@@ -7,6 +7,7 @@
 mod browser;
 mod coverage;
 mod error;
+mod failures;
 mod fuzz;
 mod mutants;
 mod report;

@@ -5,6 +5,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::failures::Failure;
 
 /// The checks that may be skipped with `CI=true`, each with the reason why it may.
 pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
@@ -142,11 +143,6 @@ pub(crate) fn parse_running(line: &str) -> Option<u64> {
     count.parse().ok()
 }
 
-/// Reads the name of a test that failed (`test alloc::drain ... FAILED`).
-pub(crate) fn parse_failed(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
-}
-
 /// A check that did not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Skip {
@@ -193,6 +189,7 @@ struct Row {
 pub(crate) struct Report {
     rows: Vec<Row>,
     skips: Vec<(&'static str, Skip)>,
+    failures: Vec<(&'static str, Failure)>,
 }
 
 impl Report {
@@ -218,6 +215,11 @@ impl Report {
         if !self.skips.contains(&entry) {
             self.skips.push(entry);
         }
+    }
+
+    /// Adds a test that failed.
+    pub(crate) fn fail(&mut self, step: &'static str, failure: Failure) {
+        self.failures.push((step, failure));
     }
 
     /// The tests of all steps together.
@@ -281,6 +283,12 @@ impl fmt::Display for Report {
                 writeln!(f, "  {}: {} (step `{step}`)", skip.what, skip.reason)?;
             }
         }
+        for (step, Failure { test, why }) in &self.failures {
+            writeln!(f, "failed: {test} (step `{step}`)")?;
+            for line in why {
+                writeln!(f, "  {line}")?;
+            }
+        }
         let Counts { passed, failed } = self.counts();
         writeln!(f, "{passed} passed, {failed} failed")
     }
@@ -313,19 +321,10 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_tests_and_their_failures_are_read() {
+    fn the_start_of_tests_is_read() {
         assert_eq!(parse_running("running 1 test"), Some(1));
         assert_eq!(parse_running("running 12 tests"), Some(12));
         assert_eq!(parse_running("running 12 testers"), None);
-        assert_eq!(
-            parse_failed("test alloc::drain ... FAILED"),
-            Some("alloc::drain")
-        );
-        assert_eq!(parse_failed("test alloc::drain ... ok"), None);
-        assert_eq!(
-            parse_failed("test result: FAILED. 1 passed; 3 failed"),
-            None
-        );
     }
 
     #[test]
@@ -383,8 +382,12 @@ mod tests {
         );
         report.skip("loom", skip("asan"));
         report.skip("loom", skip("asan"));
+        let test = "alloc::drain".to_owned();
+        let why = vec!["left: 1".to_owned()];
+        report.fail("loom", Failure { test, why });
         let text = report.to_string();
         assert_eq!(text.lines().last(), Some("8 passed, 2 failed"));
         assert_eq!(text.matches("asan: not there (step `loom`)").count(), 1);
+        assert!(text.contains("failed: alloc::drain (step `loom`)\n  left: 1\n"));
     }
 }

@@ -6,6 +6,7 @@ use std::process::{self, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::failures::Failures;
 use crate::report::{self, Counts, Outcome, Report, Skip};
 use crate::watch::Watch;
 use crate::workspace::{self, Workspace};
@@ -40,6 +41,7 @@ pub(crate) enum Action {
 struct Told {
     counts: Counts,
     skips: Vec<Skip>,
+    failures: Failures,
 }
 
 /// Runs the steps in order until one fails, and prints each one's name and seconds.
@@ -100,6 +102,9 @@ fn run_all_to(
         report.add(name, outcome, took, told.counts);
         for skip in told.skips {
             report.skip(name, skip);
+        }
+        for failure in told.failures.found {
+            report.fail(name, failure);
         }
         say(out, &format!("-- {name}: {:.1} s", took.as_secs_f64()));
         if let Err(source) = result {
@@ -171,6 +176,7 @@ fn read_lines(mut from: impl BufRead, to: &mut impl Write, told: &mut Told) -> i
     while from.read_until(b'\n', &mut line)? > 0 {
         to.write_all(&line)?;
         let text = String::from_utf8_lossy(&line);
+        told.failures.read(text.trim_end_matches(['\n', '\r']));
         if let Some(counts) = report::parse_counts(&text) {
             told.counts += counts;
         } else if let Some(skip) = report::parse_skip(&text) {
@@ -257,6 +263,15 @@ mod tests {
         assert!(result.is_ok());
         assert!(report.contains("4 passed, 0 failed"), "{report}");
         assert!(report.contains("asan: not here (step `first`)"), "{report}");
+    }
+
+    #[test]
+    fn the_report_names_the_tests_that_failed() {
+        let script = "echo 'test alloc::drain ... FAILED'; exit 1";
+        let (result, report) = run(vec![Action::Tests(shell(script))]);
+        assert!(result.is_err());
+        let named = "failed: alloc::drain (step `first`)";
+        assert!(report.contains(named), "{report}");
     }
 
     #[test]

@@ -12,6 +12,9 @@ const NR_PAGES: u64 = 4;
 const NR_THREADS: u64 = 6;
 const TIME: Duration = Duration::from_millis(1500);
 
+/// Holds after which a thread tells of them.
+const TOLD_HOLDS: u64 = 64;
+
 /// What all words of a page are: its number and how often it was changed, a multiple of this.
 const STEP: u64 = 1 << 16;
 
@@ -27,14 +30,22 @@ fn look(page: u64, bytes: &[u8], nr_looks: u64) {
     assert_eq!(first % STEP, page, "another page");
 }
 
+/// What the threads tell each other.
+#[derive(Default)]
+struct Course {
+    is_over: AtomicBool,
+    nr_holds: AtomicU64,
+    nr_takes: AtomicU64,
+}
+
 /// Holds one page after the other, on one CPU after the other, until told; how often, and by how
 /// many read-modify-writes.
-fn hold(file: &File, thread: u64, is_over: &AtomicBool) -> (u64, u64) {
+fn hold(file: &File, thread: u64, course: &Course) -> (u64, u64) {
     let allowed = sched_getaffinity(None).unwrap();
     let before = pagetide_core::sync::nr_rmws();
     let mut bytes = [0; 4096];
     let mut turn = thread + 1;
-    while !is_over.load(Ordering::Relaxed) {
+    while !course.is_over.load(Ordering::Relaxed) {
         // Source: Marsaglia 2003, xorshift.
         let random = turn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
         if turn.is_multiple_of(4096) {
@@ -50,6 +61,9 @@ fn hold(file: &File, thread: u64, is_over: &AtomicBool) -> (u64, u64) {
             }
         }
         turn += 1;
+        if turn.is_multiple_of(TOLD_HOLDS) {
+            course.nr_holds.fetch_add(TOLD_HOLDS, Ordering::Relaxed);
+        }
     }
     let after = pagetide_core::sync::nr_rmws();
     let nr_rmws = after
@@ -58,17 +72,20 @@ fn hold(file: &File, thread: u64, is_over: &AtomicBool) -> (u64, u64) {
     (turn, nr_rmws)
 }
 
-/// How long a page is left alone. With more CPUs there are more lines of claims to look at, and a
-/// page has to be used for longer before it is claimed.
-fn pause(memory: &Memory) -> Duration {
-    Duration::from_micros(50) * memory.topology().nr_cpus().max(2)
+/// How often pages are held before the next one is taken away, on the mean: a few times as often
+/// as all have to be used until they are claimed, which is more with more CPUs, as there are more
+/// lines of claims to look at.
+fn holds_between(memory: &Memory) -> u64 {
+    256 * u64::from(memory.topology().nr_cpus().max(8))
 }
 
-/// Takes all pages away, in the ways that there are, until told; counts how often.
-fn take(memory: &Memory, file: &File, is_over: &AtomicBool, nr_takes: &AtomicU64) {
+/// Takes all pages away, in the ways that there are, until told: some of them at once, others when
+/// they have been held for long.
+fn take(memory: &Memory, file: &File, course: &Course) {
     let mut turn = 0;
-    let pause = pause(memory);
-    while !is_over.load(Ordering::Relaxed) {
+    let between = holds_between(memory);
+    let is_over = || course.is_over.load(Ordering::Relaxed);
+    while !is_over() {
         let page = turn % NR_PAGES;
         match turn / NR_PAGES % 4 {
             0 => drop(memory.root().reclaim(ByteSize::mib(1))),
@@ -87,8 +104,11 @@ fn take(memory: &Memory, file: &File, is_over: &AtomicBool, nr_takes: &AtomicU64
             }
         }
         turn += 1;
-        nr_takes.store(turn, Ordering::Relaxed);
-        thread::sleep(pause);
+        course.nr_takes.store(turn, Ordering::Relaxed);
+        let until = course.nr_holds.load(Ordering::Relaxed) + between * (turn % 3);
+        while course.nr_holds.load(Ordering::Relaxed) < until && !is_over() {
+            thread::sleep(Duration::from_micros(50));
+        }
     }
 }
 
@@ -97,22 +117,22 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
     let Some(memory) = memory() else { return };
     let data = numbered_file(NR_PAGES);
     let file = memory.open_rw(data.path(), &memory.root()).unwrap();
-    let is_over = AtomicBool::new(false);
-    let (nr_rmws, nr_takes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let course = Course::default();
+    let nr_rmws = AtomicU64::new(0);
     let nr_holds = thread::scope(|scope| {
-        let over = Over(&is_over);
+        let over = Over(&course.is_over);
         let holders: Vec<_> = (0..NR_THREADS)
             .map(|thread| {
-                let (file, is_over) = (&file, &is_over);
-                scope.spawn(move || hold(file, thread, is_over))
+                let (file, course) = (&file, &course);
+                scope.spawn(move || hold(file, thread, course))
             })
             .collect();
-        let taker = scope.spawn(|| take(&memory, &file, &is_over, &nr_takes));
+        let taker = scope.spawn(|| take(&memory, &file, &course));
         let began = Instant::now();
         let is_on = || {
-            let time = match nr_takes.load(Ordering::Relaxed) {
+            let time = match course.nr_takes.load(Ordering::Relaxed) {
                 ..=100 => LONGEST,
-                _ => TIME.max(400 * pause(&memory)),
+                _ => TIME,
             };
             began.elapsed() < time && !taker.is_finished()
         };
@@ -129,7 +149,7 @@ fn a_page_that_is_used_often_is_its_holders_while_others_take_it_away() {
         taker.join().unwrap();
         nr_holds
     });
-    let (nr_rmws, nr_takes) = (nr_rmws.into_inner(), nr_takes.into_inner());
+    let (nr_rmws, nr_takes) = (nr_rmws.into_inner(), course.nr_takes.into_inner());
     println!("{nr_holds} holds, {nr_rmws} read-modify-writes, {nr_takes} takes");
     assert!(nr_holds > 10_000 && nr_takes > 100);
     assert!(nr_rmws < nr_holds, "hardly a page was claimed");

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::failures;
 use crate::mutants::{Mutant, Tests};
 use crate::report;
 use crate::watch::{self, Watch};
@@ -187,7 +188,7 @@ fn outcome(command: &mut Command, is_one_enough: bool, limit: Duration) -> Resul
             let line = line?;
             let line = String::from_utf8_lossy(&line);
             nr_tests += report::parse_running(&line).unwrap_or(0);
-            failed = failed.or_else(|| report::parse_failed(&line).map(str::to_owned));
+            failed = failed.or_else(|| failures::parse_failed(&line).map(str::to_owned));
             if is_one_enough && failed.is_some() {
                 watch::end_descendants(child.id());
                 break;
