@@ -1,11 +1,12 @@
 //! The wait of those who change a page for whoever has it in hand, and for memory.
 
-use super::File;
 use super::patience::Patience;
+use super::{File, Fill};
 use crate::backing::Room;
 use crate::shrinker::is_shrinking;
 use crate::{Error, Group};
-use pagetide_core::memory::{AllocError, Effects, PageError};
+use pagetide_core::memory::{AllocError, Effects, PageError, PageIn};
+use pagetide_core::page_cache::Access;
 use pagetide_core::units::Frame;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Times that room is made for one page before it may be made with a lock of the file: others may
 /// take it each time, or the page may be meant for another node.
 const MAX_MADE: u32 = 16;
+
+/// Times that one page is read before it may be read with a lock of the file: it may be evicted
+/// each time.
+const MAX_READ: u32 = 4;
 
 /// How long others may pin a page for which somebody has waited in vain, before a writer keeps them
 /// from it again, and how long writers sleep meanwhile between two tries.
@@ -31,6 +36,8 @@ pub(super) enum Obstacle {
     Refused { page: u64, error: PageError },
     /// There is no place for it among the dirty ones, or in the map of its region.
     Unlisted { page: u64, error: AllocError },
+    /// It has to be read, which counts as this use of it.
+    Missing { page: u64, access: Access },
 }
 
 impl Obstacle {
@@ -38,7 +45,8 @@ impl Obstacle {
         match self {
             Obstacle::Held { page, .. }
             | Obstacle::Refused { page, .. }
-            | Obstacle::Unlisted { page, .. } => page,
+            | Obstacle::Unlisted { page, .. }
+            | Obstacle::Missing { page, .. } => page,
         }
     }
 }
@@ -54,6 +62,8 @@ pub(super) struct LatchWait<'a> {
     patience: Patience,
     /// Times that room was made.
     nr_made: u32,
+    /// Times that the page was read.
+    nr_read: u32,
     /// A place in the map of a region: it is there for one page only, and stays until that has it.
     room: Option<Room<'a>>,
     asked: Option<Frame>,
@@ -68,6 +78,7 @@ impl<'a> LatchWait<'a> {
             left: PATIENCE,
             patience: Patience::until(None),
             nr_made: 0,
+            nr_read: 0,
             room: None,
             asked: None,
         }
@@ -79,11 +90,26 @@ impl<'a> LatchWait<'a> {
         self.nr_made >= MAX_MADE
     }
 
+    /// Whether the caller may read the page with a lock of the file, for which others wait then.
+    pub(super) const fn may_read(&self) -> bool {
+        self.nr_read >= MAX_READ
+    }
+
+    /// How the caller uses the page: where it was read for that, this has been counted.
+    pub(super) const fn access(&self, access: Access) -> Access {
+        match self.nr_read {
+            0 => access,
+            _ => Access::Prefetch,
+        }
+    }
+
     /// Waits until nobody else holds the page, or as long as a writer may; where there was no
-    /// memory for it, makes room, or waits until others have run, as long as a reader may.
+    /// memory for it, makes room, or waits until others have run, as long as a reader may. Where it
+    /// was missing, reads it.
     ///
     /// The caller has no lock of the file: whoever holds the page may need it to go on, and who
-    /// waits for memory under a limit keeps nobody from the file who is under another.
+    /// waits for memory under a limit keeps nobody from the file who is under another. Nor has who
+    /// reads: behind one who wants the file for himself, all who write would wait for the store.
     ///
     /// # Errors
     /// [`Error::PageBusy`]; why the page did not come in.
@@ -95,6 +121,20 @@ impl<'a> LatchWait<'a> {
             Obstacle::Unlisted { page, error } => {
                 self.on_refusal(page, PageError::Alloc(error), false)
             }
+            Obstacle::Missing { page, access } => self.on_missing(page, access),
+        }
+    }
+
+    fn on_missing(&mut self, page: u64, access: Access) -> Result<(), Error> {
+        let key = self.file.key_to_write(page)?;
+        let op = PageIn::new(key, self.group.id(), self.access(access));
+        let came = self.apart(|wait| wait.file.bring_in_once(op, &Fill::from_store()).map(drop));
+        match came {
+            Ok(()) => {
+                self.nr_read += 1;
+                Ok(())
+            }
+            Err(error) => self.on_refusal(page, error, true),
         }
     }
 

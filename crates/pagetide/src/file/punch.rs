@@ -83,10 +83,9 @@ impl File {
             true => (end - 1) / page_bytes,
             false => end / page_bytes,
         };
-        let may_reclaim = wait.may_reclaim();
         let mut panics = Panics::default();
         let whole = first_whole..end_whole;
-        let zeroed = self.zero_parts((start..end, whole), may_reclaim, &mut panics)?;
+        let zeroed = self.zero_parts((start..end, whole), wait, &mut panics)?;
         if zeroed.is_err() || first_whole >= end_whole {
             panics.go_on();
             return Ok(zeroed);
@@ -104,7 +103,7 @@ impl File {
     fn zero_parts(
         &self,
         (bytes, whole): (Range<u64>, Range<u64>),
-        may_reclaim: bool,
+        wait: &LatchWait<'_>,
         panics: &mut Panics,
     ) -> Result<Result<Zeroed, Obstacle>, Error> {
         let page_bytes = self.open.order.bytes() as u64;
@@ -113,7 +112,7 @@ impl File {
         let pages = [Some(first), Some(last).filter(|_| last != first)];
         for (view, page) in views.iter_mut().zip(pages) {
             if let Some(page) = page.filter(|page| !whole.contains(page)) {
-                match self.view_alone(page, may_reclaim)? {
+                match self.view_alone(page, wait)? {
                     Ok(latched) => *view = Some(latched),
                     Err(obstacle) => return Ok(Err(obstacle)),
                 }

@@ -439,9 +439,8 @@ fn a_page_of_which_no_new_one_can_be_had_stays_what_it_is() {
 fn all_of_a_hole_is_zeros_where_a_waker_unwinds() {
     let (_data, file) = sevens();
     file.advise(Hint::Random);
-    file.write_at(&[7; 4096], 8192).unwrap();
-    file.sync().unwrap();
-    file.invalidate_range(..).unwrap();
+    // The store has nothing of the page before: it comes in without a read.
+    file.write_at(&[7; 4096], 12_288).unwrap();
     drop(file.pin(0).unwrap());
     // A task waits for the first page when the last one comes in.
     let other = file.clone();
@@ -457,11 +456,11 @@ fn all_of_a_hole_is_zeros_where_a_waker_unwinds() {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(punch))
     });
     assert!(punched.is_err(), "nobody was woken");
-    let mut bytes = vec![9; 12_288];
+    let mut bytes = vec![9; 16_384];
     file.read_at(&mut bytes, 0).unwrap();
-    let mut expected = vec![0; 12_288];
+    let mut expected = vec![0; 16_384];
     expected[..10].fill(7);
-    expected[12_280..].fill(7);
+    expected[12_288..].fill(7);
     assert!(bytes == expected);
 }
 
@@ -491,6 +490,31 @@ fn a_region_that_somebody_still_has_keeps_its_group_from_nobody() {
     drop((region, query));
     root.child("query").unwrap();
     drop(had);
+}
+
+#[test]
+fn a_page_that_is_read_to_be_changed_is_used_once() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let data = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(data.path(), [7; 4 * 4096]).unwrap();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    let core = &memory.home().core;
+    let word = |page| {
+        let frame = core.likely(file.open.backing.key(page).unwrap()).unwrap();
+        core.frames().word(frame)
+    };
+    // Each is read when it is asked for.
+    file.advise(Hint::Random);
+    file.read_at(&mut [0], 0).unwrap();
+    file.write_at(&[1], 4096).unwrap();
+    assert_eq!(word(1).refs(), word(0).refs());
+    assert!(!word(1).has(flag::YOUNG));
+    drop(file.pin_mut(2).unwrap());
+    file.punch(3 * 4096..=3 * 4096).unwrap();
+    for page in [2, 3] {
+        assert!(!word(page).has(flag::YOUNG));
+    }
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl File {
             if len == 0 && content == Content::Stored {
                 return Err(self.past_end(page));
             }
-            match self.latched(group, (page, content), wait.may_reclaim())? {
+            match self.latched(group, (page, content), &wait)? {
                 Ok(latched) => {
                     let mut view = self.view(page, latched, len, counted);
                     if content == Content::New {
@@ -254,9 +254,9 @@ impl File {
     pub(super) fn view_alone(
         &self,
         page: u64,
-        may_reclaim: bool,
+        wait: &LatchWait<'_>,
     ) -> Result<Result<PageMut, Obstacle>, Error> {
-        let latched = self.latched(&self.group, (page, Content::Stored), may_reclaim)?;
+        let latched = self.latched(&self.group, (page, Content::Stored), wait)?;
         Ok(latched.map(|latched| self.view(page, latched, self.len_of(page), None)))
     }
 
@@ -289,9 +289,10 @@ impl File {
         &self,
         group: &Group,
         (page, content): (u64, Content),
-        may_reclaim: bool,
+        wait: &LatchWait<'_>,
     ) -> Result<Result<Latched<'_>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let may_reclaim = wait.may_reclaim();
         let key = self.key_to_write(page)?;
         let room = match backing.expect_dirty(shared, page, may_reclaim)? {
             Ok(room) => room,
@@ -299,7 +300,7 @@ impl File {
         };
         let mut is_new = content == Content::New;
         loop {
-            match shared.latch(key, Access::Pin) {
+            match shared.latch(key, wait.access(Access::Pin)) {
                 Latch::Held(frame) => return Ok(Ok((frame, room))),
                 Latch::Busy { frame, version } => {
                     let at = (frame, version);
@@ -311,6 +312,10 @@ impl File {
                     Ok(None) => is_new = false,
                     Err(error) => return Ok(Err(Obstacle::Refused { page, error })),
                 },
+                Latch::Miss if !wait.may_read() && backing.stored_of(page) > 0 => {
+                    let access = Access::Pin;
+                    return Ok(Err(Obstacle::Missing { page, access }));
+                }
                 Latch::Miss => {
                     let op = PageIn::new(key, group.id(), Access::Pin);
                     match self.bring_in_once(op, &Fill::from_store().reclaiming(may_reclaim)) {

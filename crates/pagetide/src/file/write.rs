@@ -132,7 +132,7 @@ impl File {
                 skip,
                 bytes: &buf[done..][..room.min(buf.len() - done)],
             };
-            match self.write_part(part, wait.may_reclaim())? {
+            match self.write_part(part, &wait)? {
                 Ok(None) => begun = Some(length),
                 Ok(Some(charged)) => {
                     // Whoever wants the file for himself does not wait for these writes.
@@ -323,9 +323,10 @@ impl File {
     fn write_part(
         &self,
         part: Part<'_>,
-        may_reclaim: bool,
+        wait: &LatchWait<'_>,
     ) -> Result<Result<Option<u32>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        let may_reclaim = wait.may_reclaim();
         let key = self.key_to_write(part.page)?;
         self.check_log_of(part.page)?;
         let room = match backing.expect_dirty(shared, part.page, may_reclaim)? {
@@ -343,7 +344,7 @@ impl File {
             false => Access::Copy,
         };
         loop {
-            match shared.latch(key, access) {
+            match shared.latch(key, wait.access(access)) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
                     let was_dirty = latch.was_dirty();
@@ -360,6 +361,10 @@ impl File {
                 Latched::Busy { frame, version } => {
                     let (page, at) = (part.page, (frame, version));
                     return Ok(Err(Obstacle::Held { page, at }));
+                }
+                Latched::Miss if !wait.may_read() && !part.covers(backing.stored_of(part.page)) => {
+                    let page = part.page;
+                    return Ok(Err(Obstacle::Missing { page, access }));
                 }
                 Latched::Miss => match self.bring_in_changed(key, part, may_reclaim)? {
                     Ok(false) => {}

@@ -269,7 +269,7 @@ fn a_block_goes_back_where_what_is_paid_for_another_group_unwinds() {
         let _stays = file.pin(1).unwrap();
         web.set_high(ByteSize(PAGE));
         // Who changes a page leaves it to a later call to reclaim for it.
-        drop(file.pin_mut(0).unwrap());
+        drop(file.pin_new(0).unwrap());
         let _registered = web.add_shrinker(Unwinds);
         let taken = catch_unwind(AssertUnwindSafe(|| take(&batch).map(drop)));
         assert!(taken.is_err(), "it does not pay");

@@ -246,26 +246,34 @@ fn the_length_waits_for_views_behind_it_and_loses_nothing_where_they_stay() {
 }
 
 #[test]
-fn who_drops_pages_waits_for_a_view_as_long_behind_who_reads_as_without_him() {
+fn who_drops_pages_waits_for_a_view_as_long_behind_who_has_the_file_as_without_him() {
     type Drops = fn(&File) -> Result<(), Error>;
-    let drops: [Drops; 2] = [|file| file.set_len(PAGE as u64), |file| file.punch(..)];
+    let drops: [Drops; 2] = [
+        |file| file.set_len(PAGE as u64),
+        |file| file.punch(PAGE as u64..),
+    ];
     for drop_pages in drops {
         let gate = Gated::of(vec![7; 4 * PAGE]);
         let memory = memory();
         let file = &gate.open(&memory, &memory.root());
         let ms = Duration::from_millis(1);
-        let shut = gate.reads.shut();
+        let mut view = file.pin_mut(3).unwrap();
+        file.write_at(&[8], 0).unwrap();
+        gate.disk.state().is_full = true;
+        assert!(file.flush_range(..).is_err());
+        gate.disk.state().is_full = false;
+        let shut = gate.writes.shut();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut view = file.pin_mut(3).unwrap();
-                std::thread::sleep(100 * ms);
-                view.fill(8);
-            });
+            // With the file it has that written first which has failed.
+            scope.spawn(|| file.write_at(&[9], 0).unwrap());
             shut.await_one();
             let dropping = scope.spawn(|| drop_pages(file));
             // Longer than it waits for a view.
             std::thread::sleep(1200 * ms);
             drop(shut);
+            std::thread::sleep(100 * ms);
+            view.fill(8);
+            drop(view);
             dropping.join().unwrap().unwrap();
         });
     }

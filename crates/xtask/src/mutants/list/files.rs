@@ -467,6 +467,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("slow_stores::behind_pages"),
     },
     Mutant {
+        name: "who waits for a CPU in a write that fails makes a round dear",
+        file: "writeback.rs",
+        find: "self.all > DEAR_ROUND && (2",
+        replace: "self.all > DEAR_ROUND || (2",
+        tests: Tests::Runtime("slow_stores::behind_pages"),
+    },
+    Mutant {
+        name: "who changes a part of a page reads it with the file's lock",
+        file: "file/latch_wait.rs",
+        find: "self.nr_read >= MAX_READ",
+        replace: "true || self.nr_read >= MAX_READ",
+        tests: Tests::Runtime("slow_stores::who_reads_a_page"),
+    },
+    Mutant {
+        name: "a page that is read to be changed is used twice",
+        file: "file/latch_wait.rs",
+        find: "_ => Access::Prefetch,",
+        replace: "_ => access,",
+        tests: Tests::RuntimeUnit("a_page_that_is_read_to_be_changed"),
+    },
+    Mutant {
         name: "who waits for a write keeps readers out",
         file: "file/latch_wait.rs",
         find: "        self.withdraw();\n        act(self)\n",
