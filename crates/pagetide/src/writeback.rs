@@ -309,11 +309,14 @@ impl Shared {
                 break;
             }
             if !pass.gathering().has_room_for(page) {
+                if !which.is_over() {
+                    pass.next_run();
+                }
+                // Also by what was written just now: a slow store is not given one write more.
                 if which.is_over() {
                     next = Some(page);
                     break;
                 }
-                pass.next_run();
             }
             if let Some(write) = self.begin_page(&mut pass, page, which)? {
                 nr_begun += 1;

@@ -50,9 +50,42 @@ fn is_long(begin: u64, end: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::tests::Takes;
+    use crate::writeback::Which;
     use crate::{ByteSize, Memory};
-    use std::sync::mpsc;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::{Arc, OnceLock, mpsc};
     use std::thread;
+    use std::time::Instant;
+
+    #[test]
+    fn of_a_slow_store_no_write_begins_when_its_time_is_over() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let until = Arc::new(OnceLock::<Instant>::new());
+        let nr_calls = Arc::new(AtomicU32::new(0));
+        let (end, count) = (Arc::clone(&until), Arc::clone(&nr_calls));
+        let store = Takes(move |buf: &[u8], _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let end = end.get().expect("nobody writes before");
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+            Ok(buf.len())
+        });
+        let file = memory.open_store(Box::new(store), "slow", &memory.root());
+        let file = file.unwrap();
+        for page in [0, 2, 4] {
+            file.write_at(&[7; 4096], page * 4096).unwrap();
+        }
+        let home = memory.home();
+        let backing = home.backings().values().next().cloned().unwrap();
+        let some = Which {
+            until: Some(*until.get_or_init(|| Instant::now() + SLOW)),
+            ..Which::ALL
+        };
+        let written = home.write_pass(&backing, 0..=u64::MAX, some, None).unwrap();
+        assert_eq!(nr_calls.load(Ordering::Relaxed), 1);
+        assert_eq!((written.nr_pages, written.next), (1, Some(2)));
+    }
 
     #[test]
     fn a_write_that_hangs_is_slow_though_another_one_that_began_before_has_ended() {
