@@ -191,6 +191,9 @@ impl OpenOptions {
     /// the name becomes durable with the first [`File::sync`] before its last handle goes; its
     /// folder has to be readable for that.
     ///
+    /// However many handles a file has, it takes one descriptor of the process, and two where it
+    /// may be written.
+    ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates; with hooks,
     /// [`Error::OverLimit`] and [`Error::NoBlock`], too.
