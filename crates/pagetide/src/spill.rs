@@ -287,7 +287,7 @@ impl Spill {
             };
             let len = offset_of(idle.end) - offset_of(idle.start);
             // Where the file system makes none, the space is used again all the same.
-            let punched = file.punch_hole(offset_of(idle.start), len);
+            let punched = uninterrupted(|| file.punch_hole(offset_of(idle.start), len));
             locked(&self.slots).give_hole(idle, true);
             if punched.is_err() {
                 return;

@@ -40,6 +40,9 @@ const MAX_PAGES: u64 = 1 << 40;
 ///
 /// As many pages as are asked for cost nothing before they are written; then each 4 KiB costs a
 /// word of the program's heap, which is charged to the group of the region, until it is discarded.
+/// All regions together may have as many bytes written as
+/// [`Builder::spill_max`](crate::Builder::spill_max) says, those in memory included: by default as
+/// many as the budget has.
 /// A page is charged to the group whose handle brings it in. Which pages go, of files and anon
 /// ones, is the policy's choice by what each costs to bring back
 /// ([`Builder::swappiness`](crate::Builder::swappiness)). Whoever needs the memory writes them,

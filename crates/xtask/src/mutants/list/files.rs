@@ -404,6 +404,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_write_that_hangs_is_slow"),
     },
     Mutant {
+        name: "a slow store gets a write more when the time for it is over",
+        file: "writeback.rs",
+        find: "if which.is_over() {\n                    next = Some(page);",
+        replace: "if which.is_over() && !pass.gathering().is_empty() {\n next = Some(page);",
+        tests: Tests::RuntimeUnit("of_a_slow_store_no_write_begins"),
+    },
+    Mutant {
         name: "of a store that failed many pages are tried at once",
         file: "writeback.rs",
         find: "            nr_pages: 1,\n",
