@@ -242,7 +242,8 @@ pub struct Events {
     pub low: u64,
     /// A charge took usage above `high`.
     pub high: u64,
-    /// A charge met `max`, and reclaimed or was refused.
+    /// A charge met `max`, and reclaimed or was refused. Each try counts: a request that waits for
+    /// memory may charge many times.
     pub max: u64,
     /// A request was refused because of `max`.
     pub oom: u64,
