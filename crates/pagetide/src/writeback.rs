@@ -309,10 +309,8 @@ impl Shared {
                 break;
             }
             if !pass.gathering().has_room_for(page) {
-                if !which.is_over() {
-                    pass.next_run();
-                }
-                // Also by what was written just now: a slow store is not given one write more.
+                // In any case; a slow store may take all of the time for it.
+                pass.next_run();
                 if which.is_over() {
                     next = Some(page);
                     break;

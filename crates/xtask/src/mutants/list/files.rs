@@ -406,8 +406,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a slow store gets a write more when the time for it is over",
         file: "writeback.rs",
-        find: "if which.is_over() {\n                    next = Some(page);",
-        replace: "if which.is_over() && !pass.gathering().is_empty() {\n next = Some(page);",
+        find: "pass.next_run();\n                if which.is_over() {",
+        replace: "let is_over = which.is_over(); pass.next_run(); if is_over {",
         tests: Tests::RuntimeUnit("of_a_slow_store_no_write_begins"),
     },
     Mutant {
