@@ -7,7 +7,6 @@ use crate::behind::{Behind, Turn};
 use crate::dirty_list::DirtyList;
 use crate::durability::Durability;
 use crate::file::Asked;
-use crate::flusher::Pace;
 use crate::hooks::Hooked;
 use crate::length_lock::LengthLock;
 use crate::shared::Shared;
@@ -15,7 +14,7 @@ use crate::spill::Region;
 use crate::stall::in_read;
 use crate::store::{DirectFile, Store, uninterrupted};
 use crate::told::Told;
-use crate::writeback::in_write;
+use crate::writeback::{Pace, in_write};
 use crate::{Error, page};
 use pagetide_core::memory::Io;
 use pagetide_core::page_cache::Mappings;
@@ -36,6 +35,8 @@ pub(crate) const SHORT: u32 = u32::MAX;
 pub(crate) const NO_NUMBER: u32 = u32::MAX - 1;
 /// The code of a page that somebody changes for too long.
 pub(crate) const BUSY: u32 = u32::MAX - 2;
+/// The code of a page whose write did not begin in time.
+pub(crate) const LEFT: u32 = u32::MAX - 5;
 /// No error.
 const NONE: u32 = 0;
 

@@ -1,25 +1,20 @@
 //! Writing back in the background: pages that are dirty for long, and groups with many of them.
 
-mod pace;
+mod held;
 mod turns;
 
-use crate::Error;
 use crate::arena::Alive;
 use crate::backing::Backing;
 use crate::shared::Shared;
 use crate::worker::{Stop, keep_off, piece};
-use crate::writeback::{MAX_FAILURES, Which, Woken, Written, is_writing};
+use crate::writeback::{MAX_FAILURES, Which, is_writing};
 use pagetide_core::group::{Gauge, Group, NO_LIMIT};
 use std::mem;
-use std::ops::RangeInclusive;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use turns::{SLICE, Turns};
-
-pub(crate) use pace::Pace;
 
 /// How often it looks for pages that are dirty for long. Source: `vm.dirty_writeback_centisecs`.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -129,27 +124,6 @@ fn run(stop: &Stop, is_told: &AtomicBool, shared: &Weak<Shared>) {
 /// Pages of a file that are written at a time.
 fn held_pages(backing: &Backing) -> u64 {
     (HELD_PAGES >> backing.order.get()).max(MIN_HELD_PAGES)
-}
-
-/// Keeps a file's mapping, so that no other file gets its number meanwhile.
-struct Held<'a> {
-    shared: &'a Shared,
-    backing: &'a Backing,
-}
-
-impl<'a> Held<'a> {
-    fn new(shared: &'a Shared, backing: &'a Backing) -> Option<Held<'a>> {
-        let is_open = shared.core.hold_mapping(backing.mapping);
-        // Not made where it is closed: what is dropped lets go.
-        is_open.then(|| Held { shared, backing })
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.shared.core.release_mapping(self.backing.mapping);
-        self.shared.landings.count();
-    }
 }
 
 /// How much of a group is dirty.
@@ -387,70 +361,11 @@ impl Shared {
         }
         flushed
     }
-
-    /// [`Shared::write_dirty`] by a caller that has no handle of the file: some pages at a time,
-    /// and in between it may be closed. Whoever closes it writes the rest.
-    ///
-    /// # Errors
-    /// As [`Shared::write_dirty`].
-    pub(crate) fn write_dirty_held(
-        &self,
-        backing: &Backing,
-        pages: RangeInclusive<u64>,
-    ) -> Result<(), Error> {
-        let nr_pages = held_pages(backing);
-        let some = Which {
-            nr_pages,
-            ..Which::ALL
-        };
-        // What becomes dirty behind it meanwhile is for the next time.
-        let last = backing.last_dirty().map(|last| last.min(*pages.end()));
-        let (mut result, mut nr_failed) = (Ok(()), 0);
-        let mut next = last.map(|_| *pages.start());
-        while let (Some(from), Some(last)) = (next, last)
-            && nr_failed < MAX_FAILURES
-        {
-            let written = self.held(backing, |woken| {
-                let pass = || self.write_pass(backing, from..=last, some, Some(woken));
-                catch_unwind(AssertUnwindSafe(pass))
-            });
-            let Some(written) = written else { break };
-            let written = written.unwrap_or_else(|panic| resume_unwind(panic))?;
-            (next, nr_failed) = (written.next, nr_failed + written.nr_failed);
-            result = result.and(written.result);
-        }
-        result
-    }
-
-    /// What was written; `None` where the store unwound or the file was closed.
-    fn flush_some_held(
-        &self,
-        backing: &Backing,
-        pages: RangeInclusive<u64>,
-        which: Which<'_>,
-    ) -> Option<Written> {
-        let write = |woken: &Woken<'_>| self.write_pass(backing, pages, which, Some(woken));
-        let written = backing.pace.note(self, || self.held(backing, write));
-        written?.ok()
-    }
-
-    /// Writes to a file that is kept open meanwhile; `None` where the store unwound or the file was
-    /// closed.
-    fn held<T>(&self, backing: &Backing, write: impl FnOnce(&Woken<'_>) -> T) -> Option<T> {
-        let woken = Woken::new(self);
-        // What failed is kept for the file's next `sync`. A store that panics failed, too, and a
-        // waker has others than these for its own: the other files are written all the same.
-        let held = Held::new(self, backing)?;
-        let written = piece(|| write(&woken));
-        // Who is woken may close this very file, which waits for those who hold it.
-        drop(held);
-        piece(|| drop(woken));
-        written
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::held::Held;
     use super::*;
     use crate::store::tests::Takes;
     use crate::{ByteSize, Memory, Store};

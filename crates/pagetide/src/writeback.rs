@@ -1,8 +1,11 @@
 //! Writes of dirty pages: many together, for those who ask and for reclaim.
 
+mod calls;
+mod pace;
 mod run;
 
-pub(crate) use run::write_all;
+pub(crate) use calls::write_all;
+pub(crate) use pace::Pace;
 
 use crate::backing::{Backing, NO_NUMBER};
 use crate::park::Panics;
@@ -98,7 +101,7 @@ pub(crate) struct Which<'a> {
     pub(crate) before: u32,
     /// As many at most.
     pub(crate) nr_pages: u64,
-    /// No more writes begin when this is over; some do in any case.
+    /// No more calls of the store begin when this is over; one does in any case.
     pub(crate) until: Option<Instant>,
     /// Also those that are being written or changed just now: waits for them.
     pub(crate) waits: bool,
@@ -119,8 +122,12 @@ impl<'a> Which<'a> {
 
     /// Whether its time is over.
     pub(crate) fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+        is_over(self.until)
     }
+}
+
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
 }
 
 /// What was written of a file's dirty pages.
@@ -148,20 +155,28 @@ struct Pass<'a> {
     last_error: Option<u32>,
     /// Pages that wait for the log.
     nr_gated: u32,
+    /// The first page whose turn did not come in time.
+    left: Option<u64>,
 }
 
 impl<'a> Pass<'a> {
     fn new(
         shared: &'a Shared,
         backing: &'a Backing,
-        by: By,
+        which: Which<'_>,
         later: Option<&'a Woken<'a>>,
     ) -> Pass<'a> {
+        let by = match which.asks_log {
+            true => By::Anybody,
+            false => By::Background,
+        };
+        let run = || Run::new(shared, backing, by).until(which.until);
         Pass {
             backing,
-            runs: [(); 2].map(|()| Run::new(shared, backing, by).waking_later(later)),
+            runs: [(); 2].map(|()| run().waking_later(later)),
             gathering: 0,
             nr_gated: 0,
+            left: None,
             nr_written: 0,
             nr_failed: 0,
             last_error: None,
@@ -201,6 +216,7 @@ impl<'a> Pass<'a> {
             // It was asked for just now.
             self.runs.iter_mut().for_each(Run::ask_no_more);
         }
+        self.left = self.left.into_iter().chain(ended.left).min();
         self.nr_failed += ended.nr_failed;
         self.last_error = ended.error.or(self.last_error);
     }
@@ -294,11 +310,7 @@ impl Shared {
         let last = backing.last_dirty().map(|last| last.min(*pages.end()));
         let pages = last.map(|last| *pages.start()..=last);
         let dirty = pages.map(|pages| backing.dirty_pages(pages, which.before));
-        let by = match which.asks_log {
-            true => By::Anybody,
-            false => By::Background,
-        };
-        let mut pass = Pass::new(self, backing, by, later);
+        let mut pass = Pass::new(self, backing, which, later);
         let mut nr_begun = 0;
         for page in dirty.into_iter().flatten() {
             if pass.nr_failed >= MAX_FAILURES {
@@ -332,7 +344,7 @@ impl Shared {
         };
         Ok(Written {
             nr_pages: pass.nr_written,
-            next,
+            next: pass.left.or(next),
             nr_failed: pass.nr_failed,
             nr_gated: pass.nr_gated,
             result,

@@ -2,18 +2,19 @@
 //! writes under way at once where the file is one of the system and there is a ring. Such a run may
 //! be handed over, so that its caller begins pages of another one meanwhile.
 
-use super::{MAX_FAILURES, Woken, in_write};
-use crate::backing::{Backing, NO_NUMBER};
+use super::calls::{finish, write_some};
+use super::{MAX_FAILURES, Woken, in_write, is_over};
+use crate::backing::{Backing, LEFT, NO_NUMBER};
 use crate::hooks::{Content, GATED, Hooked};
 use crate::io::{Piece, UnderWay};
 use crate::shared::Shared;
 use crate::spill::Region;
-use crate::store::{Store, uninterrupted};
 use crate::{cpu, page};
 use pagetide_core::memory::{Effect, Effects, Write};
 use smallvec::SmallVec;
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Pages that are begun together at most, as many as a ring has writes under way. They are listed
 /// on the stack: writing needs no memory.
@@ -26,12 +27,19 @@ const UNTRIED: Result<(), u32> = Err(NO_NUMBER);
 type Many<T> = SmallVec<[T; MAX_PAGES]>;
 type Outcomes = Many<Result<(), u32>>;
 
+/// Why a write failed, where it did: not of a page that is as if its write had not begun.
+fn failure(outcome: Result<(), u32>) -> Option<u32> {
+    outcome.err().filter(|&code| code != GATED && code != LEFT)
+}
+
 /// What came of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ended {
     /// Pages that were written, and that wait for the log.
     pub(super) nr_written: u32,
     pub(super) nr_gated: u32,
+    /// The first page whose turn did not come in time.
+    pub(super) left: Option<u64>,
     /// Writes that failed, and why the first did.
     pub(super) nr_failed: u32,
     pub(super) error: Option<u32>,
@@ -65,6 +73,8 @@ pub(super) struct Run<'a> {
     by: By,
     /// Asks for the log where pages wait for it.
     asks_log: bool,
+    /// When no more calls of hooks and of the store begin.
+    until: Option<Instant>,
     /// Has whom it wakes, where the thread holds what the end of a file waits for.
     later: Option<&'a Woken<'a>>,
 }
@@ -95,6 +105,7 @@ impl<'a> Run<'a> {
             is_scattered: has_many || source.region().is_some(),
             by,
             asks_log: by != By::Background,
+            until: None,
             later: None,
         }
     }
@@ -102,6 +113,12 @@ impl<'a> Run<'a> {
     /// The same, which leaves it to `later`, where there is one, to wake those who wait.
     pub(super) fn waking_later(mut self, later: Option<&'a Woken<'a>>) -> Run<'a> {
         self.later = later;
+        self
+    }
+
+    /// The same, which leaves pages whose turn does not come in time, behind one in any case.
+    pub(super) fn until(mut self, until: Option<Instant>) -> Run<'a> {
+        self.until = until;
         self
     }
 
@@ -162,6 +179,7 @@ impl<'a> Run<'a> {
         // Where a store unwinds, nobody knows.
         self.outcomes.clone_from(&outcomes);
         let inside = in_write(self.shared);
+        let pace = self.backing.pace.begin(self.shared);
         let handed_over = self.handed_over.take();
         self.nr_failed = match (handed_over, self.backing.source.region()) {
             (Some(handed_over), _) => self.wait(handed_over, &mut outcomes),
@@ -169,6 +187,9 @@ impl<'a> Run<'a> {
             (None, None) => self.write_in_place(&mut outcomes),
         };
         drop(inside);
+        let nr_written = outcomes.iter().filter(|it| it.is_ok()).count();
+        let nr_pages = u32::try_from(nr_written).expect("a run is short");
+        pace.end(nr_pages * self.backing.order.nr_pages());
         self.outcomes = outcomes;
         self.end()
     }
@@ -248,6 +269,7 @@ impl<'a> Run<'a> {
                 self.ask_for_log(hooked, &pages, outcomes);
                 spare = hooked.spare();
                 let mut spares = spare.chunks_mut(self.backing.order.bytes());
+                let mut is_first = true;
                 for ((page, bytes), outcome) in pages.into_iter().zip(outcomes.iter_mut()) {
                     let spare = spares.next().expect("a run is no longer than it");
                     let instead = &mut spare[..bytes.len()];
@@ -255,6 +277,11 @@ impl<'a> Run<'a> {
                     if *outcome != UNTRIED || bytes.is_empty() {
                         continue;
                     }
+                    if !is_first && is_over(self.until) {
+                        *outcome = Err(LEFT);
+                        continue;
+                    }
+                    is_first = false;
                     match hooked.before_write(page, bytes, instead) {
                         Ok(Content::AsIs) => {}
                         Ok(Content::Instead) => {
@@ -348,13 +375,18 @@ impl<'a> Run<'a> {
         slices: &mut [IoSlice<'_>],
         outcomes: &mut Outcomes,
     ) -> u32 {
-        let mut nr_failed = 0;
+        let (mut nr_failed, mut is_first) = (0, true);
         for piece in pieces {
             // What a ring did not take is tried here, as long as there is hope.
             if piece.result.is_none() && nr_failed >= MAX_FAILURES {
                 break;
             }
             let outcomes = &mut outcomes[piece.slices.clone()];
+            if piece.result.is_none() && !is_first && is_over(self.until) {
+                outcomes.fill(Err(LEFT));
+                continue;
+            }
+            is_first = false;
             if piece.is_over() {
                 self.note_taken(piece.offset, piece.nr_bytes);
                 outcomes.fill(Ok(()));
@@ -366,9 +398,9 @@ impl<'a> Run<'a> {
         nr_failed
     }
 
-    /// Writes what is left of a piece. Where that fails, its first page that is left has failed,
-    /// and the others are written each by itself, as long as there is hope: what is wrong with one
-    /// is no matter to its neighbours.
+    /// Writes what is left of a piece, as long as there is time. Where that fails, its first page
+    /// that is left has failed, and the others are written each by itself, as long as there is
+    /// hope: what is wrong with one is no matter to its neighbours.
     fn finish_piece(
         &self,
         piece: Piece,
@@ -380,7 +412,7 @@ impl<'a> Run<'a> {
         let pages: Many<IoSlice<'_>> = slices.iter().copied().collect();
         let mut at = piece.offset;
         let code_of = |error: io::Error| self.backing.told.code_of(&error);
-        let (mut nr_taken, written) = finish(store, slices, piece);
+        let (mut nr_taken, written) = finish(store, slices, piece, self.until);
         let written = written.map_err(code_of);
         // A part of a page, too: where that is dropped, the store has it still.
         self.backing.has_taken(at, nr_taken as u64);
@@ -390,9 +422,10 @@ impl<'a> Run<'a> {
             nr_taken = if is_taken { nr_taken - page.len() } else { 0 };
             *outcome = match written {
                 _ if is_taken => Ok(()),
+                Ok(()) => Err(LEFT),
                 // One of lost writes takes no more.
                 Err(_) if !is_first && *nr_failed < MAX_FAILURES && !store.has_lost_writes() => {
-                    let (nr_bytes, written) = write_some(store, &mut [page], at);
+                    let (nr_bytes, written) = write_some(store, &mut [page], at, None);
                     self.backing.has_taken(at, nr_bytes as u64);
                     written.map_err(code_of)
                 }
@@ -401,6 +434,7 @@ impl<'a> Run<'a> {
             is_first &= is_taken;
             match outcome {
                 Ok(()) => self.note_taken(at, page.len()),
+                Err(LEFT) => {}
                 Err(_) => *nr_failed += 1,
             }
             at += page.len() as u64;
@@ -425,11 +459,12 @@ impl<'a> Run<'a> {
             let nr_pages = self.outcomes.iter().filter(|&&it| it == wanted).count();
             u32::try_from(nr_pages).expect("a run is short")
         };
-        let mut failed = self.outcomes.iter().filter_map(|it| it.err());
-        let error = failed.find(|&code| code != GATED);
+        let error = self.outcomes.iter().copied().find_map(failure);
+        let left = self.outcomes.iter().position(|&it| it == Err(LEFT));
         Ended {
             nr_written: count(Ok(())),
             nr_gated: count(Err(GATED)),
+            left: left.map(|at| self.writes[at].key().page()),
             nr_failed: self.nr_failed.max(u32::from(error.is_some())),
             error,
         }
@@ -437,7 +472,7 @@ impl<'a> Run<'a> {
 
     /// The last of its pages whose write failed.
     fn failed_page(&self) -> Option<u64> {
-        let has_failed = |outcome: &Result<(), u32>| outcome.is_err_and(|code| code != GATED);
+        let has_failed = |&outcome: &Result<(), u32>| failure(outcome).is_some();
         let at = self.outcomes.iter().rposition(has_failed)?;
         Some(self.writes[at].key().page())
     }
@@ -469,7 +504,7 @@ impl<'a> Run<'a> {
             let mut effects = Effects::new();
             let core = &shared.core;
             match outcome {
-                Err(GATED) => core.put_back_write(cpu::current(), write, &mut effects),
+                Err(GATED | LEFT) => core.put_back_write(cpu::current(), write, &mut effects),
                 result => core.complete_write(cpu::current(), write, result, &mut effects),
             }
             woken.extend(std::iter::from_fn(|| effects.pop()));
@@ -495,60 +530,6 @@ impl Drop for Run<'_> {
             self.end();
         }
     }
-}
-
-/// Writes what is left of a piece. Returns the bytes of it that the store has taken, too.
-fn finish(
-    store: &dyn Store,
-    mut slices: &mut [IoSlice<'_>],
-    piece: Piece,
-) -> (usize, io::Result<()>) {
-    let nr_bytes = match piece.result {
-        None => 0,
-        Some(Ok(nr_bytes)) => nr_bytes,
-        Some(Err(error)) => match error.raw_os_error() {
-            // It may be done without a ring, or through the kernel's page cache.
-            Some(libc::EINTR | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED | libc::EINVAL) => 0,
-            _ => return (0, Err(error)),
-        },
-    };
-    IoSlice::advance_slices(&mut slices, nr_bytes);
-    let (nr_more, written) = write_some(store, slices, piece.offset + nr_bytes as u64);
-    (nr_bytes + nr_more, written)
-}
-
-/// Writes all bytes of `slices`.
-pub(crate) fn write_all(
-    store: &dyn Store,
-    slices: &mut [IoSlice<'_>],
-    offset: u64,
-) -> io::Result<()> {
-    write_some(store, slices, offset).1
-}
-
-/// Writes bytes of `slices` until all are written or a write fails; how many were, and whether all.
-fn write_some(
-    store: &dyn Store,
-    mut slices: &mut [IoSlice<'_>],
-    offset: u64,
-) -> (usize, io::Result<()>) {
-    let mut nr_written = 0;
-    // Leading empty ones go: an empty write says nothing.
-    IoSlice::advance_slices(&mut slices, 0);
-    while !slices.is_empty() {
-        match uninterrupted(|| store.write_vectored_at(slices, offset + nr_written as u64)) {
-            Ok(0) => return (nr_written, Err(io::ErrorKind::WriteZero.into())),
-            Ok(written) => {
-                let left: usize = slices.iter().map(|slice| slice.len()).sum();
-                // A store that says more than it was given is a bug of its own.
-                let written = written.min(left);
-                IoSlice::advance_slices(&mut slices, written);
-                nr_written += written;
-            }
-            Err(error) => return (nr_written, Err(error)),
-        }
-    }
-    (nr_written, Ok(()))
 }
 
 #[cfg(test)]

@@ -166,16 +166,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what a ring does not take counts as written",
-        file: "writeback/run.rs",
+        file: "writeback/calls.rs",
         find: "        None => 0,\n        Some(Ok(nr_bytes))",
-        replace: "        None => return (0, Ok(())),\n        Some(Ok(nr_bytes))",
+        replace: "        None => return (piece.nr_bytes, Ok(())),\n        Some(Ok(nr_bytes))",
         tests: Tests::Runtime("many_writes::an_end"),
     },
     Mutant {
         name: "what the kernel wrote in part counts as written",
-        file: "writeback/run.rs",
+        file: "writeback/calls.rs",
         find: "    IoSlice::advance_slices(&mut slices, nr_bytes);\n",
-        replace: "    if nr_bytes > 0 {\n        return (nr_bytes, Ok(()));\n    }\n",
+        replace: "    if nr_bytes > 0 {\n        return (piece.nr_bytes, Ok(()));\n    }\n",
         tests: Tests::Runtime("many_writes::of_writes"),
     },
     Mutant {

@@ -201,7 +201,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "the flusher lets go of what it did not hold",
-        file: "flusher.rs",
+        file: "flusher/held.rs",
         find: "is_open.then(|| Held { shared, backing })",
         replace: "is_open.then_some(Held { shared, backing })",
         tests: Tests::RuntimeUnit("flusher::"),
