@@ -548,7 +548,11 @@ impl Memory {
         self.shared.balance_wanted();
         let due = self.shared.tick();
         let retry = self.shared.memory_waits.tick(self.shared.core.groups());
-        retry.map_or(due, |retry| retry.min(due))
+        let alarm = self.shared.tell_alarms();
+        [retry, alarm]
+            .into_iter()
+            .flatten()
+            .fold(due, Duration::min)
     }
 
     /// Gives the memory of all large free blocks back to the OS now; returns the bytes.

@@ -2,7 +2,9 @@
 
 mod ahead;
 mod anon;
+mod balance;
 mod begun;
+mod changes;
 mod hit;
 mod latch_wait;
 mod many;

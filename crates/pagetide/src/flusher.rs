@@ -250,9 +250,13 @@ impl Shared {
     /// group: of one whose groups together have too much dirty, the caller writes some back, of
     /// its own file first.
     pub(crate) fn balance_levels(&self, id: u32, own: &Backing) {
-        if !self.is_to_look(own) {
-            return;
+        if self.is_to_look(own) {
+            self.balance_levels_now(id, own);
         }
+    }
+
+    /// [`Shared::balance_levels`] by who was to look.
+    pub(crate) fn balance_levels_now(&self, id: u32, own: &Backing) {
         for level in self.limited_levels(id) {
             match self.dirtiness_below(level) {
                 Dirtiness::Fine => {}

@@ -45,6 +45,7 @@
 //! ([`File::pin_many`]) by io_uring or a few threads, and what is prefetched by one that reaps
 //! io_uring. A few more sync what tasks wait for ([`File::sync_async`]).
 
+mod alarms;
 mod alloc_wait;
 mod arena;
 mod audit;

@@ -1,5 +1,6 @@
 //! What all handles of one memory share: core, arena, waiters, names, open files.
 
+use crate::alarms::Alarms;
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::cpu;
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) pins: Pins,
     pub(crate) sites: Sites,
     pub(crate) memory_waits: MemoryWaits,
+    pub(crate) alarms: Alarms,
     /// Each miss counts.
     nr_bytes_read: PerCpu<AtomicU64>,
     /// Pages that became dirty, for who looks at some of them.
@@ -143,6 +145,7 @@ impl Shared {
             pins: Pins::default(),
             sites: Sites::default(),
             memory_waits: MemoryWaits::default(),
+            alarms: Alarms::default(),
             nr_bytes_read,
             nr_closed: AtomicU64::new(0),
             nr_dirtied: AtomicU32::new(0),

@@ -230,8 +230,12 @@ fn do_what_is_due(shared: &Shared, next_tick: &mut Instant) -> Duration {
         *next_tick = Instant::now() + shared.tick();
     }
     let retry = shared.memory_waits.tick(shared.core.groups());
+    let alarm = shared.tell_alarms();
     let due = next_tick.saturating_duration_since(Instant::now());
-    let due = retry.map_or(due, |retry| retry.min(due));
+    let due = [retry, alarm]
+        .into_iter()
+        .flatten()
+        .fold(due, Duration::min);
     due.max(Duration::from_millis(1))
 }
 

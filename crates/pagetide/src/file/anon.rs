@@ -283,6 +283,37 @@ impl Anon {
         self.file.read_at_async(buf, offset).await
     }
 
+    /// [`Anon::write_at`] as a future, as [`File::write_at_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::write_at`] and [`File::write_at_async`].
+    pub async fn write_at_async(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
+        self.check_in(buf, offset)?;
+        self.file.write_at_async(buf, offset).await
+    }
+
+    /// [`Anon::pin_mut`] as a future, as [`File::write_at_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::pin_mut`] and [`File::write_at_async`].
+    pub fn pin_mut_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
+        self.file.pin_mut_async(page)
+    }
+
+    /// [`Anon::pin_new`] as a future, as [`File::write_at_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::pin_new`] and [`File::write_at_async`].
+    pub fn pin_new_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
+        self.file.pin_new_async(page)
+    }
+
     fn region(&self) -> &Region {
         let region = self.file.open.backing.source.region();
         region.expect("anon pages have a region")
@@ -305,12 +336,19 @@ impl Anon {
     /// [`Error::PageBusy`] where a page stays pinned, also by the caller; as [`Anon::pin`]. Pages
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
-        let end = offset.checked_add(buf.len() as u64);
+        self.check_in(buf, offset)?;
+        self.file.write_at(buf, offset)
+    }
+
+    /// # Errors
+    /// [`Error::PastEnd`] where bytes do not lie in the region.
+    fn check_in(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        let end = offset.checked_add(bytes.len() as u64);
         if end.is_none_or(|end| end > self.file.len()) {
             let first = offset / self.page_bytes() as u64;
             return Err(self.file.past_end(first.max(self.nr_pages())));
         }
-        self.file.write_at(buf, offset)
+        Ok(())
     }
 
     /// Drops pages, in memory and in the spill file: they are zeros again. Who has one pinned to

@@ -3,6 +3,7 @@
 use super::patience::Patience;
 use super::{File, Fill};
 use crate::backing::Room;
+use crate::shared::Shared;
 use crate::shrinker::is_shrinking;
 use crate::{Error, Group};
 use pagetide_core::memory::{AllocError, Effects, PageError, PageIn};
@@ -12,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a writer waits for the pins on a page to drop.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Times that room is made for one page before it may be made with a lock of the file: others may
 /// take it each time, or the page may be meant for another node.
@@ -24,8 +25,8 @@ const MAX_READ: u32 = 4;
 
 /// How long others may pin a page for which somebody has waited in vain, before a writer keeps them
 /// from it again, and how long writers sleep meanwhile between two tries.
-const TURN: Duration = Duration::from_millis(50);
-const PAUSE: Duration = Duration::from_millis(1);
+pub(super) const TURN: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why its caller could not latch a page.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,79 @@ impl Obstacle {
     }
 }
 
+/// What was done so far for one page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tries {
+    /// Times that room was made.
+    pub(super) nr_made: u32,
+    /// Times that the page was read.
+    pub(super) nr_read: u32,
+    /// Its caller waits for no read, however often it is made.
+    pub(super) is_task: bool,
+}
+
+impl Tries {
+    /// Whether the caller may reclaim with a lock of the file: shrinkers run then, and stores
+    /// write, while others wait for it.
+    pub(super) const fn may_reclaim(self) -> bool {
+        self.nr_made >= MAX_MADE
+    }
+
+    /// Whether the caller may read the page with a lock of the file, for which others wait then.
+    pub(super) const fn may_read(self) -> bool {
+        !self.is_task && self.nr_read >= MAX_READ
+    }
+
+    /// How the caller uses the page: where it was read for that, this has been counted.
+    pub(super) const fn access(self, access: Access) -> Access {
+        match self.nr_read {
+            0 => access,
+            _ => Access::Prefetch,
+        }
+    }
+}
+
+/// The wish that no new pins of a page come in: somebody waits for those that there are. Ends when
+/// dropped.
+pub(super) struct Intent<'a> {
+    shared: &'a Shared,
+    frame: Option<Frame>,
+}
+
+impl<'a> Intent<'a> {
+    pub(super) fn none(shared: &'a Shared) -> Intent<'a> {
+        let frame = None;
+        Intent { shared, frame }
+    }
+
+    /// Whoever found the page held has said so.
+    pub(super) fn is_on(&mut self, frame: Frame) {
+        if self.frame != Some(frame) {
+            self.withdraw();
+            self.frame = Some(frame);
+        }
+    }
+
+    /// It is another process's.
+    pub(super) fn forget(&mut self) {
+        self.frame = None;
+    }
+
+    /// Lets pins in again, if it is this wait that keeps them out. Where the page was latched since
+    /// nothing keeps them out; others who want it ask anew.
+    pub(super) fn withdraw(&mut self) {
+        if let Some(frame) = self.frame.take() {
+            self.shared.withdraw(frame);
+        }
+    }
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
 /// How long one call has waited for that. Its wish that no new pins come in ends with it.
 #[must_use]
 pub(super) struct LatchWait<'a> {
@@ -60,13 +134,10 @@ pub(super) struct LatchWait<'a> {
     /// How much longer it waits for pins: what else it waits for in between does not count.
     left: Duration,
     patience: Patience,
-    /// Times that room was made.
-    nr_made: u32,
-    /// Times that the page was read.
-    nr_read: u32,
+    tries: Tries,
     /// A place in the map of a region: it is there for one page only, and stays until that has it.
     room: Option<Room<'a>>,
-    asked: Option<Frame>,
+    intent: Intent<'a>,
 }
 
 impl<'a> LatchWait<'a> {
@@ -77,30 +148,14 @@ impl<'a> LatchWait<'a> {
             group,
             left: PATIENCE,
             patience: Patience::until(None),
-            nr_made: 0,
-            nr_read: 0,
+            tries: Tries::default(),
             room: None,
-            asked: None,
+            intent: Intent::none(file.home()),
         }
     }
 
-    /// Whether the caller may reclaim with a lock of the file: shrinkers run then, and stores
-    /// write, while others wait for it.
-    pub(super) const fn may_reclaim(&self) -> bool {
-        self.nr_made >= MAX_MADE
-    }
-
-    /// Whether the caller may read the page with a lock of the file, for which others wait then.
-    pub(super) const fn may_read(&self) -> bool {
-        self.nr_read >= MAX_READ
-    }
-
-    /// How the caller uses the page: where it was read for that, this has been counted.
-    pub(super) const fn access(&self, access: Access) -> Access {
-        match self.nr_read {
-            0 => access,
-            _ => Access::Prefetch,
-        }
+    pub(super) const fn tries(&self) -> Tries {
+        self.tries
     }
 
     /// Waits until nobody else holds the page, or as long as a writer may; where there was no
@@ -127,11 +182,11 @@ impl<'a> LatchWait<'a> {
 
     fn on_missing(&mut self, page: u64, access: Access) -> Result<(), Error> {
         let key = self.file.key_to_write(page)?;
-        let op = PageIn::new(key, self.group.id(), self.access(access));
+        let op = PageIn::new(key, self.group.id(), self.tries.access(access));
         let came = self.apart(|wait| wait.file.bring_in_once(op, &Fill::from_store()).map(drop));
         match came {
             Ok(()) => {
-                self.nr_read += 1;
+                self.tries.nr_read += 1;
                 Ok(())
             }
             Err(error) => self.on_refusal(page, error, true),
@@ -144,10 +199,11 @@ impl<'a> LatchWait<'a> {
         mut error: PageError,
         needs_frame: bool,
     ) -> Result<(), Error> {
-        if matches!(error, PageError::Alloc(_)) && !self.may_reclaim() {
-            match self.apart(|wait| wait.make_room(page, needs_frame))? {
-                Ok(()) => {
-                    self.nr_made += 1;
+        if matches!(error, PageError::Alloc(_)) && !self.tries.may_reclaim() {
+            match self.apart(|wait| wait.file.make_room(wait.group, page, needs_frame))? {
+                Ok(room) => {
+                    self.room = room;
+                    self.tries.nr_made += 1;
                     return Ok(());
                 }
                 Err(refused) => error = PageError::Alloc(refused),
@@ -160,29 +216,8 @@ impl<'a> LatchWait<'a> {
         }
     }
 
-    /// Reclaims what was refused without: a place for the page, and perhaps a frame.
-    fn make_room(&mut self, page: u64, needs_frame: bool) -> Result<Result<(), AllocError>, Error> {
-        let (shared, open) = (self.file.home(), &self.file.open);
-        let room = open.backing.expect_dirty(shared, page, true)?;
-        let made = room.and_then(|room| {
-            self.room = Some(room).filter(|room| matches!(room, Room::Expected(_)));
-            match needs_frame {
-                true => {
-                    let (here, group) = (shared.here(), self.group.id());
-                    shared.core.make_room_for(here, group, open.order)
-                }
-                false => Ok(()),
-            }
-        });
-        shared.settle();
-        Ok(made)
-    }
-
     fn on_holder(&mut self, page: u64, (frame, version): (Frame, u32)) -> Result<(), Error> {
-        if self.asked != Some(frame) {
-            self.withdraw();
-            self.asked = Some(frame);
-        }
+        self.intent.is_on(frame);
         let shared = self.file.home();
         let core = &shared.core;
         if core.is_in_writeback(frame) {
@@ -197,7 +232,7 @@ impl<'a> LatchWait<'a> {
         }
         let begin = Instant::now();
         let goes_on = if shared.waiters.is_turn_of_readers(frame) && !self.left.is_zero() {
-            self.withdraw();
+            self.intent.withdraw();
             thread::sleep(PAUSE);
             true
         } else {
@@ -216,26 +251,40 @@ impl<'a> LatchWait<'a> {
 
     /// Lets pins in again and does something else, which may take long.
     pub(super) fn apart<R>(&mut self, act: impl FnOnce(&mut Self) -> R) -> R {
-        self.withdraw();
+        self.intent.withdraw();
         act(self)
-    }
-
-    /// Lets pins in again, if it is this wait that keeps them out. Where the page was latched since
-    /// nothing keeps them out; others who want it ask anew.
-    fn withdraw(&mut self) {
-        let Some(frame) = self.asked.take() else {
-            return;
-        };
-        let shared = self.file.home();
-        let mut effects = Effects::new();
-        shared.core.withdraw(frame, &mut effects);
-        shared.wake_all(&mut effects);
     }
 }
 
-impl Drop for LatchWait<'_> {
-    fn drop(&mut self) {
-        self.withdraw();
+impl File {
+    /// Reclaims what was refused without: a place for a page, and perhaps a frame. A place that is
+    /// there for this page only is to be kept until it has it.
+    pub(super) fn make_room(
+        &self,
+        group: &Group,
+        page: u64,
+        needs_frame: bool,
+    ) -> Result<Result<Option<Room<'_>>, AllocError>, Error> {
+        let (shared, open) = (self.home(), &self.open);
+        let room = open.backing.expect_dirty(shared, page, true)?;
+        let made = room.and_then(|room| {
+            if needs_frame {
+                let here = shared.here();
+                shared.core.make_room_for(here, group.id(), open.order)?;
+            }
+            Ok(Some(room).filter(|room| matches!(room, Room::Expected(_))))
+        });
+        shared.settle();
+        Ok(made)
+    }
+}
+
+impl Shared {
+    /// Lets pins of a page in again.
+    pub(crate) fn withdraw(&self, frame: Frame) {
+        let mut effects = Effects::new();
+        self.core.withdraw(frame, &mut effects);
+        self.wake_all(&mut effects);
     }
 }
 
@@ -277,7 +326,7 @@ mod tests {
                 has_ended.store(true, Ordering::Relaxed);
                 waited.unwrap();
             });
-            wait.withdraw();
+            wait.intent.withdraw();
         }
     }
 

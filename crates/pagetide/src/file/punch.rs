@@ -112,7 +112,7 @@ impl File {
         let pages = [Some(first), Some(last).filter(|_| last != first)];
         for (view, page) in views.iter_mut().zip(pages) {
             if let Some(page) = page.filter(|page| !whole.contains(page)) {
-                match self.view_alone(page, wait)? {
+                match self.view_alone(page, wait.tries())? {
                     Ok(latched) => *view = Some(latched),
                     Err(obstacle) => return Ok(Err(obstacle)),
                 }

@@ -1,8 +1,10 @@
-//! What makes bytes durable: for threads, and for tasks by threads of the memory.
+//! What makes bytes durable: for threads, and for tasks by threads of the memory, which also do
+//! what tasks do that change pages of a file.
 //!
 //! Of a file one thread at a time does what tasks wait for: a pass for all that have asked. Who
 //! asks meanwhile is served by the next one, so that a slow file takes one thread and not all.
 
+use super::balance::Writer;
 use super::write::bytes_of;
 use super::{File, Open};
 use crate::Error;
@@ -24,9 +26,26 @@ use std::thread;
 /// The first and the last byte of what is to be made durable; `None`: nothing.
 type Bytes = Option<(u64, u64)>;
 
+/// What a task has a thread do.
+#[derive(Clone, Copy)]
+pub(super) enum Work {
+    /// Makes these durable.
+    Sync(Bytes),
+    /// What the store has to do before pages are changed that are charged to these groups.
+    Prepare([u32; 2]),
+    /// Writes some back where much is dirty of these.
+    Balance([u32; 2]),
+}
+
+impl Work {
+    const fn is_sync(self) -> bool {
+        matches!(self, Work::Sync(_))
+    }
+}
+
 /// What came of a sync, or of its writes so far.
-struct Synced {
-    result: Result<(), Error>,
+pub(super) struct Synced {
+    pub(super) result: Result<(), Error>,
     /// Writes of the file's pages that had failed by then, and why the last did: where all that
     /// was dirty has been tried.
     failed: Option<(u32, u32)>,
@@ -65,6 +84,29 @@ impl Backing {
         }
     }
 
+    /// Does it, but for syncs.
+    fn do_for_writers(&self, shared: &Shared, work: Work, has_handle: bool) -> Result<(), Error> {
+        let writer = Writer {
+            shared,
+            backing: self,
+            has_handle,
+        };
+        match work {
+            Work::Sync(_) => {}
+            Work::Prepare(groups) => {
+                let _length = self.length.share();
+                writer.prepare(&groups)?;
+            }
+            Work::Balance([own, charged]) => {
+                writer.balance_now(own);
+                if charged != own {
+                    writer.balance_now(charged);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The other half: has it make that durable.
     fn end_sync(&self, shared: &Shared) -> Result<(), Error> {
         match self.source.is_writable() {
@@ -75,6 +117,11 @@ impl Backing {
 }
 
 impl Open {
+    /// What a task has a thread do, where there is none.
+    pub(super) fn do_for_writers(&self, work: Work) -> Result<(), Error> {
+        self.backing.do_for_writers(&self.shared, work, true)
+    }
+
     fn sync(&self, bytes: Bytes) -> Synced {
         let (shared, backing) = (&self.shared, &self.backing);
         let Synced { result, failed } = backing.begin_sync(shared, bytes, true);
@@ -147,7 +194,7 @@ impl File {
         if !self.open.shared.io.syncs.has_threads() {
             return self.sync_range(range);
         }
-        let synced = Syncing::begin(self, bytes_of(range)).await?;
+        let synced = Syncing::begin(self, Work::Sync(bytes_of(range))).await?;
         self.told(synced)
     }
 
@@ -165,8 +212,8 @@ impl File {
     }
 }
 
-/// A sync that a task waits for.
-struct Syncing<'a> {
+/// What a task waits for.
+pub(super) struct Syncing<'a> {
     file: &'a File,
     end: Arc<End>,
 }
@@ -189,11 +236,11 @@ impl End {
 
 /// What a task has asked for.
 struct Request {
-    bytes: Bytes,
+    work: Work,
     end: Arc<End>,
 }
 
-/// Syncs of one file that no thread has begun.
+/// What tasks have asked for of one file and no thread has begun.
 #[derive(Default)]
 pub(crate) struct Asked(Mutex<Requests>);
 
@@ -202,6 +249,8 @@ struct Requests {
     waiting: Vec<Request>,
     /// A job is queued or under way, which sees to them.
     has_job: bool,
+    /// The last one was for writers: syncs have their turn.
+    was_for_writers: bool,
 }
 
 impl Asked {
@@ -212,9 +261,21 @@ impl Asked {
         !mem::replace(&mut requests.has_job, true)
     }
 
-    /// Takes all: those for which a task still waits, and the others.
+    /// Takes all that writers ask for, or all syncs, by turns: those for which a task still waits,
+    /// and the others.
     fn take(&self) -> (Vec<Request>, Vec<Request>) {
-        let taken = mem::take(&mut locked(&self.0).waiting);
+        let mut requests = locked(&self.0);
+        let all = mem::take(&mut requests.waiting);
+        let (syncs, writers): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|request| request.work.is_sync());
+        let is_for_writers = syncs.is_empty() || !writers.is_empty() && !requests.was_for_writers;
+        requests.was_for_writers = is_for_writers;
+        let (taken, later) = match is_for_writers {
+            true => (writers, syncs),
+            false => (syncs, writers),
+        };
+        requests.waiting = later;
+        drop(requests);
         let is_wanted = |request: &Request| Arc::strong_count(&request.end) > 1;
         taken.into_iter().partition(is_wanted)
     }
@@ -245,7 +306,7 @@ impl Job for SyncJob {
         };
         // Dropped at the end: wakers are foreign code then, too.
         let (wanted, _given_up) = backing.asked.take();
-        let ended = sync_all(&shared, &backing, wanted);
+        let ended = do_all(&shared, &backing, wanted);
         if backing.asked.end_job() {
             // At the end of the queue: other files have their turns.
             shared.io.syncs.queue_from_job(self);
@@ -256,36 +317,44 @@ impl Job for SyncJob {
     }
 }
 
-/// Writes what each asks for, and then has the store make it durable.
-fn sync_all(
+/// Does what each asks for, and then has the store make durable what syncs have written.
+fn do_all(
     shared: &Shared,
     backing: &Backing,
     requests: Vec<Request>,
 ) -> Vec<(Arc<End>, thread::Result<Synced>)> {
     let mut all = Vec::with_capacity(requests.len());
     let mut last = None;
-    for Request { bytes, end } in requests {
-        let begin = || match last {
+    let mut is_durable = true;
+    for Request { work, end } in requests {
+        let begin = || match (work, last) {
             // They were written just now, and all had asked by then.
-            Some((same, failed)) if same == bytes => Synced {
+            (Work::Sync(bytes), Some((same, failed))) if same == bytes => Synced {
                 result: Ok(()),
                 failed,
             },
             // Where all tasks give up, the file may be closed meanwhile.
-            _ => backing.begin_sync(shared, bytes, false),
+            (Work::Sync(bytes), _) => backing.begin_sync(shared, bytes, false),
+            _ => Synced {
+                result: backing.do_for_writers(shared, work, false),
+                failed: None,
+            },
         };
         let synced = catch_unwind(AssertUnwindSafe(begin));
-        if let Ok(Synced {
-            result: Ok(()),
-            failed,
-        }) = synced
+        if let (
+            Work::Sync(bytes),
+            Ok(Synced {
+                result: Ok(()),
+                failed,
+            }),
+        ) = (work, &synced)
         {
-            last = Some((bytes, failed));
+            last = Some((bytes, *failed));
         }
+        // The first time that the store does so is for all, whose writes have ended.
+        is_durable &= !work.is_sync();
         all.push((end, synced));
     }
-    // The first time that the store does so is for all, whose writes have ended.
-    let mut is_durable = false;
     for (_, synced) in &mut all {
         if let Ok(Synced { result, .. }) = synced
             && result.is_ok()
@@ -304,10 +373,10 @@ fn sync_all(
 }
 
 impl<'a> Syncing<'a> {
-    fn begin(file: &'a File, bytes: Bytes) -> Syncing<'a> {
+    pub(super) fn begin(file: &'a File, work: Work) -> Syncing<'a> {
         let end = Arc::new(End::default());
         let request = Request {
-            bytes,
+            work,
             end: Arc::clone(&end),
         };
         let Open {
@@ -344,5 +413,40 @@ impl Future for Syncing<'_> {
             Some(Ok(synced)) => Poll::Ready(Ok(synced)),
             Some(Err(panic)) => resume_unwind(panic),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syncs_and_writers_have_turns() {
+        let asked = Asked::default();
+        let end = Arc::<End>::default();
+        let add = |work| {
+            let end = Arc::clone(&end);
+            asked.add(Request { work, end })
+        };
+        let take = || {
+            let (wanted, given_up) = asked.take();
+            assert!(given_up.is_empty());
+            let is_sync = |request: &Request| request.work.is_sync();
+            wanted.iter().map(is_sync).collect::<Vec<_>>()
+        };
+        let (sync, balance) = (Work::Sync(None), Work::Balance([0; 2]));
+        assert!(add(sync));
+        for work in [balance, sync, Work::Prepare([0; 2])] {
+            assert!(!add(work));
+        }
+        assert_eq!(take(), [false, false]);
+        assert!(asked.end_job());
+        add(balance);
+        assert_eq!(take(), [true, true]);
+        assert!(asked.end_job());
+        assert_eq!(take(), [false]);
+        assert!(!asked.end_job());
+        add(balance);
+        assert_eq!(take(), [false]);
     }
 }

@@ -1,6 +1,6 @@
 //! Views that write: pages for their holder alone.
 
-use super::latch_wait::{LatchWait, Obstacle};
+use super::latch_wait::{LatchWait, Obstacle, Tries};
 use super::punch::discard;
 use super::{File, Fill};
 use crate::backing::Room;
@@ -113,7 +113,7 @@ impl File {
         &self,
         group: &Group,
         page: u64,
-        counted: Option<Counted<'_>>,
+        mut counted: Option<Counted<'_>>,
         content: Content,
     ) -> Result<PageMut, Error> {
         let mut wait = LatchWait::new(self, group);
@@ -123,21 +123,37 @@ impl File {
         let mut length = self.resume_change(page)?;
         loop {
             self.check_log_of(page)?;
-            let len = self.len_of(page);
-            if len == 0 && content == Content::Stored {
-                return Err(self.past_end(page));
-            }
-            match self.latched(group, (page, content), &wait)? {
-                Ok(latched) => {
-                    let mut view = self.view(page, latched, len, counted);
-                    if content == Content::New {
-                        view.make_new();
-                    }
-                    return Ok(view);
-                }
+            let wanted = (page, content);
+            match self.view_of(group, wanted, wait.tries(), &mut counted)? {
+                Ok(view) => return Ok(view),
                 Err(obstacle) => length = self.go_on(length, &mut wait, obstacle)?,
             }
         }
+    }
+
+    /// A view of a page that is to have this content, unless somebody holds it or there is no
+    /// memory for it; then it is `counted`. With the lock of the file's length.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(super) fn view_of(
+        &self,
+        group: &Group,
+        (page, content): (u64, Content),
+        tries: Tries,
+        counted: &mut Option<Counted<'_>>,
+    ) -> Result<Result<PageMut, Obstacle>, Error> {
+        let len = self.len_of(page);
+        if len == 0 && content == Content::Stored {
+            return Err(self.past_end(page));
+        }
+        let latched = match self.latched(group, (page, content), tries)? {
+            Ok(latched) => latched,
+            Err(obstacle) => return Ok(Err(obstacle)),
+        };
+        let mut view = self.view(page, latched, len, counted.take());
+        if content == Content::New {
+            view.make_new();
+        }
+        Ok(Ok(view))
     }
 
     /// [`File::pin_mut`] of a page that is cached and that nobody else holds; `None` where it
@@ -187,7 +203,7 @@ impl File {
 
     /// Whether who changes a page is to write some others first, as much is dirty. Says so where
     /// that is done in the background.
-    fn has_to_write(&self, page: u64) -> bool {
+    pub(super) fn has_to_write(&self, page: u64) -> bool {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         if backing.source.region().is_some() {
             return false;
@@ -254,14 +270,14 @@ impl File {
     pub(super) fn view_alone(
         &self,
         page: u64,
-        wait: &LatchWait<'_>,
+        tries: Tries,
     ) -> Result<Result<PageMut, Obstacle>, Error> {
-        let latched = self.latched(&self.group, (page, Content::Stored), wait)?;
+        let latched = self.latched(&self.group, (page, Content::Stored), tries)?;
         Ok(latched.map(|latched| self.view(page, latched, self.len_of(page), None)))
     }
 
     /// Counts a view against the pin budget, where one is.
-    fn count_view(&self) -> Result<Option<Counted<'_>>, Error> {
+    pub(super) fn count_view(&self) -> Result<Option<Counted<'_>>, Error> {
         self.group
             .count_if_limited(self.open.order.nr_pages().into())
     }
@@ -289,22 +305,27 @@ impl File {
         &self,
         group: &Group,
         (page, content): (u64, Content),
-        wait: &LatchWait<'_>,
+        tries: Tries,
     ) -> Result<Result<Latched<'_>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let may_reclaim = wait.may_reclaim();
+        let may_reclaim = tries.may_reclaim();
         let key = self.key_to_write(page)?;
         let room = match backing.expect_dirty(shared, page, may_reclaim)? {
             Ok(room) => room,
             Err(error) => return Ok(Err(Obstacle::Unlisted { page, error })),
         };
         let mut is_new = content == Content::New;
+        let is_read_for_others = || tries.is_task && shared.core.is_resident(key);
         loop {
-            match shared.latch(key, wait.access(Access::Pin)) {
+            match shared.latch(key, tries.access(Access::Pin)) {
                 Latch::Held(frame) => return Ok(Ok((frame, room))),
                 Latch::Busy { frame, version } => {
                     let at = (frame, version);
                     return Ok(Err(Obstacle::Held { page, at }));
+                }
+                Latch::Miss if is_read_for_others() => {
+                    let access = Access::Pin;
+                    return Ok(Err(Obstacle::Missing { page, access }));
                 }
                 Latch::Miss if is_new => match self.latched_new(group, key, may_reclaim) {
                     Ok(Some(frame)) => return Ok(Ok((frame, room))),
@@ -312,7 +333,7 @@ impl File {
                     Ok(None) => is_new = false,
                     Err(error) => return Ok(Err(Obstacle::Refused { page, error })),
                 },
-                Latch::Miss if !wait.may_read() && backing.stored_of(page) > 0 => {
+                Latch::Miss if !tries.may_read() && backing.stored_of(page) > 0 => {
                     let access = Access::Pin;
                     return Ok(Err(Obstacle::Missing { page, access }));
                 }

@@ -1,23 +1,16 @@
 //! Writes to cached pages, and their way to the store.
 
-use super::latch_wait::{LatchWait, Obstacle};
+use super::latch_wait::{LatchWait, Obstacle, Tries};
 use super::{File, Fill};
 use crate::Error;
 use crate::backing::{Backing, Room};
-use crate::flusher::Dirtiness;
-use crate::hooks::Hooked;
 use crate::page::{self, Latch};
-use crate::writeback::Which;
 use pagetide_core::memory::{Io, PageError, PageIn};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::PageKey;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::RwLockReadGuard;
-use std::sync::atomic::Ordering;
-
-/// Pages that a writer writes back at a time.
-const BATCH: u64 = 64;
 
 /// A file that could not be written back when it was closed, and why.
 ///
@@ -67,10 +60,10 @@ impl From<CloseError> for Error {
 /// Bytes for one page.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
-    page: u64,
+    pub(super) page: u64,
     /// Where they begin in the page.
     skip: usize,
-    bytes: &'a [u8],
+    pub(super) bytes: &'a [u8],
 }
 
 impl Part<'_> {
@@ -125,14 +118,9 @@ impl File {
                 Some(length) => length,
                 None => self.resume_change(at / page_bytes)?,
             };
-            let skip = usize::try_from(at % page_bytes).expect("below the page size");
-            let room = self.open.order.bytes() - skip;
-            let part = Part {
-                page: at / page_bytes,
-                skip,
-                bytes: &buf[done..][..room.min(buf.len() - done)],
-            };
-            match self.write_part(part, &wait)? {
+            let part = self.part_at(at, &buf[done..]);
+            self.check_log_of(part.page)?;
+            match self.write_part(part, wait.tries())? {
                 Ok(None) => begun = Some(length),
                 Ok(Some(charged)) => {
                     // Whoever wants the file for himself does not wait for these writes.
@@ -150,6 +138,14 @@ impl File {
         drop(begun);
         self.open.shared.pay_debt();
         Ok(done)
+    }
+
+    /// The part of the bytes that go to `at` on, for the page that they begin in.
+    pub(super) fn part_at<'a>(&self, at: u64, bytes: &'a [u8]) -> Part<'a> {
+        let (page, skip) = self.place(at);
+        let room = self.open.order.bytes() - skip;
+        let bytes = &bytes[..room.min(bytes.len())];
+        Part { page, skip, bytes }
     }
 
     /// Keeps the file from getting shorter under somebody who is about to change bytes of a page.
@@ -227,64 +223,19 @@ impl File {
         self.open.backing.catch_up(&self.open.shared)
     }
 
-    /// [`File::check_droppable`], and another try where the store failed to take something. With
-    /// the lock of the file's length: what is found holds until the change is made.
+    /// [`Writer::prepare`](super::balance::Writer::prepare) for pages of the handle's group.
     pub(super) fn check_writable(&self) -> Result<(), Error> {
-        let backing = &*self.open.backing;
-        // Behind a shorter end and in a hole would be old bytes.
-        self.check_droppable()?;
-        if backing.is_failing.load(Ordering::Relaxed) {
-            // Whoever writes on gives the store another chance; the others' files are not asked.
-            // Who has a page latched may need the lock of the length to go on, or be this thread.
-            let some = Which {
-                nr_pages: BATCH,
-                waits: false,
-                ..Which::ALL
-            };
-            let shared = &self.open.shared;
-            shared.try_failing(backing, some, None)?;
-            shared.write_dirty(backing, 0..=u64::MAX, some)?;
-        }
-        self.check_log(self.group.id())
+        self.check_may_write()?;
+        self.writer().prepare(&[self.group.id()])
     }
 
-    /// Whether pages of the file wait for the log.
-    fn is_gated(&self) -> bool {
-        let hooked = self.open.backing.hooked.get();
-        hooked.is_some_and(Hooked::is_gated)
-    }
-
-    /// Where pages wait for the log and too many are dirty, in the group or at a level above it,
-    /// somebody has to write some first: this file or, where it cannot, others at that level.
-    fn check_log(&self, group: u32) -> Result<(), Error> {
-        let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let is_gated = self.is_gated();
-        let Some(level) = is_gated.then(|| shared.hard_level(group)).flatten() else {
-            return Ok(());
-        };
-        let any = Which {
-            waits: false,
-            ..Which::ALL
-        };
-        if shared.write_dirty(backing, 0..=u64::MAX, any)? > 0 {
-            return Ok(());
-        }
-        shared.write_some_below(level, backing);
-        match shared.hard_level(group) {
-            Some(level) if self.is_gated() => Err(Error::DirtyLimit {
-                group: shared.path_of(level),
-                file: backing.name.to_string(),
-                source: backing.log_error(),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    /// [`File::check_log`] for the group that a page is charged to, where that is not the handle's.
+    /// Has room made where a page waits for the log that is charged to another group than the
+    /// handle's.
     pub(super) fn check_log_of(&self, page: u64) -> Result<(), Error> {
-        let charged = self.is_gated().then(|| self.charged_to(page)).flatten();
+        let writer = self.writer();
+        let charged = writer.is_gated().then(|| self.charged_to(page)).flatten();
         match charged.filter(|&group| group != self.group.id()) {
-            Some(group) => self.check_log(group),
+            Some(group) => writer.check_log(group),
             None => Ok(()),
         }
     }
@@ -320,15 +271,14 @@ impl File {
 
     /// Writes a part, unless somebody holds its page or there is no memory for it; returns the
     /// group that has a dirty page more, where one has.
-    fn write_part(
+    pub(super) fn write_part(
         &self,
         part: Part<'_>,
-        wait: &LatchWait<'_>,
+        tries: Tries,
     ) -> Result<Result<Option<u32>, Obstacle>, Error> {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        let may_reclaim = wait.may_reclaim();
+        let may_reclaim = tries.may_reclaim();
         let key = self.key_to_write(part.page)?;
-        self.check_log_of(part.page)?;
         let room = match backing.expect_dirty(shared, part.page, may_reclaim)? {
             Ok(room) => room,
             Err(error) => {
@@ -343,8 +293,9 @@ impl File {
             true => Access::Prefetch,
             false => Access::Copy,
         };
+        let is_read_for_others = || tries.is_task && shared.core.is_resident(key);
         loop {
-            match shared.latch(key, wait.access(access)) {
+            match shared.latch(key, tries.access(access)) {
                 Latched::Held(frame) => {
                     let mut latch = Latch::new(shared, frame, self.open.order);
                     let was_dirty = latch.was_dirty();
@@ -362,7 +313,10 @@ impl File {
                     let (page, at) = (part.page, (frame, version));
                     return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latched::Miss if !wait.may_read() && !part.covers(backing.stored_of(part.page)) => {
+                Latched::Miss
+                    if is_read_for_others()
+                        || !tries.may_read() && !part.covers(backing.stored_of(part.page)) =>
+                {
                     let page = part.page;
                     return Ok(Err(Obstacle::Missing { page, access }));
                 }
@@ -419,34 +373,6 @@ impl File {
         shared.core.set_dirty_early(io);
         backing.note_dirty(part.page, shared.second(), room);
         Ok(())
-    }
-
-    /// Writes some of this file back where much of the handle's group is dirty, or of the one that
-    /// a page is charged to, so that writers are as fast as the store and no faster.
-    pub(super) fn balance(&self, charged: u32) {
-        let own = self.group.id();
-        self.balance_group(own);
-        if charged != own {
-            self.balance_group(charged);
-        }
-    }
-
-    fn balance_group(&self, group: u32) {
-        let shared = &self.open.shared;
-        shared.balance_levels(group, &self.open.backing);
-        match shared.dirtiness(group) {
-            Dirtiness::Fine => return,
-            Dirtiness::Background => return shared.tell_flusher(),
-            Dirtiness::Hard => {}
-        }
-        let some = Which {
-            nr_pages: BATCH,
-            waits: false,
-            ..Which::ALL
-        };
-        // Where it fails, the next write of this file says so; where this file has no dirty pages,
-        // others do, whose writers are slowed down instead.
-        let _failed = shared.write_dirty(&self.open.backing, 0..=u64::MAX, some);
     }
 
     /// Writes the file back, without making it durable, and closes this handle.

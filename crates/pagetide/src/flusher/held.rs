@@ -74,6 +74,34 @@ impl Shared {
         self.held(backing, write)?.ok()
     }
 
+    /// [`Shared::write_dirty`] by a caller that has no handle of the file, and that is told where
+    /// the store unwinds; none where it was closed.
+    pub(crate) fn write_some_held(
+        &self,
+        backing: &Backing,
+        which: Which<'_>,
+    ) -> Result<u64, Error> {
+        let written = self.held_told(backing, |woken| {
+            self.write_pass(backing, 0..=u64::MAX, which, Some(woken))
+        });
+        match written? {
+            Some(written) => written.result.map(|()| written.nr_pages),
+            None => Ok(0),
+        }
+    }
+
+    /// [`Shared::try_failing`] by such a caller.
+    pub(crate) fn try_failing_held(
+        &self,
+        backing: &Backing,
+        which: Which<'_>,
+    ) -> Result<(), Error> {
+        let tried = self.held_told(backing, |woken| {
+            self.try_failing(backing, which, Some(woken))
+        });
+        tried.map(|_| ())
+    }
+
     /// [`Shared::held`] of what its caller is to know of, also where it unwinds.
     fn held_told<T>(
         &self,

@@ -82,4 +82,5 @@ mod views;
 mod waits;
 #[cfg(feature = "watch")]
 mod watch;
+mod write_tasks;
 mod writes;

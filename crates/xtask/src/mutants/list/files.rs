@@ -525,8 +525,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who changes a part of a page reads it with the file's lock",
         file: "file/latch_wait.rs",
-        find: "self.nr_read >= MAX_READ",
-        replace: "true || self.nr_read >= MAX_READ",
+        find: "!self.is_task && self.nr_read >= MAX_READ",
+        replace: "true",
         tests: Tests::Runtime("slow_stores::who_reads_a_page"),
     },
     Mutant {
@@ -539,7 +539,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who waits for a write keeps readers out",
         file: "file/latch_wait.rs",
-        find: "        self.withdraw();\n        act(self)\n",
+        find: "        self.intent.withdraw();\n        act(self)\n",
         replace: "        act(self)\n",
         tests: Tests::Runtime("views::who_waits_for_a_pin"),
     },

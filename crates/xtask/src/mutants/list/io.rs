@@ -47,7 +47,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "who writes waits for a failed page that somebody changes",
-        file: "file/write.rs",
+        file: "file/balance.rs",
         find: "                waits: false,\n                ..Which::ALL",
         replace: "                ..Which::ALL",
         tests: Tests::RuntimeUnit("writeback::"),

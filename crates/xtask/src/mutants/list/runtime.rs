@@ -358,8 +358,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "who waits for the log is refused while others could be written",
-        file: "file/write.rs",
-        find: "shared.write_some_below(level, backing);",
+        file: "file/balance.rs",
+        find: "self.shared.write_some_below(level, self.backing);",
         replace: "",
         tests: Tests::Runtime("hooks::who_waits"),
     },

@@ -1,0 +1,146 @@
+//! What those who change pages do for it: where much is dirty, they write some back.
+
+use super::File;
+use crate::Error;
+use crate::backing::Backing;
+use crate::flusher::Dirtiness;
+use crate::hooks::Hooked;
+use crate::shared::Shared;
+use crate::writeback::Which;
+use std::sync::atomic::Ordering;
+
+/// Pages that a writer writes back at a time.
+const BATCH: u64 = 64;
+
+/// Who changes pages of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Writer<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) backing: &'a Backing,
+    /// Keeps the file open by a handle of it. Else it may be closed meanwhile, and there is nothing
+    /// to write then.
+    pub(super) has_handle: bool,
+}
+
+impl Writer<'_> {
+    /// Does what the store has to do before the file takes more changes of pages that are charged
+    /// to these groups. With the lock of the file's length: what is found holds until the change is
+    /// made.
+    pub(super) fn prepare(&self, groups: &[u32]) -> Result<(), Error> {
+        let backing = self.backing;
+        backing.check_poison()?;
+        // Behind a shorter end and in a hole would be old bytes.
+        backing.catch_up(self.shared)?;
+        if backing.is_failing.load(Ordering::Relaxed) {
+            // Whoever writes on gives the store another chance; the others' files are not asked.
+            // Who has a page latched may need the lock of the length to go on, or be this thread.
+            let some = Which {
+                nr_pages: BATCH,
+                waits: false,
+                ..Which::ALL
+            };
+            match self.has_handle {
+                true => self.shared.try_failing(backing, some, None)?,
+                false => self.shared.try_failing_held(backing, some)?,
+            }
+            self.write(some)?;
+        }
+        groups.iter().try_for_each(|&group| self.check_log(group))
+    }
+
+    /// Whether pages of the file wait for the log.
+    pub(super) fn is_gated(&self) -> bool {
+        let hooked = self.backing.hooked.get();
+        hooked.is_some_and(Hooked::is_gated)
+    }
+
+    /// Where pages wait for the log, the level that pages of a group are charged to of which too
+    /// much is dirty.
+    pub(super) fn full_level(&self, group: u32) -> Option<u32> {
+        let is_gated = self.is_gated();
+        is_gated.then(|| self.shared.hard_level(group)).flatten()
+    }
+
+    /// Where pages wait for the log and too many are dirty, in the group or at a level above it,
+    /// somebody has to write some first: this file or, where it cannot, others at that level.
+    pub(super) fn check_log(&self, group: u32) -> Result<(), Error> {
+        let Some(level) = self.full_level(group) else {
+            return Ok(());
+        };
+        let any = Which {
+            waits: false,
+            ..Which::ALL
+        };
+        if self.write(any)? > 0 {
+            return Ok(());
+        }
+        self.shared.write_some_below(level, self.backing);
+        match self.full_level(group) {
+            Some(level) => Err(Error::DirtyLimit {
+                group: self.shared.path_of(level),
+                file: self.backing.name.to_string(),
+                source: self.backing.log_error(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes some of this file back where much is dirty of a group, or of one above it, so that
+    /// writers are as fast as the store and no faster.
+    pub(super) fn balance(&self, group: u32) {
+        self.shared.balance_levels(group, self.backing);
+        self.balance_group(group);
+    }
+
+    /// [`Writer::balance`] by who was to look at the levels above.
+    pub(super) fn balance_now(&self, group: u32) {
+        self.shared.balance_levels_now(group, self.backing);
+        self.balance_group(group);
+    }
+
+    fn balance_group(&self, group: u32) {
+        match self.shared.dirtiness(group) {
+            Dirtiness::Fine => return,
+            Dirtiness::Background => return self.shared.tell_flusher(),
+            Dirtiness::Hard => {}
+        }
+        let some = Which {
+            nr_pages: BATCH,
+            waits: false,
+            ..Which::ALL
+        };
+        // Where it fails, the next write of this file says so; where this file has no dirty pages,
+        // others do, whose writers are slowed down instead.
+        let _failed = self.write(some);
+    }
+
+    /// Writes dirty pages of the file; returns how many.
+    fn write(&self, which: Which<'_>) -> Result<u64, Error> {
+        let (shared, backing) = (self.shared, self.backing);
+        match self.has_handle {
+            true => shared.write_dirty(backing, 0..=u64::MAX, which),
+            false => shared.write_some_held(backing, which),
+        }
+    }
+}
+
+impl File {
+    /// Who changes pages by this handle.
+    pub(super) fn writer(&self) -> Writer<'_> {
+        Writer {
+            shared: &self.open.shared,
+            backing: &self.open.backing,
+            has_handle: true,
+        }
+    }
+
+    /// Writes some of this file back where much of the handle's group is dirty, or of the one that
+    /// a page is charged to.
+    pub(super) fn balance(&self, charged: u32) {
+        let own = self.group.id();
+        self.writer().balance(own);
+        if charged != own {
+            self.writer().balance(charged);
+        }
+    }
+}

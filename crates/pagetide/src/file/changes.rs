@@ -1,0 +1,318 @@
+//! Changes of pages for tasks: futures of any executor.
+
+use super::latch_wait::{Intent, Obstacle, PATIENCE, PAUSE, TURN, Tries};
+use super::sync::{Syncing, Work};
+use super::tasks::BringIn;
+use super::view::Content;
+use super::{File, patience};
+use crate::alarms::Alarm;
+use crate::backing::Room;
+use crate::memory_wait::MemoryWait;
+use crate::shrinker::is_shrinking;
+use crate::wait::Ticket;
+use crate::{Error, PageMut};
+use pagetide_core::memory::{PageError, PageIn};
+use pagetide_core::units::Frame;
+use std::future::{Future, poll_fn};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// What came of one try to change a page.
+enum Tried<T> {
+    Done(T),
+    /// It has to wait for this.
+    Behind(Obstacle),
+    /// The store has something to do first, or somebody has the file for himself.
+    Unprepared,
+}
+
+/// What one page of a call waits for. Its wish that no new pins come in ends with it.
+struct TaskWait<'a> {
+    file: &'a File,
+    tries: Tries,
+    /// How much longer it waits for pins.
+    left: Duration,
+    /// Since when it waits for them just now, and until when it leaves the page to readers.
+    since: Option<Instant>,
+    pause: Option<Instant>,
+    /// Where its waker is meanwhile.
+    ticket: Option<Ticket>,
+    alarm: Option<Alarm<'a>>,
+    memory: Option<MemoryWait>,
+    /// A place in the map of a region: it is there for one page only, and stays until that has it.
+    room: Option<Room<'a>>,
+    intent: Intent<'a>,
+}
+
+impl<'a> TaskWait<'a> {
+    fn new(file: &'a File) -> TaskWait<'a> {
+        TaskWait {
+            file,
+            tries: Tries {
+                is_task: true,
+                ..Tries::default()
+            },
+            left: PATIENCE,
+            since: None,
+            pause: None,
+            ticket: None,
+            alarm: None,
+            memory: None,
+            room: None,
+            intent: Intent::none(file.home()),
+        }
+    }
+
+    /// [`LatchWait::on`](super::latch_wait::LatchWait::on) for a task. What has to be reclaimed is
+    /// by who polls.
+    async fn on(&mut self, obstacle: Obstacle) -> Result<(), Error> {
+        match obstacle {
+            Obstacle::Held { page, at } => {
+                poll_fn(|context| self.poll_holder(page, at, context.waker())).await
+            }
+            Obstacle::Missing { page, access } => {
+                self.intent.withdraw();
+                let (file, access) = (self.file, self.tries.access(access));
+                let op = PageIn::new(file.key_to_write(page)?, file.group.id(), access);
+                drop(BringIn::begun(file, op).await?);
+                self.tries.nr_read += 1;
+                Ok(())
+            }
+            Obstacle::Refused {
+                page,
+                error: PageError::Alloc(_),
+            } => self.await_room(page, true).await,
+            Obstacle::Unlisted { page, .. } => self.await_room(page, false).await,
+            Obstacle::Refused { page, error } => {
+                Err(self.file.error(&self.file.group, error, page))
+            }
+        }
+    }
+
+    async fn await_room(&mut self, page: u64, needs_frame: bool) -> Result<(), Error> {
+        self.intent.withdraw();
+        let file = self.file;
+        let nr_bytes = || file.page_bytes() as u64;
+        let made = poll_fn(|context| {
+            file.home().io.reap();
+            let asked = (&file.group, nr_bytes);
+            patience::poll(&mut self.memory, asked, context.waker(), || {
+                file.make_room(&file.group, page, needs_frame)
+                    .map_or_else(|error| Ok(Err(error)), |made| made.map(Ok))
+            })
+        });
+        self.room = made.await??;
+        self.tries.nr_made += 1;
+        Ok(())
+    }
+
+    fn poll_holder(
+        &mut self,
+        page: u64,
+        (frame, version): (Frame, u32),
+        waker: &Waker,
+    ) -> Poll<Result<(), Error>> {
+        let shared = self.file.home();
+        shared.check_process()?;
+        shared.io.reap();
+        self.rest();
+        let core = &shared.core;
+        if core.is_in_writeback(frame) {
+            // It ends by itself, and readers go on meanwhile.
+            self.intent.withdraw();
+            let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
+            self.ticket = shared.waiters.register(frame, waker, is_held);
+            return self.pending_if(self.ticket.is_some());
+        }
+        self.intent.is_on(frame);
+        if is_shrinking() {
+            // The pin may be of the very call that asked for memory.
+            return Poll::Ready(Err(self.file.busy(page)));
+        }
+        let now = Instant::now();
+        let has_paused = self.pause.is_some_and(|until| now >= until);
+        if has_paused || !core.is_held(frame, version) {
+            self.pause = None;
+            return Poll::Ready(Ok(()));
+        }
+        if self.left.is_zero() {
+            // Before this one's wish ends: other writers wake with them.
+            shared.waiters.give_readers(frame, now + TURN);
+            return Poll::Ready(Err(self.file.busy(page)));
+        }
+        self.since = Some(now);
+        if shared.waiters.is_turn_of_readers(frame) {
+            self.intent.withdraw();
+            let until = *self.pause.get_or_insert(now + PAUSE);
+            self.alarm = Some(Alarm::set(shared, until, waker, None));
+            return Poll::Pending;
+        }
+        let is_held = || core.is_held(frame, version) && !core.is_in_writeback(frame);
+        self.ticket = shared.waiters.register(frame, waker, is_held);
+        if self.ticket.is_some() {
+            self.alarm = Some(Alarm::set(shared, now + self.left, waker, Some(frame)));
+        }
+        self.pending_if(self.ticket.is_some())
+    }
+
+    fn pending_if(&self, has_to_wait: bool) -> Poll<Result<(), Error>> {
+        match has_to_wait {
+            true => Poll::Pending,
+            false => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Waits for nothing any more.
+    fn rest(&mut self) {
+        self.alarm = None;
+        if let Some(ticket) = self.ticket.take() {
+            self.file.home().waiters.forget(ticket);
+        }
+        if let Some(since) = self.since.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+    }
+}
+
+impl Drop for TaskWait<'_> {
+    fn drop(&mut self) {
+        if self.file.home().is_forked() {
+            self.intent.forget();
+            return;
+        }
+        self.rest();
+    }
+}
+
+impl File {
+    /// Whether something has to be written before a page is changed that waits for the log.
+    fn has_full_level(&self, page: u64) -> bool {
+        let own = self.group.id();
+        let is_full = |group| self.writer().full_level(group).is_some();
+        self.writer().is_gated() && (is_full(own) || self.charged_to(page).is_some_and(is_full))
+    }
+
+    /// One try to change a page, with the lock of the file's length.
+    fn try_change<T>(
+        &self,
+        page: u64,
+        is_prepared: bool,
+        change: impl FnOnce() -> Result<Result<T, Obstacle>, Error>,
+    ) -> Result<Tried<T>, Error> {
+        self.check_may_write()?;
+        self.open.shared.fill_put_off();
+        let backing = &*self.open.backing;
+        let at_once = backing.length.try_share();
+        let Some(_length) = at_once.filter(|_| !backing.is_obstructed()) else {
+            return Ok(Tried::Unprepared);
+        };
+        if !is_prepared && self.has_full_level(page) {
+            return Ok(Tried::Unprepared);
+        }
+        Ok(match change()? {
+            Ok(done) => Tried::Done(done),
+            Err(obstacle) => Tried::Behind(obstacle),
+        })
+    }
+
+    /// Changes a page as soon as nothing is in the way.
+    async fn change<T>(
+        &self,
+        page: u64,
+        mut change: impl FnMut(Tries) -> Result<Result<T, Obstacle>, Error>,
+    ) -> Result<T, Error> {
+        let mut wait = TaskWait::new(self);
+        let mut is_prepared = false;
+        loop {
+            let tries = wait.tries;
+            match self.try_change(page, is_prepared, || change(tries))? {
+                Tried::Done(done) => return Ok(done),
+                Tried::Behind(obstacle) => wait.on(obstacle).await?,
+                Tried::Unprepared => {
+                    wait.intent.withdraw();
+                    self.have_done(Work::Prepare, page).await?;
+                    is_prepared = true;
+                }
+            }
+        }
+    }
+
+    /// Has a thread of the memory do what who changes a page does for it.
+    async fn have_done(&self, work: fn([u32; 2]) -> Work, page: u64) -> Result<(), Error> {
+        let own = self.group.id();
+        let work = work([own, self.charged_to(page).unwrap_or(own)]);
+        match self.open.shared.io.syncs.has_threads() {
+            true => Syncing::begin(self, work).await?.result,
+            false => self.open.do_for_writers(work),
+        }
+    }
+
+    /// [`File::write_at`] as a future, for any executor: a missing page is read in the background,
+    /// as by [`File::pin_async`], pins and writes of a page are waited for without a thread, and
+    /// where much is dirty a thread of the memory writes some of it back meanwhile, one for each
+    /// file.
+    ///
+    /// Dropped, it has written the pages before the one that it waited for, and waits no more.
+    /// Polling may reclaim, as there; what is charged above `high` is paid by a later call. As long
+    /// as it waits for pins on a page, up to a second, no new ones come in. That second is told by
+    /// the memory's thread, or under [`Builder::without_thread`](crate::Builder::without_thread) by
+    /// [`Memory::tick`](crate::Memory::tick); then the store is waited for by who polls.
+    ///
+    /// # Errors
+    /// As [`File::write_at`], and [`Error::TimedOut`] as [`File::pin_async`].
+    pub async fn write_at_async(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
+        self.check_may_write()?;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.saturating_add(done as u64);
+            let part = self.part_at(at, &buf[done..]);
+            let dirtied = self.change(part.page, |tries| self.write_part(part, tries));
+            if dirtied.await?.is_some() {
+                self.balance_async(part.page).await;
+            }
+            done += part.bytes.len();
+        }
+        Ok(done)
+    }
+
+    /// [`File::pin_mut`] as a future, as [`File::write_at_async`].
+    ///
+    /// # Errors
+    /// As [`File::pin_mut`], and [`Error::TimedOut`] as [`File::pin_async`].
+    pub fn pin_mut_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
+        let file = self.clone();
+        async move { file.view_async(page, Content::Stored).await }
+    }
+
+    /// [`File::pin_new`] as a future, as [`File::write_at_async`].
+    ///
+    /// # Errors
+    /// As [`File::pin_new`], and [`Error::TimedOut`] as [`File::pin_async`].
+    pub fn pin_new_async(
+        &self,
+        page: u64,
+    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
+        let file = self.clone();
+        async move { file.view_async(page, Content::New).await }
+    }
+
+    async fn view_async(&self, page: u64, content: Content) -> Result<PageMut, Error> {
+        self.check_may_write()?;
+        let mut counted = self.count_view()?;
+        self.balance_async(page).await;
+        let view = self.change(page, |tries| {
+            self.view_of(&self.group, (page, content), tries, &mut counted)
+        });
+        view.await
+    }
+
+    /// Has some written back where much is dirty. What fails, the next change of the file says.
+    async fn balance_async(&self, page: u64) {
+        if self.has_to_write(page) {
+            let _balanced = self.have_done(Work::Balance, page).await;
+        }
+    }
+}
