@@ -375,18 +375,13 @@ impl<'a> Run<'a> {
         slices: &mut [IoSlice<'_>],
         outcomes: &mut Outcomes,
     ) -> u32 {
-        let (mut nr_failed, mut is_first) = (0, true);
+        let mut nr_failed = 0;
         for piece in pieces {
             // What a ring did not take is tried here, as long as there is hope.
             if piece.result.is_none() && nr_failed >= MAX_FAILURES {
                 break;
             }
             let outcomes = &mut outcomes[piece.slices.clone()];
-            if piece.result.is_none() && !is_first && is_over(self.until) {
-                outcomes.fill(Err(LEFT));
-                continue;
-            }
-            is_first = false;
             if piece.is_over() {
                 self.note_taken(piece.offset, piece.nr_bytes);
                 outcomes.fill(Ok(()));

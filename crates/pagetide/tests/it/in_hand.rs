@@ -260,19 +260,25 @@ fn a_shrinker_changes_the_file_for_whose_page_it_is_asked() {
 
 #[test]
 fn a_shrinker_does_not_wait_for_a_pin_of_the_thread_that_it_runs_on() {
-    let memory = memory();
-    let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
-    let write = file.clone();
-    let change = move || write.write_at(&[2], 0).map(drop);
-    let (group, _registered, told) = full_group(&memory, change);
-    let reader = file.for_group(&group);
-    let pinned = file.pin(0).unwrap();
-    (1..200).for_each(|page| drop(reader.pin(page).unwrap()));
-    told.assert_busy_at_once();
-    // Nor does it keep others out.
-    assert_eq!(reader.pin(0).unwrap()[0], 7);
-    drop(pinned);
-    file.write_at(&[2], 0).unwrap();
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [Change; 2] = [
+        |file| file.write_at(&[2], 0).map(drop),
+        |file| block_on(file.write_at_async(&[2], 0)).map(drop),
+    ];
+    for change in changes {
+        let memory = memory();
+        let file = open(&memory, Disk::of(vec![7; 512 * PAGE]));
+        let own = file.clone();
+        let (group, _registered, told) = full_group(&memory, move || change(&own));
+        let reader = file.for_group(&group);
+        let pinned = file.pin(0).unwrap();
+        (1..200).for_each(|page| drop(reader.pin(page).unwrap()));
+        told.assert_busy_at_once();
+        // Nor does it keep others out.
+        assert_eq!(reader.pin(0).unwrap()[0], 7);
+        drop(pinned);
+        change(&file).unwrap();
+    }
 }
 
 #[test]

@@ -183,13 +183,15 @@ fn a_page_that_the_store_never_takes_keeps_no_other_back() {
 
 #[test]
 fn who_writes_waits_for_no_other_files_store() {
-    for error in [0, EIO] {
-        beside_slow_writes(error);
+    // Neighbours, too, which are begun together and given to it one after the other.
+    for (error, apart) in [(0, 2), (0, 1), (EIO, 2)] {
+        beside_slow_writes(error, apart);
     }
 }
 
-/// Five hundred writes beside a file whose store is slow, and answers with `error`.
-fn beside_slow_writes(error: i32) {
+/// Five hundred writes beside a file of which each of some pages is dirty, and whose store is slow
+/// and answers with `error`.
+fn beside_slow_writes(error: i32, apart: u64) {
     let builder = Memory::builder().budget(ByteSize::mib(16));
     let memory = builder.without_thread().build().unwrap();
     let [ours, theirs] = ["ours", "theirs"].map(|name| memory.root().child(name).unwrap());
@@ -197,7 +199,7 @@ fn beside_slow_writes(error: i32) {
     slow.fail(error);
     let their = slow.open(&memory, &theirs);
     // A fifth of all: then its writer writes some of it, or is refused.
-    let write = |page: &u64| their.write_at(&[1], page * 2 * PAGE).is_ok();
+    let write = |page: &u64| their.write_at(&[1], page * apart * PAGE).is_ok();
     assert!((0..1000).take_while(write).count() > 700);
     slow.write_in(20);
     let before = slow.nr_writes();

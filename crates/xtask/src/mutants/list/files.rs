@@ -418,13 +418,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("when_the_time_is_over"),
     },
     Mutant {
-        name: "all that was begun is written though the time is over",
-        file: "writeback/run.rs",
-        find: "piece.result.is_none() && !is_first && is_over(self.until)",
-        replace: "piece.result.is_none() && !is_first && false",
-        tests: Tests::RuntimeUnit("when_the_time_is_over"),
-    },
-    Mutant {
         name: "hooks are asked about pages for which there is no time",
         file: "writeback/run.rs",
         find: "if !is_first && is_over(self.until) {\n                        *outcome",
