@@ -451,10 +451,20 @@ impl Found {
             }
         };
         match is_file {
+            true if found.len == 0 && has_bytes(file)? => {
+                Err(io::Error::other("it has bytes, but no length"))
+            }
             true => Ok(found),
             false => Err(io::Error::other("not a regular file")),
         }
     }
+}
+
+/// Whether a file that said that it is empty has bytes all the same, as those of `/proc` do.
+fn has_bytes(file: &fs::File) -> io::Result<bool> {
+    let is_read = rustix::io::pread(file, &mut [0], 0) == Ok(1);
+    // Somebody may have written some since.
+    Ok(is_read && file.metadata()?.len() == 0)
 }
 
 fn align_of(statx: &Statx) -> Option<usize> {

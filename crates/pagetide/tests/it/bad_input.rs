@@ -141,6 +141,8 @@ fn what_is_no_regular_file_is_refused() {
         folder.path(),
         Path::new("/dev/null"),
         Path::new("/dev/zero"),
+        // Bytes and no length.
+        Path::new("/proc/self/status"),
         &fifo,
     ] {
         let message = memory.open(path, &root).unwrap_err().to_string();
