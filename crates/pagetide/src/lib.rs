@@ -43,7 +43,8 @@
 //! reclaims in the background (none with [`Builder::without_thread`]); another one writes back once
 //! a file is written. A page is read by the thread that needs it, many together
 //! ([`File::pin_many`]) by io_uring or a few threads, and what is prefetched by one that reaps
-//! io_uring. A few more sync what tasks wait for ([`File::sync_async`]).
+//! io_uring. A few more write and sync what tasks wait for ([`File::write_at_async`],
+//! [`File::sync_async`]).
 
 mod alarms;
 mod alloc_wait;

@@ -43,6 +43,14 @@ impl Work {
     }
 }
 
+/// Each of them once.
+fn distinct(groups: &[u32; 2]) -> &[u32] {
+    match groups[0] == groups[1] {
+        true => &groups[..1],
+        false => groups,
+    }
+}
+
 /// What came of a sync, or of its writes so far.
 pub(super) struct Synced {
     pub(super) result: Result<(), Error>,
@@ -95,12 +103,11 @@ impl Backing {
             Work::Sync(_) => {}
             Work::Prepare(groups) => {
                 let _length = self.length.share();
-                writer.prepare(&groups)?;
+                writer.prepare(distinct(&groups))?;
             }
-            Work::Balance([own, charged]) => {
-                writer.balance_now(own);
-                if charged != own {
-                    writer.balance_now(charged);
+            Work::Balance(groups) => {
+                for &group in distinct(&groups) {
+                    writer.balance_now(group);
                 }
             }
         }

@@ -320,13 +320,36 @@ fn what_the_store_took_of_a_page_before_it_failed_is_not_in_a_hole() {
     assert!(read(&file) == disk.state().bytes);
 }
 
+/// A store that says how long it is once, when it is opened.
+struct SaysOnce(Disk, AtomicBool);
+
+impl Store for SaysOnce {
+    forward!(0: read_at, write_at, is_writable, sync, set_len);
+
+    fn len(&self) -> io::Result<u64> {
+        match self.1.swap(true, Ordering::Relaxed) {
+            false => self.0.len(),
+            true => Err(io::Error::from_raw_os_error(EIO)),
+        }
+    }
+}
+
 #[test]
 fn what_the_store_took_of_a_page_before_it_failed_is_what_it_has() {
-    let (disk, _memory, file) = sevens(0);
-    file.write_at(&[7; PAGE], 0).unwrap();
-    flush_part(&disk, &file, 0);
-    file.discard_dirty().unwrap();
-    assert!(read(&file) == disk.state().bytes);
+    let (disk, memory) = (Disk::default(), memory());
+    let stores: [Box<dyn Store>; 2] = [
+        Box::new(disk.clone()),
+        Box::new(SaysOnce(disk.clone(), AtomicBool::new(false))),
+    ];
+    for store in stores {
+        disk.state().bytes.clear();
+        let file = memory.open_store(store, "disk", &memory.root());
+        let file = file.unwrap();
+        file.write_at(&[7; PAGE], 0).unwrap();
+        flush_part(&disk, &file, 0);
+        file.discard_dirty().unwrap();
+        assert!(read(&file) == disk.state().bytes);
+    }
 }
 
 #[test]

@@ -346,7 +346,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "file/changes.rs",
         find: "true => Syncing::begin(self, work).await?.result,",
         replace: "true => self.open.do_for_writers(work),",
-        tests: Tests::Runtime("write_tasks::what_is_dirty"),
+        tests: Tests::Runtime("write_tasks::a_task_waits_for_the_store"),
     },
     Mutant {
         name: "tasks write faster than the store",
