@@ -204,11 +204,15 @@ impl File {
         self.check_may_write()?;
         self.open.shared.fill_put_off();
         let backing = &*self.open.backing;
-        let at_once = backing.length.try_share();
-        let Some(_length) = at_once.filter(|_| !backing.is_obstructed()) else {
+        let Some(_length) = backing.length.try_share() else {
             return Ok(Tried::Unprepared);
         };
-        if !is_prepared && self.has_full_level(page) {
+        let is_ready = match is_prepared {
+            // Its store has had another chance, if not by this call then by others.
+            true => !backing.behind.is_any(),
+            false => !backing.is_obstructed() && !self.has_full_level(page),
+        };
+        if !is_ready {
             return Ok(Tried::Unprepared);
         }
         Ok(match change()? {

@@ -434,3 +434,41 @@ fn who_has_the_file_for_himself_is_waited_for_by_a_thread() {
     assert_eq!(file.pin(9).unwrap()[..], [7; 4096]);
     assert_eq!(file.pin(20).unwrap()[..], [0; 4096]);
 }
+
+#[test]
+fn a_task_waits_for_no_write_of_a_page_that_had_failed() {
+    type Change = fn(&File) -> Result<(), Error>;
+    let changes: [Change; 3] = [
+        |file| file.write_at(&[2; 10], 5 * PAGE).map(drop),
+        |file| block_on(file.write_at_async(&[2; 10], 5 * PAGE)).map(drop),
+        |file| block_on(file.pin_mut_async(5)).map(drop),
+    ];
+    let builders = [Memory::builder(), Memory::builder().without_thread()];
+    for (builder, change) in builders
+        .iter()
+        .flat_map(|it| changes.map(|change| (it, change)))
+    {
+        let memory = builder.clone().budget(ByteSize::mib(8)).build().unwrap();
+        let (has_failed, gate) = (AtomicBool::new(false), Gate::default());
+        let own = gate.clone();
+        let store = Forgets(move |bytes: &[u8], _| {
+            if !has_failed.swap(true, Ordering::SeqCst) {
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            own.pass();
+            Ok(bytes.len())
+        });
+        let file = memory.open_store(Box::new(store), "fails once", &memory.root());
+        let file = file.unwrap();
+        file.write_at(&[1; 10], 0).unwrap();
+        assert!(file.flush_range(..).is_err());
+        let shut = gate.shut();
+        thread::scope(|scope| {
+            let again = scope.spawn(|| file.flush_range(..));
+            shut.await_one();
+            change(&file).unwrap();
+            drop(shut);
+            again.join().unwrap().unwrap();
+        });
+    }
+}

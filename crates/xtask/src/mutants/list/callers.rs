@@ -372,15 +372,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tasks write on though too many pages wait for the log",
         file: "file/changes.rs",
-        find: "!is_prepared && self.has_full_level(page)",
-        replace: "false && !is_prepared && self.has_full_level(page)",
+        find: "!backing.is_obstructed() && !self.has_full_level(page)",
+        replace: "!backing.is_obstructed()",
         tests: Tests::Runtime("write_tasks::a_task_is_refused"),
     },
     Mutant {
         name: "a task writes to a file whose store failed",
         file: "file/changes.rs",
-        find: "at_once.filter(|_| !backing.is_obstructed())",
-        replace: "at_once.filter(|_| true)",
+        find: "!backing.is_obstructed() && !self.has_full_level(page)",
+        replace: "!self.has_full_level(page)",
         tests: Tests::Runtime("write_tasks::a_store_that_failed"),
     },
     Mutant {
