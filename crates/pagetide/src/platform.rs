@@ -122,7 +122,7 @@ impl Shared {
     }
 
     /// Whether others wait for what the thread returns from: then a later call pays.
-    fn is_called(&self) -> bool {
+    pub(crate) fn is_called(&self) -> bool {
         writeback::is_writing(self) || stall::is_reading(self) || shrinker::is_shrinking()
     }
 

@@ -251,7 +251,9 @@ impl File {
     async fn have_done(&self, work: fn([u32; 2]) -> Work, page: u64) -> Result<(), Error> {
         let own = self.group.id();
         let work = work([own, self.charged_to(page).unwrap_or(own)]);
-        match self.open.shared.io.syncs.has_threads() {
+        let shared = &self.open.shared;
+        // Who is called by a store may be on the very thread that he would wait for.
+        match shared.io.syncs.has_threads() && !shared.is_called() {
             true => Syncing::begin(self, work).await?.result,
             false => self.open.do_for_writers(work),
         }

@@ -102,8 +102,10 @@ impl Backing {
         match work {
             Work::Sync(_) => {}
             Work::Prepare(groups) => {
-                let _length = self.length.share();
-                writer.prepare(distinct(&groups))?;
+                // None where who asked a shrinker may have it: its caller is refused.
+                if let Some(_length) = self.length.share() {
+                    writer.prepare(distinct(&groups))?;
+                }
             }
             Work::Balance(groups) => {
                 for &group in distinct(&groups) {

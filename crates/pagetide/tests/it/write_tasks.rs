@@ -12,7 +12,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -517,4 +517,61 @@ fn inside_a_shrinker_a_task_waits_for_nobody_who_has_the_file_for_himself() {
         let is_busy = |met: &Result<(), Error>| matches!(met, Err(Error::PageBusy { .. }));
         assert!(met.iter().all(is_busy), "{met:?}");
     }
+}
+
+/// A store that keeps its bytes in another file of the same memory.
+struct Above(File);
+
+impl Store for Above {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset).map_err(io::Error::other)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.len())
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        if thread::current().name() == Some("pagetide-flush") {
+            // So that others have some to write.
+            thread::sleep(Duration::from_millis(20));
+        }
+        block_on(self.0.write_at_async(buf, offset)).map_err(io::Error::other)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        block_on(self.0.sync_async()).map_err(io::Error::other)
+    }
+}
+
+#[test]
+fn a_store_that_writes_to_another_file_of_its_memory_waits_for_no_thread_that_it_is_on() {
+    let (end, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        let memory = memory();
+        let below = Forgets(|bytes: &[u8], _| Ok(bytes.len()));
+        let below = memory.open_store(Box::new(below), "below", &memory.root());
+        let below = below.unwrap();
+        let above = Box::new(Above(below.clone()));
+        let above = memory.open_store(above, "above", &memory.root()).unwrap();
+        let mut bytes = vec![0; 800 * 4096];
+        below.read_at(&mut bytes, 0).unwrap();
+        for _ in 0..5 {
+            let mut views: Vec<_> = (0..600).map(|page| above.pin_mut(page).unwrap()).collect();
+            views.iter_mut().for_each(|view| view[0] = 1);
+            // Much is dirty now.
+            drop(views);
+            for page in 600..800 {
+                block_on(below.write_at_async(&[1; 4096], page * PAGE)).unwrap();
+            }
+        }
+        end.send(()).unwrap();
+    });
+    has_ended
+        .recv_timeout(Duration::from_secs(20))
+        .expect("it waits for itself");
 }
