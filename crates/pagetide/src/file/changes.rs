@@ -68,6 +68,8 @@ impl<'a> TaskWait<'a> {
     async fn on(&mut self, obstacle: Obstacle) -> Result<(), Error> {
         match obstacle {
             Obstacle::Held { page, at } => {
+                // Once, and whatever becomes of the page meanwhile: it ends with this wait.
+                self.intent.is_on(at.0);
                 poll_fn(|context| self.poll_holder(page, at, context.waker())).await
             }
             Obstacle::Missing { page, access } => {
@@ -124,7 +126,6 @@ impl<'a> TaskWait<'a> {
             self.ticket = shared.waiters.register(frame, waker, is_held);
             return self.pending_if(self.ticket.is_some());
         }
-        self.intent.is_on(frame);
         if is_shrinking() {
             // The pin may be of the very call that asked for memory.
             return Poll::Ready(Err(self.file.busy(page)));
@@ -141,7 +142,7 @@ impl<'a> TaskWait<'a> {
             return Poll::Ready(Err(self.file.busy(page)));
         }
         self.since = Some(now);
-        if shared.waiters.is_turn_of_readers(frame) {
+        if self.pause.is_some() || shared.waiters.is_turn_of_readers(frame) {
             self.intent.withdraw();
             let until = *self.pause.get_or_insert(now + PAUSE);
             self.alarm = Some(Alarm::set(shared, until, waker, None));
@@ -326,5 +327,45 @@ impl File {
         if self.has_to_write(page) {
             let _balanced = self.have_done(Work::Balance, page).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+    use pagetide_core::memory::{Effects, PageWrite};
+    use pagetide_core::page_cache::{Access, Latched};
+    use std::task::Context;
+
+    #[test]
+    fn who_waits_for_a_write_keeps_no_pins_from_the_page() {
+        let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+        let memory = memory.build().unwrap();
+        let data = tempfile::NamedTempFile::new().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        file.write_at(&[1; 4096], 0).unwrap();
+        let shared = file.home();
+        let key = file.open.backing.key(0).unwrap();
+        let held = file.pin(0).unwrap();
+        let mut wait = TaskWait::new(&file);
+        let Latched::Busy { frame, version } = shared.latch(key, Access::Copy) else {
+            panic!("it is pinned");
+        };
+        assert!(file.try_pin(0).unwrap().is_none());
+        // Somebody begins to write it just then.
+        let PageWrite::Begun(write) = shared.core.begin_page_write(key, None) else {
+            panic!("it is dirty");
+        };
+        let at = (frame, version);
+        let mut on = Box::pin(wait.on(Obstacle::Held { page: 0, at }));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(on.as_mut().poll(&mut context).is_pending());
+        let is_open = file.try_pin(0).unwrap().is_some();
+        drop((on, held));
+        let (cpu, mut effects) = (crate::cpu::current(), Effects::new());
+        shared.core.put_back_write(cpu, write, &mut effects);
+        drop(wait);
+        assert!(is_open);
     }
 }
