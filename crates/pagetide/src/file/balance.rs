@@ -92,13 +92,8 @@ impl Writer<'_> {
         self.balance_group(group);
     }
 
-    /// [`Writer::balance`] by who was to look at the levels above.
-    pub(super) fn balance_now(&self, group: u32) {
-        self.shared.balance_levels_now(group, self.backing);
-        self.balance_group(group);
-    }
-
-    fn balance_group(&self, group: u32) {
+    /// [`Writer::balance`] without a look at the levels above.
+    pub(super) fn balance_group(&self, group: u32) {
         match self.shared.dirtiness(group) {
             Dirtiness::Fine => return,
             Dirtiness::Background => return self.shared.tell_flusher(),

@@ -33,8 +33,9 @@ pub(super) enum Work {
     Sync(Bytes),
     /// What the store has to do before pages are changed that are charged to these groups.
     Prepare([u32; 2]),
-    /// Writes some back where much is dirty of these.
-    Balance([u32; 2]),
+    /// Writes some of the file back where much is dirty of these, and of whatever file where much
+    /// is at a level above them, if that is so.
+    Balance([u32; 2], bool),
 }
 
 impl Work {
@@ -107,9 +108,12 @@ impl Backing {
                     writer.prepare(distinct(&groups))?;
                 }
             }
-            Work::Balance(groups) => {
+            Work::Balance(groups, looks_above) => {
                 for &group in distinct(&groups) {
-                    writer.balance_now(group);
+                    if looks_above {
+                        shared.balance_levels_now(group, self);
+                    }
+                    writer.balance_group(group);
                 }
             }
         }
@@ -334,8 +338,15 @@ fn do_all(
 ) -> Vec<(Arc<End>, thread::Result<Synced>)> {
     let mut all = Vec::with_capacity(requests.len());
     let mut last = None;
-    let mut is_durable = true;
+    let (mut is_durable, mut has_looked) = (true, false);
     for Request { work, end } in requests {
+        // Once for all: others' stores may take their time.
+        let work = match work {
+            Work::Balance(groups, true) => {
+                Work::Balance(groups, !mem::replace(&mut has_looked, true))
+            }
+            work => work,
+        };
         let begin = || match (work, last) {
             // They were written just now, and all had asked by then.
             (Work::Sync(bytes), Some((same, failed))) if same == bytes => Synced {
@@ -428,6 +439,46 @@ impl Future for Syncing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::tests::Takes;
+    use crate::{ByteSize, Memory};
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn of_many_tasks_that_write_one_writes_others_files() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let nr_calls = Arc::new(AtomicU64::new(0));
+        let open = |name: &str| {
+            let count = Arc::clone(&nr_calls);
+            let store = Takes(move |bytes: &[u8], _| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(bytes.len())
+            });
+            let group = memory.root().child(name).unwrap();
+            memory.open_store(Box::new(store), name, &group).unwrap()
+        };
+        let [ours, theirs] = ["ours", "theirs"].map(open);
+        // At once, of 2,048 pages; no neighbours.
+        let views: Vec<_> = (0..600)
+            .map(|page| theirs.pin_new(2 * page).unwrap())
+            .collect();
+        drop(views);
+        let shared = memory.home();
+        let groups = [ours.group.id(); 2];
+        let request = || Request {
+            work: Work::Balance(groups, true),
+            end: Arc::default(),
+        };
+        let requests = vec![request(), request(), request()];
+        let ended = do_all(shared, &ours.open.backing, requests);
+        assert!(
+            ended
+                .iter()
+                .all(|(_, told)| told.as_ref().unwrap().result.is_ok())
+        );
+        // As many as who writes 64 pages has to write of theirs.
+        assert_eq!(nr_calls.load(Ordering::Relaxed), 128);
+    }
 
     #[test]
     fn syncs_and_writers_have_turns() {
@@ -443,7 +494,7 @@ mod tests {
             let is_sync = |request: &Request| request.work.is_sync();
             wanted.iter().map(is_sync).collect::<Vec<_>>()
         };
-        let (sync, balance) = (Work::Sync(None), Work::Balance([0; 2]));
+        let (sync, balance) = (Work::Sync(None), Work::Balance([0; 2], false));
         assert!(add(sync));
         for work in [balance, sync, Work::Prepare([0; 2])] {
             assert!(!add(work));

@@ -201,21 +201,27 @@ impl File {
         Ok(Some(self.view(page, (frame, room), len, counted)))
     }
 
-    /// Whether who changes a page is to write some others first, as much is dirty. Says so where
+    /// Whether who changes a page is to write some others first, as much is dirty.
+    fn has_to_write(&self, page: u64) -> bool {
+        self.is_much_dirty(page) != [false; 2]
+    }
+
+    /// Whether who changes a page is to write some of its file first, as much of its group or the
+    /// handle's is dirty, and some of whatever file, as much is at a level above. Says so where
     /// that is done in the background.
-    pub(super) fn has_to_write(&self, page: u64) -> bool {
+    pub(super) fn is_much_dirty(&self, page: u64) -> [bool; 2] {
         let (shared, backing) = (&self.open.shared, &*self.open.backing);
         if backing.source.region().is_some() {
-            return false;
+            return [false; 2];
         }
         let own = self.group.id();
         let charged = self.charged_to(page).unwrap_or(own);
         let alone = shared.dirtiness(own).max(shared.dirtiness(charged));
-        let most = alone.max(shared.dirtiness_above(charged, backing));
-        if most > Dirtiness::Fine {
+        let above = shared.dirtiness_above(charged, backing);
+        if alone.max(above) > Dirtiness::Fine {
             shared.tell_flusher();
         }
-        most == Dirtiness::Hard
+        [alone, above].map(|dirtiness| dirtiness == Dirtiness::Hard)
     }
 
     /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 /// From when on a store hangs: a turn and one write of many pages are less.
 const HANGS: Duration = Duration::from_millis(200);
-/// From when on some writes took long: who writes others' pages has no more time.
+/// How long writes take together before they are judged: who writes others' pages has no more time.
 const LONG: Duration = Duration::from_millis(50);
-/// What a page of 4 KiB takes where as many as one has to write of others take so long.
+/// What a page of 4 KiB takes where as many as one has to write of others take as long as that.
 const PER_PAGE: Duration = LONG.checked_div(128).unwrap();
-/// Writes in a row that took long, from which on a store is slow: one may have waited for a CPU.
+/// Times in a row that they took longer, from which on a store is slow: once, a thread may have
+/// waited for a CPU.
 const FEW: u32 = 2;
 /// Writes under way at once that are noted, of one file.
 const MAX_NOTED: usize = 8;
@@ -20,7 +21,10 @@ const MAX_NOTED: usize = 8;
 pub(crate) struct Pace {
     /// When the writes that are under way began, in ns of the memory's clock; 0 for none.
     under_way: [AtomicU64; MAX_NOTED],
-    /// Writes in a row that took long.
+    /// What writes took since they were last judged, and the pages of 4 KiB that they were of.
+    took_ns: AtomicU64,
+    nr_pages: AtomicU32,
+    /// Times in a row that it took longer than it may.
     nr_long: AtomicU32,
 }
 
@@ -57,18 +61,25 @@ impl Pace {
         self.nr_long.load(Ordering::Relaxed) >= FEW || begun.any(is_hanging)
     }
 
-    /// So many pages of 4 KiB took so long; none of them says nothing, unless that was long.
+    /// So many pages of 4 KiB took so long.
     fn note(&self, took: Duration, nr_pages: u32) {
-        let nr_long = self.nr_long.load(Ordering::Relaxed);
-        let is_slow = nr_pages == 0 || took > PER_PAGE.saturating_mul(nr_pages);
-        let nr_long = match () {
-            () if took > HANGS => FEW,
-            () if took > LONG && is_slow => nr_long + 1,
-            // Few pages take less than that also where each takes long.
-            () if is_slow => return,
-            () => 0,
+        if took > HANGS {
+            return self.nr_long.store(FEW, Ordering::Relaxed);
+        }
+        let took_ns = u64::try_from(took.as_nanos()).expect("it did not hang");
+        let all_ns = took_ns + self.took_ns.fetch_add(took_ns, Ordering::Relaxed);
+        let all = Duration::from_nanos(all_ns);
+        let nr_all = nr_pages.saturating_add(self.nr_pages.fetch_add(nr_pages, Ordering::Relaxed));
+        if all <= LONG {
+            return;
+        }
+        self.took_ns.store(0, Ordering::Relaxed);
+        self.nr_pages.store(0, Ordering::Relaxed);
+        let nr_long = match all > PER_PAGE.saturating_mul(nr_all) {
+            true => FEW.min(1 + self.nr_long.load(Ordering::Relaxed)),
+            false => 0,
         };
-        self.nr_long.store(nr_long.min(FEW), Ordering::Relaxed);
+        self.nr_long.store(nr_long, Ordering::Relaxed);
     }
 }
 
@@ -118,7 +129,7 @@ mod tests {
         hangs.end(1);
         assert!(pace.is_slow(shared));
         // Until it is written again, fast.
-        pace.begin(shared).end(1000);
+        pace.note(2 * LONG, 1000);
         assert!(!pace.is_slow(shared));
     }
 
@@ -144,17 +155,18 @@ mod tests {
         // As many as in that time are to be written.
         pace.note(long, 200);
         pace.note(long, 200);
-        assert!(!is_slow());
         pace.note(long, 3);
         assert!(!is_slow(), "a thread may have waited for a CPU");
-        pace.note(LONG / 10, 1);
-        pace.note(long, 3);
+        // One by one, too; some are faster.
+        (0..2).for_each(|_| pace.note(2 * LONG / 5, 1));
+        pace.note(LONG / 1000, 1);
+        assert!(!is_slow());
+        pace.note(2 * LONG / 5, 1);
         assert!(is_slow());
-        // Neither says that it is fast now.
-        pace.note(LONG / 10, 1);
-        pace.note(Duration::ZERO, 0);
-        assert!(is_slow());
+        // A few do not say that it is fast now.
         pace.note(LONG / 10, 64);
+        assert!(is_slow());
+        (0..10).for_each(|_| pace.note(LONG / 10, 64));
         assert!(!is_slow());
     }
 }

@@ -351,8 +351,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tasks write faster than the store",
         file: "file/changes.rs",
-        find: "        if self.has_to_write(page) {\n",
-        replace: "        if false && self.has_to_write(page) {\n",
+        find: "        if alone || above {\n",
+        replace: "        if false {\n",
         tests: Tests::Runtime("write_tasks::a_task_waits_for_the_store"),
     },
     Mutant {
@@ -382,6 +382,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "!backing.is_obstructed() && !self.has_full_level(page)",
         replace: "!self.has_full_level(page)",
         tests: Tests::Runtime("write_tasks::a_store_that_failed"),
+    },
+    Mutant {
+        name: "each task that writes has others' files written",
+        file: "file/sync.rs",
+        find: "Work::Balance(groups, !mem::replace(&mut has_looked, true))",
+        replace: "Work::Balance(groups, !mem::replace(&mut has_looked, false))",
+        tests: Tests::RuntimeUnit("of_many_tasks_that_write"),
     },
     Mutant {
         name: "syncs wait as long as tasks write",

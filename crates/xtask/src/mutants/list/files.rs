@@ -182,8 +182,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a view is had at once however much siblings have dirty",
         file: "file/view.rs",
-        find: "alone.max(shared.dirtiness_above(charged, backing))",
-        replace: "alone",
+        find: "[alone, above].map(",
+        replace: "[alone, alone].map(",
         tests: Tests::Runtime("dirty_levels::a_view_is_not_had"),
     },
     Mutant {
@@ -404,10 +404,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_write_that_hangs_is_slow"),
     },
     Mutant {
-        name: "a store is fast as soon as one page of it is written",
+        name: "a store whose writes are short is never slow",
         file: "writeback/pace.rs",
-        find: "            () if is_slow => return,\n",
-        replace: "",
+        find: "        if all <= LONG {\n",
+        replace: "        if took <= LONG {\n",
         tests: Tests::RuntimeUnit("few_pages_in_a_long_time"),
     },
     Mutant {
