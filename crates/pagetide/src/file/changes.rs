@@ -262,8 +262,8 @@ impl File {
 
     /// [`File::write_at`] as a future, for any executor: a missing page is read in the background,
     /// as by [`File::pin_async`], pins and writes of a page are waited for without a thread, and
-    /// where much is dirty a thread of the memory writes some of it back meanwhile, one for each
-    /// file.
+    /// where much is dirty, or the store failed before, a thread of the memory writes some of it
+    /// back meanwhile: one for each file, behind a sync of that which has begun.
     ///
     /// Dropped, it has written the pages before the one that it waited for, and waits no more.
     /// Polling may reclaim, as there; what is charged above `high` is paid by a later call. As long
@@ -288,7 +288,8 @@ impl File {
         Ok(done)
     }
 
-    /// [`File::pin_mut`] as a future, as [`File::write_at_async`].
+    /// [`File::pin_mut`] as a future, as [`File::write_at_async`]. It counts in the group's pin
+    /// budget from its first poll on.
     ///
     /// # Errors
     /// As [`File::pin_mut`], and [`Error::TimedOut`] as [`File::pin_async`].
@@ -300,7 +301,7 @@ impl File {
         async move { file.view_async(page, Content::Stored).await }
     }
 
-    /// [`File::pin_new`] as a future, as [`File::write_at_async`].
+    /// [`File::pin_new`] as a future, as [`File::pin_mut_async`].
     ///
     /// # Errors
     /// As [`File::pin_new`], and [`Error::TimedOut`] as [`File::pin_async`].
