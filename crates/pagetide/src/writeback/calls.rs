@@ -76,16 +76,17 @@ mod tests {
     use crate::writeback::{Which, Written};
     use crate::{ByteSize, Content, File, Hooks, Memory, OpenOptions};
     use std::io;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Instant;
+    use std::sync::{Arc, OnceLock};
+    use std::thread;
+    use std::time::{Duration, Instant};
 
-    /// Writes what is dirty of the memory's only file when the time for it is over.
-    fn write_too_late(memory: &Memory) -> Written {
+    /// Writes what is dirty of the memory's only file until then.
+    fn write_until(memory: &Memory, until: Instant) -> Written {
         let home = memory.home();
         let backing = home.backings().values().next().cloned().unwrap();
         let which = Which {
-            until: Some(Instant::now()),
+            until: Some(until),
             ..Which::ALL
         };
         home.write_pass(&backing, 0..=u64::MAX, which, None)
@@ -98,7 +99,7 @@ mod tests {
             file.write_at(&[7; 4096], page * 4096).unwrap();
         }
         for next in [Some(pages[1]), Some(pages[2]), None] {
-            let written = write_too_late(memory);
+            let written = write_until(memory, Instant::now());
             assert_eq!((written.nr_pages, written.next), (1, next), "{file:?}");
             assert_eq!((written.nr_failed, written.nr_gated), (0, 0));
         }
@@ -153,5 +154,29 @@ mod tests {
         let store = Box::new(Takes(|bytes: &[u8], _| Ok(bytes.len().min(1000))));
         let file = memory.open_store(store, "little by little", &memory.root());
         assert_one_by_one(&memory, &file.unwrap(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn of_a_slow_store_no_write_begins_when_its_time_is_over() {
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let until = Arc::new(OnceLock::<Instant>::new());
+        let nr_calls = Arc::new(AtomicU32::new(0));
+        let (end, count) = (Arc::clone(&until), Arc::clone(&nr_calls));
+        let store = Takes(move |bytes: &[u8], _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let end = end.get().expect("nobody writes before");
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+            Ok(bytes.len())
+        });
+        let file = memory.open_store(Box::new(store), "slow", &memory.root());
+        let file = file.unwrap();
+        for page in [0, 2, 4] {
+            file.write_at(&[7; 4096], page * 4096).unwrap();
+        }
+        let soon = || Instant::now() + Duration::from_millis(200);
+        let written = write_until(&memory, *until.get_or_init(soon));
+        assert_eq!(nr_calls.load(Ordering::Relaxed), 1);
+        assert_eq!((written.nr_pages, written.next), (1, Some(2)));
     }
 }
