@@ -79,8 +79,16 @@ impl Drop for Alarm<'_> {
 }
 
 impl Shared {
+    /// Wakes who waits for memory and may ask for it again, and who waits no longer than until now;
+    /// returns how long until the next call is due, if one is.
+    pub(crate) fn wake_due(&self) -> Option<Duration> {
+        let retry = self.memory_waits.tick(self.core.groups());
+        let alarm = self.tell_alarms();
+        retry.into_iter().chain(alarm).min()
+    }
+
     /// Tells whose time has come; returns how long until the next one's has.
-    pub(crate) fn tell_alarms(&self) -> Option<Duration> {
+    fn tell_alarms(&self) -> Option<Duration> {
         if self.alarms.count.load(Ordering::Relaxed) == 0 {
             return None;
         }

@@ -547,12 +547,7 @@ impl Memory {
         self.shared.flush_without_thread();
         self.shared.balance_wanted();
         let due = self.shared.tick();
-        let retry = self.shared.memory_waits.tick(self.shared.core.groups());
-        let alarm = self.shared.tell_alarms();
-        [retry, alarm]
-            .into_iter()
-            .flatten()
-            .fold(due, Duration::min)
+        self.shared.wake_due().map_or(due, |next| next.min(due))
     }
 
     /// Gives the memory of all large free blocks back to the OS now; returns the bytes.

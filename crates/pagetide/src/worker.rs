@@ -229,13 +229,9 @@ fn do_what_is_due(shared: &Shared, next_tick: &mut Instant) -> Duration {
     if Instant::now() >= *next_tick {
         *next_tick = Instant::now() + shared.tick();
     }
-    let retry = shared.memory_waits.tick(shared.core.groups());
-    let alarm = shared.tell_alarms();
+    let next = shared.wake_due();
     let due = next_tick.saturating_duration_since(Instant::now());
-    let due = [retry, alarm]
-        .into_iter()
-        .flatten()
-        .fold(due, Duration::min);
+    let due = next.map_or(due, |next| next.min(due));
     due.max(Duration::from_millis(1))
 }
 

@@ -12,6 +12,14 @@ use std::sync::atomic::Ordering;
 /// Pages that a writer writes back at a time.
 const BATCH: u64 = 64;
 
+/// Each of them once.
+pub(super) fn distinct(groups: &[u32; 2]) -> &[u32] {
+    match groups[0] == groups[1] {
+        true => &groups[..1],
+        false => groups,
+    }
+}
+
 /// Who changes pages of a file.
 #[derive(Clone, Copy)]
 pub(super) struct Writer<'a> {
@@ -132,10 +140,8 @@ impl File {
     /// Writes some of this file back where much of the handle's group is dirty, or of the one that
     /// a page is charged to.
     pub(super) fn balance(&self, charged: u32) {
-        let own = self.group.id();
-        self.writer().balance(own);
-        if charged != own {
-            self.writer().balance(charged);
+        for &group in distinct(&[self.group.id(), charged]) {
+            self.writer().balance(group);
         }
     }
 }

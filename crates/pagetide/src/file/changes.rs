@@ -124,7 +124,7 @@ impl<'a> TaskWait<'a> {
             self.intent.withdraw();
             let is_held = || core.is_held(frame, version) && core.is_in_writeback(frame);
             self.ticket = shared.waiters.register(frame, waker, is_held);
-            return self.pending_if(self.ticket.is_some());
+            return self.polled();
         }
         if is_shrinking() {
             // The pin may be of the very call that asked for memory.
@@ -153,11 +153,12 @@ impl<'a> TaskWait<'a> {
         if self.ticket.is_some() {
             self.alarm = Some(Alarm::set(shared, now + self.left, waker, Some(frame)));
         }
-        self.pending_if(self.ticket.is_some())
+        self.polled()
     }
 
-    fn pending_if(&self, has_to_wait: bool) -> Poll<Result<(), Error>> {
-        match has_to_wait {
+    /// Whether it has to wait: it is woken then.
+    fn polled(&self) -> Poll<Result<(), Error>> {
+        match self.ticket.is_some() {
             true => Poll::Pending,
             false => Poll::Ready(Ok(())),
         }

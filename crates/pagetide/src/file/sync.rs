@@ -4,7 +4,7 @@
 //! Of a file one thread at a time does what tasks wait for: a pass for all that have asked. Who
 //! asks meanwhile is served by the next one, so that a slow file takes one thread and not all.
 
-use super::balance::Writer;
+use super::balance::{Writer, distinct};
 use super::write::bytes_of;
 use super::{File, Open};
 use crate::Error;
@@ -41,14 +41,6 @@ pub(super) enum Work {
 impl Work {
     const fn is_sync(self) -> bool {
         matches!(self, Work::Sync(_))
-    }
-}
-
-/// Each of them once.
-fn distinct(groups: &[u32; 2]) -> &[u32] {
-    match groups[0] == groups[1] {
-        true => &groups[..1],
-        false => groups,
     }
 }
 

@@ -225,7 +225,7 @@ impl File {
 
     /// [`Writer::prepare`](super::balance::Writer::prepare) for pages of the handle's group.
     pub(super) fn check_writable(&self) -> Result<(), Error> {
-        self.check_may_write()?;
+        self.check_handle()?;
         self.writer().prepare(&[self.group.id()])
     }
 

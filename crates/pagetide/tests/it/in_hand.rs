@@ -425,8 +425,8 @@ fn a_file_whose_store_unwound_is_changed_as_before() {
     assert!(file.upgrade(file.pin(0).unwrap()).is_ok());
 }
 
-/// A store in a file of another memory.
-struct Stacked(File);
+/// A store in another file, perhaps of another memory.
+pub(crate) struct Stacked(pub(crate) File);
 
 impl Store for Stacked {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {

@@ -2,6 +2,7 @@
 
 use crate::disk::forward;
 use crate::gate::{Gate, Gated};
+use crate::in_hand::Stacked;
 use crate::many::memories;
 use crate::slow::{Forgets, PAGE};
 use crate::tasks::{Executor, Random};
@@ -520,31 +521,23 @@ fn inside_a_shrinker_a_task_waits_for_nobody_who_has_the_file_for_himself() {
 }
 
 /// A store that keeps its bytes in another file of the same memory.
-struct Above(File);
+struct Above(Stacked);
 
 impl Store for Above {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buf, offset).map_err(io::Error::other)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.0.len())
-    }
-
-    fn is_writable(&self) -> bool {
-        true
-    }
+    forward!(0: read_at, len, is_writable);
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         if thread::current().name() == Some("pagetide-flush") {
             // So that others have some to write.
             thread::sleep(Duration::from_millis(20));
         }
-        block_on(self.0.write_at_async(buf, offset)).map_err(io::Error::other)
+        let Stacked(below) = &self.0;
+        block_on(below.write_at_async(buf, offset)).map_err(io::Error::other)
     }
 
     fn sync(&self) -> io::Result<()> {
-        block_on(self.0.sync_async()).map_err(io::Error::other)
+        let Stacked(below) = &self.0;
+        block_on(below.sync_async()).map_err(io::Error::other)
     }
 }
 
@@ -556,7 +549,7 @@ fn a_store_that_writes_to_another_file_of_its_memory_waits_for_no_thread_that_it
         let below = Forgets(|bytes: &[u8], _| Ok(bytes.len()));
         let below = memory.open_store(Box::new(below), "below", &memory.root());
         let below = below.unwrap();
-        let above = Box::new(Above(below.clone()));
+        let above = Box::new(Above(Stacked(below.clone())));
         let above = memory.open_store(above, "above", &memory.root()).unwrap();
         let mut bytes = vec![0; 800 * 4096];
         below.read_at(&mut bytes, 0).unwrap();
