@@ -1,7 +1,8 @@
 //! Sequential readers of one file, a bounded number of them, each with its window.
 //!
 //! Whoever owns a [`Streams`] tells it of misses and of reads of marked pages, and of nothing else:
-//! [`Streams::marks`] says which pages to tell of, so that a hit costs a load and a compare.
+//! [`Streams::markers`] says which pages to tell of, and [`Streams::marks`] leaves out nearly all
+//! others, so that a hit costs a load and a compare.
 //!
 //! Source: windows as in [`super::readahead`]. The table in place of a state in each open file is
 //! ours, and so is the doubt about histories.
@@ -95,15 +96,20 @@ impl Streams {
         }
     }
 
-    /// The pages to tell of when they are read: those whose number, modulo 64, is a set bit. O(1).
+    /// The pages to tell of when they are read: of each reader one at most. O([`NR_STREAMS`]).
+    #[must_use]
+    pub fn markers(&self) -> [Option<u64>; NR_STREAMS] {
+        let sequential = |one: Option<Stream>| one.filter(|one| one.is_sequential);
+        self.streams
+            .map(|one| sequential(one).map(|one| one.window.marker()))
+    }
+
+    /// The same for a hit to look at: no others are told of than those whose number, modulo 64, is
+    /// a set bit. O([`NR_STREAMS`]).
     #[must_use]
     pub fn marks(&self) -> u64 {
-        let sequential = self
-            .streams
-            .iter()
-            .flatten()
-            .filter(|one| one.is_sequential);
-        sequential.fold(0, |marks, one| marks | mark_of(one.window.marker()))
+        let markers = self.markers().into_iter().flatten();
+        markers.fold(0, |marks, page| marks | 1 << (page % 64))
     }
 
     /// Page `request.start` was missed by a request of these pages. `cached` tells how many pages
@@ -164,7 +170,7 @@ impl Streams {
         }
     }
 
-    /// A page was read that [`Streams::marks`] has a bit for; `None` where it is not a marker.
+    /// A page was read that may be one of [`Streams::markers`]; `None` where it is not.
     /// O([`NR_STREAMS`]).
     ///
     /// # Panics
@@ -238,11 +244,7 @@ impl Streams {
     }
 }
 
-fn mark_of(page: u64) -> u64 {
-    1 << (page % 64)
-}
-
-/// Whether a page is to be told of.
+/// Whether [`Streams::marks`] has a page's bit.
 #[must_use]
 #[inline]
 pub const fn is_marked(marks: u64, page: u64) -> bool {

@@ -55,6 +55,7 @@ proptest! {
                     for page in at[reader]..end {
                         let has = cached.contains(&page);
                         prop_assert!(streams.marks().count_ones() <= 16, "a mark a reader");
+                        let is_marker = streams.markers().contains(&Some(page));
                         let ahead = if !has {
                             let before = |most: u32| {
                                 let pages = (0..page).rev().take(most as usize);
@@ -62,8 +63,11 @@ proptest! {
                             };
                             Some(streams.missed(page..end, bounds, before))
                         } else if is_marked(streams.marks(), page) {
-                            streams.marked(page, bounds)
+                            let ahead = streams.marked(page, bounds);
+                            prop_assert_eq!(ahead.is_some(), is_marker);
+                            ahead
                         } else {
+                            prop_assert!(!is_marker);
                             None
                         };
                         let Some(ahead) = ahead else { continue };

@@ -1,15 +1,15 @@
 //! Reading ahead of those who read one page after the other.
 //!
 //! Each file has a table of its sequential readers, behind a lock that is only tried: who finds it
-//! taken reads on without. A hit looks at one word, whose bits say for which pages the table is to
-//! be asked.
+//! taken reads on without. A hit looks at one word, whose bits leave out nearly all pages that the
+//! table is not to be asked for, and of the others at a list.
 
 use super::File;
 use super::begun::Begun;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
-use pagetide_core::page_cache::streams::{Ahead, Bounds, Streams, is_marked};
+use pagetide_core::page_cache::streams::{Ahead, Bounds, NR_STREAMS, Streams, is_marked};
 use pagetide_core::page_cache::{Access, readahead};
 use pagetide_core::sync::Padded;
 use std::ops::Range;
@@ -100,27 +100,59 @@ pub(super) enum By {
     Background,
 }
 
+/// In the place of a marker that there is not: no file has such a page.
+const NO_PAGE: u64 = u64::MAX;
+
 /// The sequential readers of an open file, whatever their handles.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Readers {
-    /// [`Streams::marks`]. A stale one costs a look at the table, or a window that begins later.
+    /// [`Streams::marks`] and [`Streams::markers`], as of the last time that any changed. Stale
+    /// ones cost a look at the table, or a window that begins later.
     marks: AtomicU64,
+    markers: [AtomicU64; NR_STREAMS],
     /// Each miss writes to it: not on the line that hits look at.
     streams: Padded<Mutex<Streams>>,
 }
 
+impl Default for Readers {
+    fn default() -> Readers {
+        Readers {
+            marks: AtomicU64::new(0),
+            markers: [const { AtomicU64::new(NO_PAGE) }; NR_STREAMS],
+            streams: Padded::default(),
+        }
+    }
+}
+
 impl Readers {
+    /// Whether a page is one that the table is to be told of. For few of those that are not,
+    /// `is_marked` says so.
+    fn is_marker(&self, page: u64) -> bool {
+        let mut markers = self.markers.iter();
+        markers.any(|marker| marker.load(Ordering::Relaxed) == page)
+    }
+
+    /// Says of the table what hits look at.
+    fn tell(&self, streams: &Streams) {
+        let store = |word: &AtomicU64, value| {
+            // Who reads here and there changes none: the lines stay with all CPUs.
+            if word.load(Ordering::Relaxed) != value {
+                word.store(value, Ordering::Relaxed);
+            }
+        };
+        store(&self.marks, streams.marks());
+        for (word, marker) in self.markers.iter().zip(streams.markers()) {
+            store(word, marker.unwrap_or(NO_PAGE));
+        }
+    }
+
     /// Asks the table, unless somebody else does just now.
     fn ask(&self, ask: impl FnOnce(&mut Streams) -> Option<Ahead>) -> Option<Ahead> {
         // A table of hints is whole between any two steps.
         let mut streams = unpoisoned(self.streams.try_lock())?;
         let ahead = ask(&mut streams);
         if ahead.is_some() {
-            let marks = streams.marks();
-            // Who reads here and there sets none: the line stays with all CPUs.
-            if self.marks.load(Ordering::Relaxed) != marks {
-                self.marks.store(marks, Ordering::Relaxed);
-            }
+            self.tell(&streams);
         }
         ahead
     }
@@ -189,7 +221,7 @@ impl File {
         self.wish.max_bytes.store(max_bytes, Ordering::Relaxed);
     }
 
-    /// A page was found. A load and a compare, but at the few pages that readers are told of.
+    /// A page was found. A load and a compare, but for one page in 64 for each sequential reader.
     #[inline]
     pub(super) fn look_ahead(&self, group: &Group, page: u64) {
         if is_marked(self.open.readers.marks.load(Ordering::Relaxed), page) {
@@ -201,6 +233,9 @@ impl File {
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
     fn read_on(&self, group: &Group, page: u64) {
+        if !self.open.readers.is_marker(page) {
+            return;
+        }
         let Some(bounds) = self.bounds(group) else {
             return;
         };
@@ -330,5 +365,44 @@ impl Shared {
             let high = level.limit(Limit::High);
             (level.usage() <= high).then(|| room.min(high))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, Memory};
+
+    #[test]
+    fn a_hit_asks_the_table_for_pages_alone_that_it_was_told_of() {
+        const NR_PAGES: u64 = 256;
+        let data = tempfile::NamedTempFile::new().unwrap();
+        data.as_file().set_len(NR_PAGES * 4096).unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(8));
+        let memory = memory.without_thread().build().unwrap();
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        let read = |page| drop(file.pin(page).unwrap());
+        (0..NR_PAGES).for_each(read);
+        let readers = &file.open.readers;
+        let bounds = file.bounds(&file.group).unwrap();
+        let marker_of = |streams: &Streams| streams.markers().into_iter().flatten().next();
+        let told = marker_of(&readers.streams.lock().unwrap()).unwrap();
+        // A reader whose marker is not on the list, and shares its bit with one that is.
+        let begun_at = |page: u64| {
+            let mut streams = Streams::new();
+            streams.missed(page..page + 1, bounds, |most| most);
+            let marker = marker_of(&streams)?;
+            (marker != told && marker % 64 == told % 64).then_some((streams, marker))
+        };
+        let (streams, other) = (0..NR_PAGES).find_map(begun_at).unwrap();
+        *readers.streams.lock().unwrap() = streams;
+        let nr_passed = || memory.stats().readahead_passed;
+        let before = nr_passed();
+        assert!(is_marked(readers.marks.load(Ordering::Relaxed), other));
+        read(other);
+        assert_eq!(nr_passed(), before);
+        readers.tell(&readers.streams.lock().unwrap());
+        read(other);
+        assert!(nr_passed() > before);
     }
 }

@@ -551,6 +551,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("slow_stores::who_writes_does_not"),
     },
     Mutant {
+        name: "a hit asks for readers at one page in 64 for each of them",
+        file: "file/ahead.rs",
+        find: "if !self.open.readers.is_marker(page) {",
+        replace: "if false && !self.open.readers.is_marker(page) {",
+        tests: Tests::RuntimeUnit("a_hit_asks_the_table"),
+    },
+    Mutant {
+        name: "hits are not told where the next window is to begin",
+        file: "file/ahead.rs",
+        find: "            self.tell(&streams);\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("a_hit_asks_the_table"),
+    },
+    Mutant {
         name: "what one call asks for is read page by page without readahead",
         file: "file/ahead.rs",
         find: "return by == By::Caller && self.read_asked",
