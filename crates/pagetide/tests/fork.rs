@@ -124,6 +124,16 @@ struct Held {
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>>>>;
 
+fn pinning(file: &File, page: u64) -> BoxFuture<Page> {
+    let file = file.clone();
+    Box::pin(async move { file.pin_async(page).await })
+}
+
+fn pinning_many<const N: usize>(file: &File, pages: [u64; N]) -> BoxFuture<Vec<Page>> {
+    let file = file.clone();
+    Box::pin(async move { file.pin_many_async(&pages).await })
+}
+
 /// In the child: everything is refused, and what is dropped changes nothing.
 fn refuse_and_drop(mut held: Held, data: &Path) {
     let (memory, group, file) = (&held.memory, &held.group, &held.file);
@@ -135,6 +145,11 @@ fn refuse_and_drop(mut held: Held, data: &Path) {
     assert!(is_forked(file.pin_many(&[1, 2])) && file.prefetch(0..9) == 0);
     assert!(is_forked(file.write_at(&[1], 0)) && is_forked(file.sync()));
     assert!(is_forked(block_on(file.sync_async())));
+    assert!(is_forked(block_on(file.flush_range_async(..))));
+    assert!(is_forked(block_on(file.pin_range_async(..))));
+    assert!(is_forked(block_on(file.pin_async(3))));
+    let bytes = &mut [0; 10];
+    assert!(is_forked(block_on(file.read_at_async(bytes, 3 * 4096))));
     assert!(is_forked(file.pin_mut(9)) && is_forked(file.set_len(0)));
     assert!(is_forked(group.alloc(Order::new(0))) && is_forked(group.child("a")));
     assert!(is_forked(group.alloc_by(Order::new(0), Instant::now())));
@@ -185,8 +200,8 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
             buf: group.alloc(Order::new(2)).unwrap(),
             reservation: group.reserve(ByteSize::mib(1)).unwrap(),
             permit: group.pin_permit(4).unwrap(),
-            future: Box::pin(file.pin_async(1500)),
-            many: Some(Box::pin(file.pin_many_async(&[3, 1600, 4, 1602]))),
+            future: pinning(&file, 1500),
+            many: Some(pinning_many(&file, [3, 1600, 4, 1602])),
             memory,
             group,
             file,
@@ -195,7 +210,7 @@ fn a_child_gets_errors_and_the_parent_goes_on() {
         let mut context = Context::from_waker(Waker::noop());
         // Ready where no thread reads: then the child polls another one.
         if held.future.as_mut().poll(&mut context).is_ready() {
-            held.future = Box::pin(held.file.pin_async(1501));
+            held.future = pinning(&held.file, 1501);
         }
         // So are these pages where they were read meanwhile: none stays pinned by them.
         let many = held.many.as_mut().unwrap().as_mut();

@@ -257,22 +257,27 @@ impl Anon {
     ///
     /// # Errors
     /// As [`Anon::pin`] and [`File::pin_async`].
-    pub fn pin_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<Page, Error>> + Send + 'static + use<> {
-        self.file.pin_async(page)
+    pub async fn pin_async(&self, page: u64) -> Result<Page, Error> {
+        self.file.pin_async(page).await
     }
 
     /// [`Anon::pin_many`] as a future, as [`File::pin_many_async`].
     ///
     /// # Errors
     /// As [`Anon::pin_many`] and [`File::pin_many_async`].
-    pub fn pin_many_async(
+    pub async fn pin_many_async(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        self.file.pin_many_async(pages).await
+    }
+
+    /// [`Anon::pin_range`] as a future, as [`File::pin_range_async`].
+    ///
+    /// # Errors
+    /// As [`Anon::pin_range`] and [`File::pin_range_async`].
+    pub async fn pin_range_async(
         &self,
-        pages: &[u64],
-    ) -> impl Future<Output = Result<Vec<Page>, Error>> + Send + 'static + use<> {
-        self.file.pin_many_async(pages)
+        range: impl RangeBounds<u64>,
+    ) -> Result<PinnedRange, Error> {
+        self.file.pin_range_async(range).await
     }
 
     /// [`Anon::read_at`] as a future, as [`File::read_at_async`].
@@ -296,22 +301,16 @@ impl Anon {
     ///
     /// # Errors
     /// As [`Anon::pin_mut`] and [`File::write_at_async`].
-    pub fn pin_mut_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
-        self.file.pin_mut_async(page)
+    pub async fn pin_mut_async(&self, page: u64) -> Result<PageMut, Error> {
+        self.file.pin_mut_async(page).await
     }
 
     /// [`Anon::pin_new`] as a future, as [`File::write_at_async`].
     ///
     /// # Errors
     /// As [`Anon::pin_new`] and [`File::write_at_async`].
-    pub fn pin_new_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
-        self.file.pin_new_async(page)
+    pub async fn pin_new_async(&self, page: u64) -> Result<PageMut, Error> {
+        self.file.pin_new_async(page).await
     }
 
     fn region(&self) -> &Region {

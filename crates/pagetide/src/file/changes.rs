@@ -1,7 +1,7 @@
 //! Changes of pages for tasks: futures of any executor.
 
 use super::latch_wait::{Intent, Obstacle, PATIENCE, PAUSE, TURN, Tries};
-use super::sync::{Syncing, Work};
+use super::sync::Work;
 use super::tasks::BringIn;
 use super::view::Content;
 use super::{File, patience};
@@ -13,7 +13,7 @@ use crate::wait::Ticket;
 use crate::{Error, PageMut};
 use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::units::Frame;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -242,23 +242,17 @@ impl File {
                 Tried::Behind(obstacle) => wait.on(obstacle).await?,
                 Tried::Unprepared => {
                     wait.intent.withdraw();
-                    self.have_done(Work::Prepare, page).await?;
+                    self.have_done(Work::Prepare(self.groups_at(page))).await?;
                     is_prepared = true;
                 }
             }
         }
     }
 
-    /// Has a thread of the memory do what who changes a page does for it.
-    async fn have_done(&self, work: impl Fn([u32; 2]) -> Work, page: u64) -> Result<(), Error> {
+    /// The groups that a change of a page is looked at in.
+    fn groups_at(&self, page: u64) -> [u32; 2] {
         let own = self.group.id();
-        let work = work([own, self.charged_to(page).unwrap_or(own)]);
-        let shared = &self.open.shared;
-        // Who is called by a store may be on the very thread that he would wait for.
-        match shared.io.syncs.has_threads() && !shared.is_called() {
-            true => Syncing::begin(self, work).await?.result,
-            false => self.open.do_for_writers(work),
-        }
+        [own, self.charged_to(page).unwrap_or(own)]
     }
 
     /// [`File::write_at`] as a future, for any executor: a missing page is read in the background,
@@ -294,24 +288,16 @@ impl File {
     ///
     /// # Errors
     /// As [`File::pin_mut`], and [`Error::TimedOut`] as [`File::pin_async`].
-    pub fn pin_mut_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
-        let file = self.clone();
-        async move { file.view_async(page, Content::Stored).await }
+    pub async fn pin_mut_async(&self, page: u64) -> Result<PageMut, Error> {
+        self.view_async(page, Content::Stored).await
     }
 
     /// [`File::pin_new`] as a future, as [`File::pin_mut_async`].
     ///
     /// # Errors
     /// As [`File::pin_new`], and [`Error::TimedOut`] as [`File::pin_async`].
-    pub fn pin_new_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<PageMut, Error>> + Send + 'static + use<> {
-        let file = self.clone();
-        async move { file.view_async(page, Content::New).await }
+    pub async fn pin_new_async(&self, page: u64) -> Result<PageMut, Error> {
+        self.view_async(page, Content::New).await
     }
 
     async fn view_async(&self, page: u64, content: Content) -> Result<PageMut, Error> {
@@ -328,8 +314,8 @@ impl File {
     async fn balance_async(&self, page: u64) {
         let [alone, above] = self.is_much_dirty(page);
         if alone || above {
-            let balance = |groups| Work::Balance(groups, above);
-            let _balanced = self.have_done(balance, page).await;
+            let balance = Work::Balance(self.groups_at(page), above);
+            let _balanced = self.have_done(balance).await;
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Why a page is not at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NotAtHand {
+pub(super) enum NotAtHand {
     /// It was looked for, and is not there.
     Missing,
     /// Perhaps it is there, but there is more to do.
@@ -32,19 +32,24 @@ impl File {
     /// than a second; `buf` may hold part of the bytes.
     /// [`ReadOptions::deadline`](crate::ReadOptions::deadline) sets other times.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        match self.read_at_hand(buf, offset) {
+            Ok(()) => Ok(buf.len()),
+            Err(not_at_hand) => self.read_slowly(buf, offset, not_at_hand == NotAtHand::Missing),
+        }
+    }
+
+    /// [`File::read_at`] of a part of one page that is there.
+    #[inline(always)] // Most hits.
+    pub(super) fn read_at_hand(&self, buf: &mut [u8], offset: u64) -> Result<(), NotAtHand> {
         let (page, skip) = self.place(offset);
-        let mut is_missing = false;
         if buf.len() <= self.page_bytes() - skip && self.is_whole(page) {
-            match self.at_hand(page, Access::Copy, skip) {
-                Ok(pin) if self.is_whole(page) => {
-                    buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
-                    return Ok(buf.len());
-                }
-                Ok(_) => {}
-                Err(not_at_hand) => is_missing = not_at_hand == NotAtHand::Missing,
+            let pin = self.at_hand(page, Access::Copy, skip)?;
+            if self.is_whole(page) {
+                buf.copy_from_slice(&pin.bytes()[skip..skip + buf.len()]);
+                return Ok(());
             }
         }
-        self.read_slowly(buf, offset, is_missing)
+        Err(NotAtHand::There)
     }
 
     /// [`File::read_at`] of more than a part of one page that is at hand; of one, perhaps, that was
@@ -66,15 +71,19 @@ impl File {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)] // The page comes in registers: two of its fields are not read as one at once.
     pub fn pin(&self, page: u64) -> Result<Page, Error> {
-        if self.is_whole(page)
-            && let Some(pin) = self.pin_at_hand(page)
-            && self.is_whole(page)
-        {
+        if let Some(pin) = self.pin_whole(page) {
             return Ok(pin.into_page(self.page_bytes(), None));
         }
         // In parts: a page that a call had written would be in memory on a hit, too.
         let (pin, len, account) = self.pin_slowly(page)?;
         Ok(pin.into_page(len, account))
+    }
+
+    /// The pin for a view of a page that is there, whole, where nothing else is to be done.
+    #[inline(always)] // Most hits.
+    pub(super) fn pin_whole(&self, page: u64) -> Option<Pin<'_>> {
+        let pin = self.is_whole(page).then(|| self.pin_at_hand(page))??;
+        self.is_whole(page).then_some(pin)
     }
 
     /// [`File::at_hand`] for a view.

@@ -6,6 +6,7 @@ use crate::Error;
 use crate::memory_wait::Limits;
 use crate::page::Page;
 use pagetide_core::memory::AllocError;
+use smallvec::SmallVec;
 use std::fmt;
 use std::ops::RangeBounds;
 
@@ -90,6 +91,14 @@ impl PinnedRange {
     }
 }
 
+/// Bytes of a range that a file has, the first and the last.
+struct There {
+    start: u64,
+    last: u64,
+    /// Where they are.
+    pages: SmallVec<[u64; 1]>,
+}
+
 impl File {
     /// A view of a range of bytes without a copy; it ends at the file's end.
     ///
@@ -121,40 +130,84 @@ impl File {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_range(&self, range: impl RangeBounds<u64>) -> Result<PinnedRange, Error> {
         self.check_process()?;
-        let page_bytes = self.open.order.bytes();
-        let Some((start, last)) = bytes_of(range) else {
-            return Ok(PinnedRange::of(Vec::new(), 0, 0, page_bytes));
+        let Some(wanted) = bytes_of(range) else {
+            return Ok(self.range_of(Vec::new(), 0, 0));
         };
         loop {
-            let len = self.len();
-            let first_page = start / page_bytes as u64;
-            if start >= len {
-                return Err(self.past_end(first_page));
-            }
-            let last = last.min(len - 1);
-            let pages = first_page..=last / page_bytes as u64;
-            if self.open.backing.key(*pages.end()).is_none() {
-                // Of a file longer than there are page numbers.
-                return Err(self.past_end(*pages.end()));
-            }
-            let pinned = match pages.end() - first_page {
-                0 => self.pin(first_page).map(|page| vec![page]),
-                more => {
-                    self.check_room(more + 1)?;
-                    self.pin_many(&pages.collect::<Vec<_>>())
-                }
+            let there = self.part_there(wanted)?;
+            let pinned = match &*there.pages {
+                &[page] => self.pin(page).map(|page| vec![page]),
+                pages => self.pin_many(pages),
             };
-            let pages = match pinned {
-                // Somebody has made it shorter meanwhile, and longer again perhaps.
-                Err(Error::PastEnd { .. }) if start < self.len() => continue,
-                pinned => pinned?,
-            };
-            let skip = usize::try_from(start % page_bytes as u64).expect("below the page size");
-            let range = PinnedRange::of(pages, skip, last - start + 1, page_bytes);
-            if !range.is_empty() {
+            if let Some(range) = self.shown(&there, pinned)? {
                 return Ok(range);
             }
         }
+    }
+
+    /// [`File::pin_range`] as a future, as [`File::pin_many_async`].
+    ///
+    /// # Errors
+    /// As [`File::pin_range`], but those of the pages as [`File::pin_many_async`].
+    pub async fn pin_range_async(
+        &self,
+        range: impl RangeBounds<u64>,
+    ) -> Result<PinnedRange, Error> {
+        self.check_process()?;
+        let Some(wanted) = bytes_of(range) else {
+            return Ok(self.range_of(Vec::new(), 0, 0));
+        };
+        loop {
+            let there = self.part_there(wanted)?;
+            let pinned = match &*there.pages {
+                &[page] => self.pin_async(page).await.map(|page| vec![page]),
+                pages => self.pin_many_async(pages).await,
+            };
+            if let Some(range) = self.shown(&there, pinned)? {
+                return Ok(range);
+            }
+        }
+    }
+
+    /// The part of a range, not empty, that the file has now.
+    fn part_there(&self, (start, last): (u64, u64)) -> Result<There, Error> {
+        let page_bytes = self.open.order.bytes() as u64;
+        let (len, first_page) = (self.len(), start / page_bytes);
+        if start >= len {
+            return Err(self.past_end(first_page));
+        }
+        let last = last.min(len - 1);
+        let last_page = last / page_bytes;
+        if self.open.backing.key(last_page).is_none() {
+            // Of a file longer than there are page numbers.
+            return Err(self.past_end(last_page));
+        }
+        if last_page > first_page {
+            self.check_room(last_page - first_page + 1)?;
+        }
+        let pages = SmallVec::from_iter(first_page..=last_page);
+        Ok(There { start, last, pages })
+    }
+
+    /// What its pages show of it, unless somebody has made the file shorter meanwhile, and longer
+    /// again perhaps.
+    fn shown(
+        &self,
+        there: &There,
+        pinned: Result<Vec<Page>, Error>,
+    ) -> Result<Option<PinnedRange>, Error> {
+        let pages = match pinned {
+            Err(Error::PastEnd { .. }) if there.start < self.len() => return Ok(None),
+            pinned => pinned?,
+        };
+        let page_bytes = self.open.order.bytes() as u64;
+        let skip = usize::try_from(there.start % page_bytes).expect("below the page size");
+        let range = self.range_of(pages, skip, there.last - there.start + 1);
+        Ok((!range.is_empty()).then_some(range))
+    }
+
+    fn range_of(&self, pages: Vec<Page>, skip: usize, most: u64) -> PinnedRange {
+        PinnedRange::of(pages, skip, most, self.open.order.bytes())
     }
 
     /// Whether the group may have so many of the file's pages at all: before they are listed.

@@ -1,5 +1,5 @@
-//! What makes bytes durable: for threads, and for tasks by threads of the memory, which also do
-//! what tasks do that change pages of a file.
+//! What writes dirty pages and makes them durable: for threads, and for tasks by threads of the
+//! memory, which also do what tasks do that change pages of a file.
 //!
 //! Of a file one thread at a time does what tasks wait for: a pass for all that have asked. Who
 //! asks meanwhile is served by the next one, so that a slow file takes one thread and not all.
@@ -31,6 +31,8 @@ type Bytes = Option<(u64, u64)>;
 pub(super) enum Work {
     /// Makes these durable.
     Sync(Bytes),
+    /// Writes these.
+    Flush(Bytes),
     /// What the store has to do before pages are changed that are charged to these groups.
     Prepare([u32; 2]),
     /// Writes some of the file back where much is dirty of these, and of whatever file where much
@@ -45,8 +47,8 @@ impl Work {
 }
 
 /// What came of a sync, or of its writes so far.
-pub(super) struct Synced {
-    pub(super) result: Result<(), Error>,
+struct Synced {
+    result: Result<(), Error>,
     /// Writes of the file's pages that had failed by then, and why the last did: where all that
     /// was dirty has been tried.
     failed: Option<(u32, u32)>,
@@ -94,6 +96,7 @@ impl Backing {
         };
         match work {
             Work::Sync(_) => {}
+            Work::Flush(bytes) => self.flush(shared, bytes, has_handle)?,
             Work::Prepare(groups) => {
                 // None where who asked a shrinker may have it: its caller is refused.
                 if let Some(_length) = self.length.share() {
@@ -122,11 +125,6 @@ impl Backing {
 }
 
 impl Open {
-    /// What a task has a thread do, where there is none.
-    pub(super) fn do_for_writers(&self, work: Work) -> Result<(), Error> {
-        self.backing.do_for_writers(&self.shared, work, true)
-    }
-
     fn sync(&self, bytes: Bytes) -> Synced {
         let (shared, backing) = (&self.shared, &self.backing);
         let Synced { result, failed } = backing.begin_sync(shared, bytes, true);
@@ -145,6 +143,30 @@ impl File {
         self.check_process()?;
         let open = &self.open;
         open.backing.flush(&open.shared, bytes_of(range), true)
+    }
+
+    /// [`File::flush_range`] as a future, for any executor: a thread of the memory writes, as for
+    /// [`File::sync_async`]; behind a sync that has begun, until that has ended. Dropped, it may
+    /// go on, as there.
+    ///
+    /// # Errors
+    /// As [`File::flush_range`].
+    ///
+    /// # Panics
+    /// As [`File::sync_async`].
+    pub async fn flush_range_async(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
+        self.check_process()?;
+        self.have_done(Work::Flush(bytes_of(range))).await
+    }
+
+    /// Has a thread of the memory do it, but for syncs.
+    pub(super) async fn have_done(&self, work: Work) -> Result<(), Error> {
+        let shared = &self.open.shared;
+        // Who is called by a store may be on the very thread that he would wait for.
+        match shared.io.syncs.has_threads() && !shared.is_called() {
+            true => Syncing::begin(self, work).await?.result,
+            false => self.open.backing.do_for_writers(shared, work, true),
+        }
     }
 
     /// Makes durable whatever was written to the file before: through any handle of it.
@@ -218,7 +240,7 @@ impl File {
 }
 
 /// What a task waits for.
-pub(super) struct Syncing<'a> {
+struct Syncing<'a> {
     file: &'a File,
     end: Arc<End>,
 }
@@ -385,7 +407,7 @@ fn do_all(
 }
 
 impl<'a> Syncing<'a> {
-    pub(super) fn begin(file: &'a File, work: Work) -> Syncing<'a> {
+    fn begin(file: &'a File, work: Work) -> Syncing<'a> {
         let end = Arc::new(End::default());
         let request = Request {
             work,

@@ -172,7 +172,7 @@ impl<'a> Future for BringIn<'a> {
 impl File {
     /// [`File::pin`] as a future, for any executor: the page's read goes on in the background, and
     /// its end wakes the task. Dropped, it waits no more; the read goes on for whoever wants the
-    /// page next.
+    /// page next. A page that is there costs what it costs [`File::pin`].
     ///
     /// From its first poll until it is ready or dropped, it counts in the group's pin budget, and
     /// holds the page pinned as soon as that is being read: also after the read has ended, so that
@@ -193,20 +193,18 @@ impl File {
     /// As [`File::pin`], but for [`Error::PageBusy`], and [`Error::TimedOut`] where others' pins
     /// fill the group, or lie in every block, for 2 s (the memory's thread, or a
     /// [`tick`](crate::Memory::tick), ends that).
-    pub fn pin_async(
-        &self,
-        page: u64,
-    ) -> impl Future<Output = Result<Page, Error>> + Send + 'static + use<> {
-        let file = self.clone();
-        async move {
-            file.check_process()?;
-            let (key, len) = file.key_and_len(page)?;
-            let nr_pages = file.open.order.nr_pages();
-            let counted = file.group.count_if_limited(nr_pages.into())?;
-            let pin = BringIn::new(&file, key, Access::Pin).await?;
-            let len = file.still_of(page, len)?;
-            Ok(pin.into_page(len, counted.map(Counted::into_account)))
+    pub async fn pin_async(&self, page: u64) -> Result<Page, Error> {
+        if let Some(pin) = self.pin_whole(page) {
+            self.open.shared.io.reap();
+            return Ok(pin.into_page(self.page_bytes(), None));
         }
+        self.check_process()?;
+        let (key, len) = self.key_and_len(page)?;
+        let nr_pages = self.open.order.nr_pages();
+        let counted = self.group.count_if_limited(nr_pages.into())?;
+        let pin = BringIn::new(self, key, Access::Pin).await?;
+        let len = self.still_of(page, len)?;
+        Ok(pin.into_page(len, counted.map(Counted::into_account)))
     }
 
     /// [`File::read_at`] as a future, as [`File::pin_async`]. All missing pages of the range are
@@ -216,6 +214,10 @@ impl File {
     /// # Errors
     /// As [`File::read_at`], but for [`Error::TimedOut`] as [`File::pin_async`].
     pub async fn read_at_async(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        if self.read_at_hand(buf, offset).is_ok() {
+            self.open.shared.io.reap();
+            return Ok(buf.len());
+        }
         let page_bytes = self.open.order.bytes() as u64;
         let end = offset.saturating_add(buf.len() as u64);
         let mut is_prefetched = false;

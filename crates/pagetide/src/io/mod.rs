@@ -395,14 +395,20 @@ impl Engine {
     }
 
     /// Ends reads in the background that have landed, where no thread does; whether one had.
+    #[inline]
     pub(crate) fn reap(&self) -> bool {
-        match self.background.get() {
-            Some(Some(background)) if !self.has_threads => {
-                background.clear_event();
-                background.reap()
-            }
-            _ => false,
+        match self.has_threads {
+            true => false,
+            false => self.reap_here(),
         }
+    }
+
+    fn reap_here(&self) -> bool {
+        let Some(Some(background)) = self.background.get() else {
+            return false;
+        };
+        background.clear_event();
+        background.reap()
     }
 
     /// Whether somebody who waits for a page may have to reap its read.

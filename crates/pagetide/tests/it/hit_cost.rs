@@ -1,6 +1,7 @@
 //! What a hit and a block of working memory cost, counted: read-modify-writes, and no lock.
 
 use crate::by_cpu;
+use futures_executor::block_on;
 use pagetide::{ByteSize, Memory, Order, Topology};
 use pagetide_core::sync::nr_rmws;
 
@@ -46,6 +47,8 @@ fn a_hit_is_two_read_modify_writes() {
             assert_eq!(read, Some(2), "read_at of page {page}");
             let pinned = rmws_of(|| drop(file.pin(page).unwrap()));
             assert_eq!(pinned, Some(2), "pin and drop of page {page}");
+            let by_task = rmws_of(|| drop(block_on(file.pin_async(page)).unwrap()));
+            assert_eq!(by_task, Some(2), "the same for a task");
         }
     }
     let across = rmws_of(|| file.read_at(&mut bytes, offset(7) + 100).unwrap());

@@ -13,9 +13,9 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 fn are_numbered(file: &File, pages: &[u64]) -> impl Future<Output = ()> + Send + 'static + use<> {
-    let (pinned, pages) = (file.pin_many_async(pages), pages.to_vec());
+    let (file, pages) = (file.clone(), pages.to_vec());
     async move {
-        let pinned = pinned.await.unwrap();
+        let pinned = file.pin_many_async(&pages).await.unwrap();
         assert!(pinned.iter().map(|page| number(page)).eq(pages));
     }
 }
@@ -108,7 +108,8 @@ fn more_than_a_group_may_have_is_refused_at_once() {
         let group = group.max(ByteSize::kib(64)).unwrap();
         let file = memory.open(data.path(), &group).unwrap();
         let flag = Arc::<Flag>::default();
-        let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(0..17)));
+        let pages = Vec::from_iter(0..17);
+        let mut future = Box::pin(file.pin_many_async(&pages));
         let refused = loop {
             if let Poll::Ready(done) = poll(&mut future, &flag) {
                 break done.unwrap_err();
@@ -191,7 +192,8 @@ fn wake_who_waits(memory: &Memory, data: &Path) -> Result<(), Error> {
     let file = memory.open(data, &group).unwrap();
     drop(file.pin_many(&[40, 41]).unwrap());
     let held = file.pin_many(&Vec::from_iter(0..12)).unwrap();
-    let mut future = Box::pin(file.pin_many_async(&Vec::from_iter(38..48)));
+    let pages = Vec::from_iter(38..48);
+    let mut future = Box::pin(file.pin_many_async(&pages));
     let here = Arc::new(WokenHere {
         thread: thread::current().id(),
         nr_woken: AtomicU64::new(0),

@@ -112,9 +112,8 @@ fn thousands_of_tasks_get_their_bytes_though_half_are_dropped() {
             let page = random.below(1024);
             let (file, done) = (file.clone(), Arc::clone(&nr_done));
             if random.below(2) == 0 {
-                let pin = file.pin_async(page);
                 executor.spawn(async move {
-                    assert_eq!(number(&pin.await.unwrap()), page);
+                    assert_eq!(number(&file.pin_async(page).await.unwrap()), page);
                     done.fetch_add(1, Ordering::Relaxed);
                 });
             } else {
@@ -177,6 +176,40 @@ fn an_executor_of_others_runs_them() {
     assert_eq!(memory.stats().bytes_read, 256 * 4096, "each page once");
     let past = futures_executor::block_on(file.pin_async(256)).unwrap_err();
     assert!(matches!(past, Error::PastEnd { page: 256, .. }));
+}
+
+#[test]
+fn a_task_pins_a_range_as_a_thread_does() {
+    let data = numbered_file(256);
+    let end = 256 * 4096;
+    for memory in memories(16) {
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        let region = memory.root().anon(4).unwrap();
+        region.write_at(&[3; 200], 4000).unwrap();
+        let mut executor = Executor::default();
+        executor.spawn(async move {
+            for (start, len) in [
+                (100, 50),
+                (4000, 200),
+                (9 * 4096, 30 * 4096),
+                (end - 5, 100),
+            ] {
+                let range = file.pin_range_async(start..start + len).await.unwrap();
+                assert_eq!(range.offset(), start);
+                assert_eq!(range.len() as u64, len.min(end - start));
+                let expected = file.pin_range(start..start + len).unwrap();
+                assert!(range.slices().eq(expected.slices()), "{start}");
+            }
+            assert!(file.pin_range_async(7..7).await.unwrap().is_empty());
+            let past = file.pin_range_async(end..).await.unwrap_err();
+            assert!(matches!(past, Error::PastEnd { page: 256, .. }), "{past}");
+            let range = region.pin_range_async(4000..4200).await.unwrap();
+            let lens: Vec<usize> = range.slices().map(<[u8]>::len).collect();
+            assert_eq!(lens, [96, 104]);
+            assert!(range.slices().flatten().all(|&byte| byte == 3));
+        });
+        executor.run(|| _ = memory.tick());
+    }
 }
 
 #[derive(Default)]
@@ -382,9 +415,9 @@ fn a_task_may_close_its_file_on_the_thread_that_wakes_it() {
     for memory in memories(32) {
         let group = memory.root().child("web").unwrap();
         let file = memory.open(data.path(), &group).unwrap();
-        let future = file.pin_async(50);
+        let own = file.clone();
         let dropped = Arc::new(Dropped {
-            task: Mutex::new(Some(Box::pin(async move { drop(future.await) }))),
+            task: Mutex::new(Some(Box::pin(async move { drop(own.pin_async(50).await) }))),
             is_gone: AtomicBool::new(false),
         });
         let waker = Waker::from(Arc::clone(&dropped));

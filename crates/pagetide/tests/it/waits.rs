@@ -394,8 +394,8 @@ fn large_pages_of_tasks_wait_for_short_pins_that_lie_in_every_block() {
         _bufs,
     } = Crowded::new(&memory);
     // For so many no dropped pin is enough: nobody's limit is in the way, but blocks are missing.
-    let all = large.pin_many_async(&Vec::from_iter(0..512));
-    let refused = futures_executor::block_on(all).unwrap_err();
+    let pages = Vec::from_iter(0..512);
+    let refused = futures_executor::block_on(large.pin_many_async(&pages)).unwrap_err();
     assert!(matches!(refused, Error::NoBlock { .. }), "{refused}");
     let waker = Waker::from(Arc::<Flag>::default());
     let poll = |task: &mut Pin<Box<dyn Future<Output = Result<Page, Error>>>>, longest| {

@@ -72,6 +72,26 @@ fn bytes_of_tasks_are_where_those_of_threads_would_be() {
 }
 
 #[test]
+fn a_task_flushes_what_it_asks_for_and_makes_nothing_durable() {
+    for memory in memories(8) {
+        let gated = Gated::of(vec![0; 8 * 4096]);
+        let file = gated.open(&memory, &memory.root());
+        for page in [1, 2, 5] {
+            block_on(file.write_at_async(&[7; 4096], page * PAGE)).unwrap();
+        }
+        block_on(file.flush_range_async(2 * PAGE + 9..2 * PAGE + 10)).unwrap();
+        let written = |page: usize| gated.disk.state().bytes[page * 4096];
+        assert_eq!([1, 2, 5].map(written), [0, 7, 0]);
+        block_on(file.flush_range_async(8 * PAGE..)).unwrap();
+        assert_eq!(memory.root().stat().file_dirty, 2 * PAGE);
+        block_on(file.flush_range_async(..)).unwrap();
+        assert_eq!([1, 2, 5].map(written), [7; 3]);
+        assert_eq!(memory.root().stat().file_dirty, 0);
+        assert_eq!(gated.disk.state().nr_syncs, 0);
+    }
+}
+
+#[test]
 fn a_handle_that_only_reads_writes_for_no_task() {
     let memory = memory();
     let data = tempfile::NamedTempFile::new().unwrap();
@@ -252,8 +272,14 @@ fn a_store_that_failed_is_tried_for_a_task_by_a_thread() {
             "{failed:?}"
         );
     }
+    let failed = block_on(file.flush_range_async(..));
+    assert!(
+        matches!(failed, Err(Error::WritebackFailed { .. })),
+        "{failed:?}"
+    );
     fails.store(false, Ordering::SeqCst);
     block_on(file.write_at_async(&[2; 10], 0)).unwrap();
+    block_on(file.flush_range_async(..)).unwrap();
     assert!(!by.lock().unwrap().contains(&thread::current().id()));
 }
 

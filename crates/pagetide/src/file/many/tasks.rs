@@ -11,7 +11,7 @@ use crate::{Error, Page};
 use pagetide_core::memory::{PageError, PageIn};
 use pagetide_core::page_cache::Access;
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::mem;
 use std::task::{Context, Poll};
 
@@ -44,18 +44,12 @@ impl File {
     /// As [`File::pin_async`], for the first page that fails: no page stays pinned, and those that
     /// were read stay cached. [`Error::OverLimit`] at once where the pages are more than the group
     /// may have.
-    pub fn pin_many_async(
-        &self,
-        pages: &[u64],
-    ) -> impl Future<Output = Result<Vec<Page>, Error>> + Send + 'static + use<> {
-        let (file, pages) = (self.clone(), pages.to_vec());
-        async move {
-            file.check_process()?;
-            let nr_pages = pages.len() as u64 * u64::from(file.open.order.nr_pages());
-            let counted = file.group.count_if_limited(nr_pages)?;
-            let slots = file.pin_all_async(&pages).await?;
-            Ok(file.pages_of(slots, counted))
-        }
+    pub async fn pin_many_async(&self, pages: &[u64]) -> Result<Vec<Page>, Error> {
+        self.check_process()?;
+        let nr_pages = pages.len() as u64 * u64::from(self.open.order.nr_pages());
+        let counted = self.group.count_if_limited(nr_pages)?;
+        let slots = self.pin_all_async(pages).await?;
+        Ok(self.pages_of(slots, counted))
     }
 
     async fn pin_all_async(&self, pages: &[u64]) -> Result<Vec<Slot<'_>>, Error> {

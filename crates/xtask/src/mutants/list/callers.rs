@@ -343,9 +343,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "who polls a task that writes waits for the store",
-        file: "file/changes.rs",
+        file: "file/sync.rs",
         find: "true => Syncing::begin(self, work).await?.result,",
-        replace: "true => self.open.do_for_writers(work),",
+        replace: "true => self.open.backing.do_for_writers(shared, work, true),",
         tests: Tests::Runtime("write_tasks::a_task_waits_for_the_store"),
     },
     Mutant {

@@ -130,6 +130,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::RuntimeUnit("a_file_that_was_closed"),
     },
     Mutant {
+        name: "a task that flushes writes nothing",
+        file: "file/sync.rs",
+        find: "Work::Flush(bytes) => self.flush(shared, bytes, has_handle)?,",
+        replace: "Work::Flush(_) => {}",
+        tests: Tests::Runtime("write_tasks::a_task_flushes"),
+    },
+    Mutant {
         name: "a sync leaves dirty pages",
         file: "file/sync.rs",
         find: "if let Some(bytes) = bytes {",
