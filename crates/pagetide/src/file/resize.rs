@@ -20,7 +20,8 @@ impl File {
     /// [`Error::PageBusy`] where somebody changes a page behind the new end for more than a second.
     ///
     /// Of a file that is to be longer, as [`File::write_at`]; [`Error::WritebackFailed`] where the
-    /// store cannot be made so long: it stays as it was. Of one that is to be shorter,
+    /// store cannot be made so long: it stays as it was, and a store that got longer all the same
+    /// is cut before the next change or `sync` ends. Of one that is to be shorter,
     /// [`Error::WritebackFailed`] where the store cannot be cut: it is short for all handles, and
     /// the next write or `sync` of it tries again; but it stays as it was where the store has no
     /// way to be cut ([`ErrorKind::Unsupported`](std::io::ErrorKind::Unsupported)), the page in
@@ -45,9 +46,16 @@ impl File {
         }
         self.check_writable()?;
         let in_write = in_write(&self.open.shared);
-        let made = uninterrupted(|| backing.source.written().set_len(len));
+        let store = backing.source.written();
+        if let Err(error) = uninterrupted(|| store.set_len(len)) {
+            let may_be_done = len > backing.len() && error.kind() != io::ErrorKind::Unsupported;
+            if may_be_done && uninterrupted(|| store.len()).map_or(true, |found| found == len) {
+                // It has done it all the same, or may have: it gets its old end again.
+                backing.behind.set_too_long();
+            }
+            return Err(backing.failed_with(&error));
+        }
         drop(in_write);
-        made.map_err(|error| backing.failed_with(&error))?;
         backing.grow(len);
         backing.has_stored(len);
         Ok(())

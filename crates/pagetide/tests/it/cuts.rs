@@ -1,8 +1,8 @@
 //! A file that gets shorter while pages behind its new end are being written.
 
-use crate::disk::{Bare, Disk};
+use crate::disk::{Bare, Disk, EIO, Fault, forward};
 use crate::gate::Gated;
-use pagetide::{ByteSize, Error, File, Memory};
+use pagetide::{ByteSize, Error, File, Memory, Store};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -126,4 +126,37 @@ fn a_file_whose_store_has_no_way_to_be_cut_stays_as_it_was() {
         [0, 1, 2, 3, 4].map(|at| state.bytes[at * PAGE]),
         [9, 0, 7, 8, 8]
     );
+}
+
+/// A store that is as long as it was told and says that it failed, where its disk has the fault.
+struct LateLength(Disk);
+
+impl Store for LateLength {
+    forward!(0: read_at, len, is_writable, write_at, sync);
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let is_late = self.0.state().fault.take().is_some();
+        self.0.set_len(len)?;
+        match is_late {
+            true => Err(io::Error::from_raw_os_error(EIO)),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_store_that_got_longer_and_failed_is_as_long_as_the_file_again() {
+    let disk = Disk::of(vec![7; 2 * PAGE]);
+    let memory = &Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let store = Box::new(LateLength(disk.clone()));
+    let file = memory.open_store(store, "late", &memory.root()).unwrap();
+    disk.state().fault = Some((0, 0, Fault::Late));
+    let refused = file.set_len(4 * PAGE as u64);
+    assert!(
+        matches!(refused, Err(Error::WritebackFailed { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(file.len(), 2 * PAGE as u64);
+    file.sync().unwrap();
+    assert_eq!(disk.state().durable.len(), 2 * PAGE);
 }
