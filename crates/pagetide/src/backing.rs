@@ -288,9 +288,9 @@ impl Backing {
     /// itself. Returns from where on its bytes may be others than before.
     pub(crate) fn cut_to_stored(&self) -> Option<u64> {
         let stored = self.stored.load(Ordering::Acquire);
-        // What it took and said it had not is what it has.
+        // What it took and said it had not is what it has. A hole that is left to do moves no end.
         if self.may_have_more()
-            && !self.behind.is_any()
+            && !self.behind.is_too_long()
             && let Ok(found) = uninterrupted(|| self.source.store().len())
         {
             self.set_len_found(found);

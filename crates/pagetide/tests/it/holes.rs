@@ -486,3 +486,24 @@ fn what_was_discarded_does_not_come_back_with_the_next_write() {
     file.invalidate_range(..).unwrap();
     assert!(read(&file)[..2 * PAGE] == before);
 }
+
+#[test]
+fn what_was_discarded_beside_a_hole_does_not_come_back_with_the_next_write() {
+    let (disk, _memory, file) = sevens(1);
+    let fails = |fault| {
+        let next = disk.state().nr_calls + 1;
+        disk.state().fault = Some((next, 1, fault));
+    };
+    file.write_at(&[6; 2 * PAGE], P).unwrap();
+    fails(Fault::Late);
+    assert!(file.flush_range(P..2 * P).is_err());
+    fails(Fault::Error(EIO));
+    assert!(file.punch(..P).is_err());
+    file.discard_dirty().unwrap();
+    let mut before = read(&file);
+    before.resize(3 * PAGE, 0);
+    file.write_at(&[8], 3 * P).unwrap();
+    file.flush_range(..).unwrap();
+    file.invalidate_range(..).unwrap();
+    assert!(read(&file)[..3 * PAGE] == before);
+}
