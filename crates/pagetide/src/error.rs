@@ -106,7 +106,8 @@ pub enum Error {
     /// A group's `max` is met and nothing in it can be evicted, or more is asked for than that.
     ///
     /// What it has is counted a moment later. How much of it is pinned no counter says:
-    /// [`Memory::pins`](crate::Memory::pins) looks.
+    /// [`Memory::pins`](crate::Memory::pins) looks. Nor how much is kept by the `min` of groups
+    /// below it from others: [`Group::set_min`](crate::Group::set_min).
     #[error(
         "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, \
          {what}: {anon_pages} are anon or working memory, {reserved_pages} reserved, {file_pages} \
@@ -176,7 +177,8 @@ pub enum Error {
         /// The group that asked.
         group: String,
     },
-    /// The limit is set, but pages in use keep the group over it.
+    /// The limit is set, but pages in use keep the group over it, or ones that the `min` of a group
+    /// below it protects.
     #[error(
         "group {group} is still {over_pages} pages over its new max: of {usage_pages} in use, \
          {pinned_pages} are pinned, {dirty_pages} dirty, {anon_pages} anon or working memory, \
@@ -479,7 +481,10 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
 fn over_text(asked_pages: u64, max_pages: u64, file_pages: u64) -> &'static str {
     match asked_pages > max_pages {
         true => "more than it may have at all",
-        false if file_pages > 0 => "none can be evicted (Memory::pins tells which are pinned)",
+        false if file_pages > 0 => {
+            "none can be evicted (Memory::pins tells which are pinned, Group::protections what a \
+             min keeps)"
+        }
         false => "none can be evicted",
     }
 }

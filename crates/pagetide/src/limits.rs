@@ -121,7 +121,8 @@ impl Group {
     /// is the budget: see [`Memory::set_budget`].
     ///
     /// # Errors
-    /// [`Error::StillOver`] where pages in use keep the group over it; the limit stays set.
+    /// [`Error::StillOver`] where pages in use keep the group over it, or ones that the `min` of a
+    /// group below it protects; the limit stays set.
     /// [`Error::MinOverMax`]; nothing is changed.
     pub fn set_max(&self, max: ByteSize) -> Result<(), Error> {
         self.shared().check_process()?;
@@ -222,7 +223,8 @@ impl Memory {
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`]: nothing is changed.
-    /// [`Error::StillOver`] where memory in use keeps it over the new budget, which stays set.
+    /// [`Error::StillOver`] where memory in use keeps it over the new budget, or what the `min` of
+    /// a group protects; the new one stays set.
     pub fn set_budget(&self, budget: ByteSize) -> Result<(), Error> {
         let set = self.root().set_max(budget);
         trace::budget_set(budget.as_u64(), &set);

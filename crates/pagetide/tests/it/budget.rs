@@ -22,7 +22,8 @@ fn a_group_full_of_pins_refuses_and_names_itself() {
     assert_eq!(
         error.to_string(),
         "group /web over max: 1 more than 16 of 16 pages, none can be evicted (Memory::pins tells \
-         which are pinned): 0 are anon or working memory, 0 reserved, 16 of files, 0 of these dirty"
+         which are pinned, Group::protections what a min keeps): 0 are anon or working memory, \
+         0 reserved, 16 of files, 0 of these dirty"
     );
     let over = web.set_max(ByteSize::kib(32)).unwrap_err();
     assert_eq!(

@@ -47,6 +47,26 @@ fn groups_that_share_what_protects_them_all_replace_their_own_pages() {
 }
 
 #[test]
+fn who_is_refused_for_what_others_protect_is_told_of_it() {
+    let memory = memory(8);
+    let tenant = memory.root().child("tenant").unwrap();
+    let tenant = tenant.min(ByteSize(800 * PAGE)).unwrap();
+    let file = slow(&memory, &tenant, Duration::ZERO);
+    (0..800).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    let others = memory.root().child("others").unwrap();
+    let mut used = Vec::new();
+    let refused = loop {
+        match others.alloc(Order::new(0)) {
+            Ok(buf) => used.push(buf),
+            Err(refused) => break refused.to_string(),
+        }
+    };
+    assert!(memory.pins().is_empty() && tenant.usage() >= ByteSize(800 * PAGE));
+    let told = "Group::protections what a min keeps";
+    assert!(refused.contains(told), "{refused}");
+}
+
+#[test]
 fn a_protected_group_beside_working_memory_reads_on() {
     let memory = memory(8);
     let tenant = memory.root().child("tenant").unwrap();
