@@ -83,7 +83,8 @@ impl File {
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::PastEnd`]; [`Error::PageBusy`] where the page stays pinned,
-    /// also by the caller; [`Error::WritebackFailed`] as [`File::write_at`]; as [`File::pin`].
+    /// also by the caller; [`Error::WritebackFailed`] and [`Error::DirtyLimit`] as
+    /// [`File::write_at`]; as [`File::pin`].
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_mut(&self, page: u64) -> Result<PageMut, Error> {
         self.check_process()?;
