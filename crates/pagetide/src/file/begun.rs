@@ -23,6 +23,8 @@ pub(super) struct Begun<'a> {
     /// The group, which a handle keeps, as which somebody waits for them here; `None` in the
     /// background.
     waits: Option<u32>,
+    /// Whether memory for their pages may have to be written first.
+    waits_for_writes: bool,
     pub(super) runs: RefCell<Vec<Run>>,
     /// Pages of these.
     nr_pages: Cell<usize>,
@@ -77,6 +79,7 @@ impl<'a> Begun<'a> {
         Begun {
             open,
             waits: Some(waits.id()),
+            waits_for_writes: true,
             runs: RefCell::new(Vec::with_capacity(nr_pages.min(MAX_BEGUN))),
             nr_pages: Cell::new(0),
         }
@@ -87,9 +90,18 @@ impl<'a> Begun<'a> {
         Begun {
             open,
             waits: None,
+            waits_for_writes: true,
             runs: RefCell::default(),
             nr_pages: Cell::new(0),
         }
+    }
+
+    /// The same of pages that nobody has asked for: a slow store that is written to make room for
+    /// them would keep their caller. Anon pages come back in exchange for others.
+    pub(super) fn by_hint(open: &'a Open) -> Begun<'a> {
+        let mut begun = Begun::in_background(open);
+        begun.waits_for_writes = open.backing.source.region().is_some();
+        begun
     }
 
     pub(super) fn push(&self, io: Io) {
@@ -184,7 +196,8 @@ impl Platform for Begun<'_> {
     }
 
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
-        self.open.shared.write_back(writes, nr_pages);
+        let nr_needed = if self.waits_for_writes { nr_pages } else { 0 };
+        self.open.shared.write_back(writes, nr_needed);
     }
 
     fn copy(&self, io: &mut Io) {

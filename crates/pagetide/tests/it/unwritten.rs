@@ -224,3 +224,26 @@ fn a_read_for_which_there_never_is_room_is_refused_at_once() {
     let nr_sleeps = nr_sleeps() - before;
     assert!(nr_sleeps < 8, "{nr_sleeps}");
 }
+
+#[test]
+fn a_prefetch_writes_nothing_to_make_room() {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = &builder.build().unwrap();
+    let group = &group_of(memory, "engine", 128);
+    let open = |disk: &Disk| {
+        let store = Box::new(disk.clone());
+        memory.open_store(store, "disk", group).unwrap()
+    };
+    let disk = Disk::default();
+    let [written, wanted] = [&disk, &Disk::of(vec![7; 8 * 4096])].map(open);
+    let alloc = || group.alloc(Order::new(0)).unwrap();
+    let mut bufs: Vec<_> = (0..117).map(|_| alloc()).collect();
+    (0..11).for_each(|page| drop(written.write_at(&[1], page * PAGE)));
+    assert_eq!(wanted.prefetch(0..8), 0, "all that could go is dirty");
+    assert_eq!(disk.state().nr_writes, 0);
+    bufs.truncate(100);
+    assert!(wanted.prefetch(0..8) > 0);
+    // Who asks for a page has them written.
+    bufs.extend(std::iter::from_fn(|| group.alloc(Order::new(0)).ok()));
+    assert!(disk.state().nr_writes > 0);
+}

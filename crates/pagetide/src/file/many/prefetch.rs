@@ -22,11 +22,12 @@ impl File {
     /// They count as no access: what is prefetched and never used is the first to go. A prefetch
     /// brings in at most a sixteenth of what the group may have, no more than makes a quarter of
     /// that being read, and evicts what is cold for it, a batch more than it brings in. It ends at
-    /// the first page beyond the end of the file, or for which there is no memory. A read that
-    /// fails is tried again by whoever needs the page. `pages` is asked for 256 numbers at a time,
-    /// whose reads are begun then.
+    /// the first page beyond the end of the file, or for which there is no memory: pages of files
+    /// that have to be written first are left to others. A read that fails is tried again by
+    /// whoever needs the page. `pages` is asked for 256 numbers at a time, whose reads are begun
+    /// then.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
-        self.prefetch_by(Begun::in_background(&self.open), &self.group, pages)
+        self.prefetch_by(Begun::by_hint(&self.open), &self.group, pages)
     }
 
     /// [`File::prefetch`] for `group`, whose reads are handed over by `begun`.
