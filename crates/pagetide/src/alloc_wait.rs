@@ -35,7 +35,8 @@ impl Group {
     /// Of those who wait under one limit, the first to come asks first, however much it asks for,
     /// but for a future that was woken a second ago and has not been polled; who does not wait may
     /// still be faster. The first asks again every 10 ms if nobody wakes it, and each time counts
-    /// in [`Group::events`]. Inside a [`Shrinker`](crate::Shrinker) nobody waits. A thread should
+    /// in [`Group::events`]. What it reclaims may have to be written: it may be later by as long as
+    /// a store takes for that. Inside a [`Shrinker`](crate::Shrinker) nobody waits. A thread should
     /// hold no working memory of the group meanwhile: two that wait for what the other holds are
     /// not told so, but wait until their deadlines.
     ///

@@ -148,12 +148,15 @@ pub enum Error {
     /// A group's `max` is met, and what is left in it are anon pages that cannot be swapped out.
     /// They are in memory, with all that was written to them.
     #[error(
-        "group {group} over max: {usage_pages} of {max_pages} pages, and its anon pages cannot be \
-         swapped out: {used_bytes} of {max_bytes} bytes of the spill file in use"
+        "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, and \
+         its anon pages cannot be swapped out: {used_bytes} of {max_bytes} bytes of the spill file \
+         in use"
     )]
     SwapOut {
         /// The group whose limit it is.
         group: String,
+        /// Pages asked for.
+        asked_pages: u64,
         /// Its usage in pages.
         usage_pages: u64,
         /// Its limit in pages.

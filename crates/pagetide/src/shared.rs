@@ -460,6 +460,7 @@ impl Shared {
             let (used_bytes, max_bytes) = self.swap.used_bytes();
             return Error::SwapOut {
                 group,
+                asked_pages,
                 usage_pages,
                 max_pages,
                 used_bytes,

@@ -315,7 +315,7 @@ impl File {
         let is_more = ahead.read.end > ahead.read.start + 1;
         let read = || match by {
             By::Caller if is_file => Begun::new(&self.open, group),
-            _ => Begun::in_background(&self.open),
+            _ => Begun::by_hint(&self.open),
         };
         let nr_begun = match is_more {
             true => self.prefetch_by(read(), group, ahead.read.clone()),

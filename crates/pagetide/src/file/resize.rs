@@ -48,8 +48,9 @@ impl File {
         let in_write = in_write(&self.open.shared);
         let store = backing.source.written();
         if let Err(error) = uninterrupted(|| store.set_len(len)) {
-            let may_be_done = len > backing.len() && error.kind() != io::ErrorKind::Unsupported;
-            if may_be_done && uninterrupted(|| store.len()).map_or(true, |found| found == len) {
+            let may_be_done = error.kind() != io::ErrorKind::Unsupported;
+            let is_longer = |found| found > backing.len();
+            if may_be_done && uninterrupted(|| store.len()).map_or(true, is_longer) {
                 // It has done it all the same, or may have: it gets its old end again.
                 backing.behind.set_too_long();
             }

@@ -232,7 +232,8 @@ impl File {
             };
             if !is_prefetched && !self.open.shared.core.is_resident(key) {
                 is_prefetched = true;
-                self.prefetch(page + 1..end.div_ceil(page_bytes));
+                let begun = Begun::in_background(&self.open);
+                self.prefetch_by(begun, &self.group, page + 1..end.div_ceil(page_bytes));
             }
             let pin = BringIn::new(self, key, Access::Copy).await?;
             let skip = usize::try_from(at % page_bytes).expect("below the page size");

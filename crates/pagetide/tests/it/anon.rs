@@ -267,6 +267,8 @@ fn a_full_disk_is_an_error_and_loses_nothing() {
         panic!("{error}");
     };
     assert_eq!(source.raw_os_error(), Some(ENOSPC), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("over max: 1 more than 64 of 64"), "{text}");
     disk.state().is_full = false;
     (0..end).for_each(|page| check(&region, page, 0));
     write(&region, 1000, 1);

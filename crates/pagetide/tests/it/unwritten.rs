@@ -247,3 +247,30 @@ fn a_prefetch_writes_nothing_to_make_room() {
     bufs.extend(std::iter::from_fn(|| group.alloc(Order::new(0)).ok()));
     assert!(disk.state().nr_writes > 0);
 }
+
+#[test]
+fn a_hit_writes_nothing_to_make_room_for_what_is_read_ahead() {
+    let builder = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = &builder.build().unwrap();
+    let group = &group_of(memory, "engine", 128);
+    let data = crate::data::numbered_file(64);
+    let read = memory.open(data.path(), group).unwrap();
+    let disk = Disk::default();
+    let written = memory.open_store(Box::new(disk.clone()), "disk", group);
+    let written = written.unwrap();
+    // Windows of 2, 4 and 8 pages, of which the last begins at page 6.
+    let mut pins: Vec<_> = (0..6).map(|page| read.pin(page).unwrap()).collect();
+    let nr_pages = memory.stats().readahead_pages;
+    assert_eq!(nr_pages, 14);
+    while pins.len() < 13 {
+        memory.tick();
+        pins.extend(read.try_pin(pins.len() as u64 + 1).unwrap());
+    }
+    let nr_bufs = 128 - 11 - nr_pages;
+    let alloc = |_| group.alloc(Order::new(0)).unwrap();
+    let _bufs: Vec<_> = (0..nr_bufs).map(alloc).collect();
+    (0..11).for_each(|page| drop(written.write_at(&[1], page * PAGE)));
+    drop(read.pin(6).unwrap());
+    assert_eq!(disk.state().nr_writes, 0);
+    assert_eq!(memory.stats().readahead_pages, nr_pages);
+}
