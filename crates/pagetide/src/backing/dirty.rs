@@ -5,7 +5,9 @@ use crate::Error;
 use crate::dirty_list::{self, Pages};
 use crate::shared::Shared;
 use crate::spill::Expected;
+use pagetide_core::frame::flag;
 use pagetide_core::memory::AllocError;
+use pagetide_core::units::Frame;
 use std::iter;
 use std::ops::RangeInclusive;
 
@@ -49,19 +51,27 @@ impl Backing {
     /// Notes a page that its caller is making dirty: before anybody else can see its bytes.
     ///
     /// Anon pages are not listed: only reclaim writes them.
-    pub(crate) fn note_dirty(&self, page: u64, second: u32, room: Room<'_>) {
+    pub(crate) fn note_dirty(&self, shared: &Shared, page: u64, room: Room<'_>) {
         match room {
-            Room::Listed(room) => self.dirty.insert(page, second, room),
+            Room::Listed(room) => self.dirty.insert(page, || shared.second(), room),
             Room::Expected(expected) => expected.changed(),
         }
     }
 
-    /// [`Backing::note_dirty`] of a page that its caller may change. Whether the region asks if he
-    /// did ([`Region::end_expected`]).
-    pub(crate) fn note_view(&self, page: u64, second: u32, room: Room<'_>) -> bool {
+    /// [`Backing::note_dirty`] of a page that its caller has latched and may change. Whether the
+    /// region asks if he did ([`Region::end_expected`]).
+    pub(crate) fn note_view(
+        &self,
+        shared: &Shared,
+        (page, frame): (u64, Frame),
+        room: Room<'_>,
+    ) -> bool {
         match room {
             Room::Listed(room) => {
-                self.dirty.insert(page, second, room);
+                // One that is dirty is listed, and nobody writes it while the caller has it.
+                if !shared.core.frames().word(frame).has(flag::DIRTY) {
+                    self.dirty.insert(page, || shared.second(), room);
+                }
                 false
             }
             Room::Expected(expected) => expected.keep(),

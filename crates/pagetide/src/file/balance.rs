@@ -4,6 +4,7 @@ use super::File;
 use crate::Error;
 use crate::backing::Backing;
 use crate::flusher::Dirtiness;
+use crate::group::Group;
 use crate::hooks::Hooked;
 use crate::shared::Shared;
 use crate::writeback::Which;
@@ -100,8 +101,17 @@ impl Writer<'_> {
         self.balance_group(group);
     }
 
-    /// [`Writer::balance`] without a look at the levels above.
-    pub(super) fn balance_group(&self, group: u32) {
+    /// [`Writer::balance`] of these groups; at the levels above them if `is_above`.
+    pub(super) fn balance_all(&self, groups: [u32; 2], is_above: bool) {
+        for &group in distinct(&groups) {
+            if is_above {
+                self.shared.balance_levels_now(group, self.backing);
+            }
+            self.balance_group(group);
+        }
+    }
+
+    fn balance_group(&self, group: u32) {
         match self.shared.dirtiness(group) {
             Dirtiness::Fine => return,
             Dirtiness::Background => return self.shared.tell_flusher(),
@@ -135,6 +145,29 @@ impl File {
             backing: &self.open.backing,
             has_handle: true,
         }
+    }
+
+    /// The groups that a change of a page by `group` is looked at in.
+    pub(super) fn groups_at(&self, group: &Group, page: u64) -> [u32; 2] {
+        let charged = self.charged_to(page);
+        [self.group.id(), charged.unwrap_or(group.id())]
+    }
+
+    /// Whether who changes a page is to write some of its file first, as much of one of these
+    /// groups is dirty, and some of whatever file, as much is at a level above. Says so where that
+    /// is done in the background. Of anon pages never: they are no dirty pages of files.
+    pub(super) fn is_much_dirty(&self, groups: [u32; 2]) -> [bool; 2] {
+        let (shared, backing) = (&self.open.shared, &*self.open.backing);
+        if backing.source.region().is_some() {
+            return [false; 2];
+        }
+        let [own, charged] = groups;
+        let alone = shared.dirtiness(own).max(shared.dirtiness(charged));
+        let above = shared.dirtiness_above(charged, backing);
+        if alone.max(above) > Dirtiness::Fine {
+            shared.tell_flusher();
+        }
+        [alone, above].map(|dirtiness| dirtiness == Dirtiness::Hard)
     }
 
     /// Writes some of this file back where much of the handle's group is dirty, or of the one that

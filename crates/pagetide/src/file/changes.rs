@@ -242,17 +242,12 @@ impl File {
                 Tried::Behind(obstacle) => wait.on(obstacle).await?,
                 Tried::Unprepared => {
                     wait.intent.withdraw();
-                    self.have_done(Work::Prepare(self.groups_at(page))).await?;
+                    let groups = self.groups_at(&self.group, page);
+                    self.have_done(Work::Prepare(groups)).await?;
                     is_prepared = true;
                 }
             }
         }
-    }
-
-    /// The groups that a change of a page is looked at in.
-    fn groups_at(&self, page: u64) -> [u32; 2] {
-        let own = self.group.id();
-        [own, self.charged_to(page).unwrap_or(own)]
     }
 
     /// [`File::write_at`] as a future, for any executor: a missing page is read in the background,
@@ -312,10 +307,10 @@ impl File {
 
     /// Has some written back where much is dirty. What fails, the next change of the file says.
     async fn balance_async(&self, page: u64) {
-        let [alone, above] = self.is_much_dirty(page);
+        let groups = self.groups_at(&self.group, page);
+        let [alone, above] = self.is_much_dirty(groups);
         if alone || above {
-            let balance = Work::Balance(self.groups_at(page), above);
-            let _balanced = self.have_done(balance).await;
+            let _balanced = self.have_done(Work::Balance(groups, above)).await;
         }
     }
 }

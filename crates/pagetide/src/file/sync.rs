@@ -103,14 +103,7 @@ impl Backing {
                     writer.prepare(distinct(&groups))?;
                 }
             }
-            Work::Balance(groups, looks_above) => {
-                for &group in distinct(&groups) {
-                    if looks_above {
-                        shared.balance_levels_now(group, self);
-                    }
-                    writer.balance_group(group);
-                }
-            }
+            Work::Balance(groups, is_above) => writer.balance_all(groups, is_above),
         }
         Ok(())
     }

@@ -244,7 +244,7 @@ fn a_page_that_is_clean_is_not_lost_though_it_is_listed_still() {
     let (shared, backing) = (&file.open.shared, &file.open.backing);
     // As of a page that somebody has just written; the store is not tried as far as that.
     let room = backing.expect_dirty(shared, 300, true).unwrap().unwrap();
-    backing.note_dirty(300, shared.second(), room);
+    backing.note_dirty(shared, 300, room);
     assert_eq!(backing.nr_dirty(), 301);
     drop(file);
     assert_eq!(memory.stats().pages_lost, 300);

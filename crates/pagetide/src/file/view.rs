@@ -4,7 +4,6 @@ use super::latch_wait::{LatchWait, Obstacle, Tries};
 use super::punch::discard;
 use super::{File, Fill};
 use crate::backing::Room;
-use crate::flusher::Dirtiness;
 use crate::page::{Page, PageMut, Pin};
 use crate::pins::Counted;
 use crate::{Error, Group};
@@ -118,10 +117,15 @@ impl File {
         content: Content,
     ) -> Result<PageMut, Error> {
         let mut wait = LatchWait::new(self, group);
-        drop(self.begin_change(page)?);
-        // Whoever wants the file for himself does not wait for these writes.
-        self.balance(self.charged_to(page).unwrap_or(group.id()));
-        let mut length = self.resume_change(page)?;
+        let mut length = self.begin_change(page)?;
+        let groups = self.groups_at(group, page);
+        let [alone, above] = self.is_much_dirty(groups);
+        if alone || above {
+            // Whoever wants the file for himself does not wait for these writes.
+            drop(length);
+            self.writer().balance_all(groups, above);
+            length = self.resume_change(page)?;
+        }
         loop {
             self.check_log_of(page)?;
             let wanted = (page, content);
@@ -204,25 +208,7 @@ impl File {
 
     /// Whether who changes a page is to write some others first, as much is dirty.
     fn has_to_write(&self, page: u64) -> bool {
-        self.is_much_dirty(page) != [false; 2]
-    }
-
-    /// Whether who changes a page is to write some of its file first, as much of its group or the
-    /// handle's is dirty, and some of whatever file, as much is at a level above. Says so where
-    /// that is done in the background.
-    pub(super) fn is_much_dirty(&self, page: u64) -> [bool; 2] {
-        let (shared, backing) = (&self.open.shared, &*self.open.backing);
-        if backing.source.region().is_some() {
-            return [false; 2];
-        }
-        let own = self.group.id();
-        let charged = self.charged_to(page).unwrap_or(own);
-        let alone = shared.dirtiness(own).max(shared.dirtiness(charged));
-        let above = shared.dirtiness_above(charged, backing);
-        if alone.max(above) > Dirtiness::Fine {
-            shared.tell_flusher();
-        }
-        [alone, above].map(|dirtiness| dirtiness == Dirtiness::Hard)
+        self.is_much_dirty(self.groups_at(&self.group, page)) != [false; 2]
     }
 
     /// Makes a pinned page of this file a view that writes, if nobody else has it pinned and it is
@@ -266,7 +252,7 @@ impl File {
         if backing.is_obstructed() || !page.keep_by_pin() || !core.upgrade(frame) {
             return Err(refused(page, busy()));
         }
-        let is_expected = backing.note_view(key.page(), shared.second(), room);
+        let is_expected = backing.note_view(shared, (key.page(), frame), room);
         // At once: nobody is waited for, but what writes in the background is told.
         let _more = self.has_to_write(key.page());
         Ok(page.into_mut(Arc::clone(&self.open), (key.page(), is_expected)))
@@ -299,8 +285,8 @@ impl File {
         counted: Option<Counted<'_>>,
     ) -> PageMut {
         // Before anybody can see its bytes, and so that it is found by who waits for it.
-        let second = self.open.shared.second();
-        let is_expected = self.open.backing.note_view(page, second, room);
+        let open = &self.open;
+        let is_expected = open.backing.note_view(&open.shared, (page, frame), room);
         let account = counted.map(Counted::into_account);
         let page = (page, is_expected);
         PageMut::new(Arc::clone(&self.open), frame, page, len, account)

@@ -305,7 +305,7 @@ impl File {
                     backing.note_changed(part.page);
                     backing.grow(part.end(backing));
                     if !was_dirty {
-                        backing.note_dirty(part.page, shared.second(), room);
+                        backing.note_dirty(shared, part.page, room);
                     }
                     return Ok(Ok((!was_dirty).then(|| shared.core.frames().group(frame))));
                 }
@@ -371,7 +371,7 @@ impl File {
         backing.grow(part.end(backing));
         backing.note_changed(part.page);
         shared.core.set_dirty_early(io);
-        backing.note_dirty(part.page, shared.second(), room);
+        backing.note_dirty(shared, part.page, room);
         Ok(())
     }
 

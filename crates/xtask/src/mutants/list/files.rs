@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a view is had at once however much siblings have dirty",
-        file: "file/view.rs",
+        file: "file/balance.rs",
         find: "[alone, above].map(",
         replace: "[alone, alone].map(",
         tests: Tests::Runtime("dirty_levels::a_view_is_not_had"),

@@ -158,6 +158,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("holes::what_was_discarded"),
     },
     Mutant {
+        name: "a page that a view makes dirty is not listed",
+        file: "backing/dirty.rs",
+        find: "if !shared.core.frames().word(frame).has(flag::DIRTY) {",
+        replace: "if shared.core.frames().word(frame).has(flag::DIRTY) {",
+        tests: Tests::Runtime("views::"),
+    },
+    Mutant {
         name: "a task that flushes writes nothing",
         file: "file/sync.rs",
         find: "Work::Flush(bytes) => self.flush(shared, bytes, has_handle)?,",
