@@ -13,7 +13,8 @@
 //! is passed over; [`claims::is_stuck`] has seen to it that they can go.
 
 use crate::claims::{self, Claim};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
@@ -145,10 +146,10 @@ enum Candidate {
 /// All pin budgets of a memory.
 #[derive(Default)]
 pub(crate) struct Accounts {
-    levels: HashMap<LevelId, Level>,
-    of_group: HashMap<u32, LevelId>,
+    levels: FxHashMap<LevelId, Level>,
+    of_group: FxHashMap<u32, LevelId>,
     /// Accounts of plain pins by group, made as needed; forgotten when a level comes or goes.
-    plain: HashMap<u32, Arc<Account>>,
+    plain: FxHashMap<u32, Arc<Account>>,
     /// By ticket, which is the order of arrival.
     waiters: BTreeMap<u64, Waiter>,
     last_id: u64,
@@ -423,7 +424,7 @@ impl Accounts {
         let (holders, newcomers): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(_, claim)| claim.held > 0);
         let mut full: Vec<LevelId> = Vec::new();
-        let mut kept: HashMap<LevelId, u64> = HashMap::new();
+        let mut kept: FxHashMap<LevelId, u64> = FxHashMap::default();
         for (candidate, claim) in holders.into_iter().chain(newcomers) {
             if claim.levels.iter().any(|level| full.contains(level)) {
                 continue;

@@ -171,13 +171,13 @@ impl File {
 
     /// The part of a range, not empty, that the file has now.
     fn part_there(&self, (start, last): (u64, u64)) -> Result<There, Error> {
-        let page_bytes = self.open.order.bytes() as u64;
-        let (len, first_page) = (self.len(), start / page_bytes);
+        let shift = self.open.order.shift();
+        let (len, first_page) = (self.len(), start >> shift);
         if start >= len {
             return Err(self.past_end(first_page));
         }
         let last = last.min(len - 1);
-        let last_page = last / page_bytes;
+        let last_page = last >> shift;
         if self.open.backing.key(last_page).is_none() {
             // Of a file longer than there are page numbers.
             return Err(self.past_end(last_page));
@@ -200,8 +200,7 @@ impl File {
             Err(Error::PastEnd { .. }) if there.start < self.len() => return Ok(None),
             pinned => pinned?,
         };
-        let page_bytes = self.open.order.bytes() as u64;
-        let skip = usize::try_from(there.start % page_bytes).expect("below the page size");
+        let (_, skip) = self.place(there.start);
         let range = self.range_of(pages, skip, there.last - there.start + 1);
         Ok((!range.is_empty()).then_some(range))
     }
