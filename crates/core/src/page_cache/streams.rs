@@ -77,6 +77,18 @@ pub struct Streams {
     clock: u64,
     /// Guesses in a row whose readers never came.
     nr_vain: u8,
+    /// The markers may be others than [`Streams::take_news`] said.
+    has_news: bool,
+}
+
+/// What the table says of a miss.
+struct Look {
+    /// Whose next page it is: of several, who is nearest.
+    going_on: Option<usize>,
+    /// Readers that are not old.
+    nr_there: u32,
+    /// Who gives way to another one: who matters least.
+    least: usize,
 }
 
 impl Default for Streams {
@@ -93,7 +105,13 @@ impl Streams {
             streams: [None; NR_STREAMS],
             clock: 0,
             nr_vain: 0,
+            has_news: false,
         }
+    }
+
+    /// Whether [`Streams::markers`] may be others than when this was last asked.
+    pub fn take_news(&mut self) -> bool {
+        mem::take(&mut self.has_news)
     }
 
     /// The pages to tell of when they are read: of each reader one at most. O([`NR_STREAMS`]).
@@ -128,10 +146,12 @@ impl Streams {
         cached: impl FnOnce(u32) -> u32,
     ) -> Ahead {
         self.clock += 1;
-        let (page, max) = (request.start, self.share(bounds));
+        let page = request.start;
+        let look = self.look(page);
+        let max = share(bounds, look.nr_there);
         let nr_asked = request.end.saturating_sub(page).max(1);
         let nr_asked = u32::try_from(nr_asked).unwrap_or(u32::MAX);
-        let Some(index) = self.going_on(page) else {
+        let Some(index) = look.going_on else {
             let start = match page == 0 || nr_asked > max {
                 true => Start::Sequential,
                 false if self.has_doubts() => Start::After(0),
@@ -150,8 +170,9 @@ impl Streams {
                 at: page,
                 seen: self.clock,
             };
-            return self.begin(reader, bounds);
+            return self.begin(reader, look.least, bounds);
         };
+        self.has_news = true;
         let stream = self.streams[index].as_mut().expect("found just now");
         let goes_on = stream.is_sequential && page == stream.window.end();
         let was_lost = stream.is_sequential && !goes_on;
@@ -180,7 +201,10 @@ impl Streams {
             one.is_some_and(|one| one.is_sequential && one.window.marker() == page)
         };
         let index = self.streams.iter().position(is_there)?;
-        let max = self.share(bounds);
+        let there = self.streams.iter().flatten();
+        let nr_there: u32 = there.filter(|one| !one.is_old(self.clock)).map(|_| 1).sum();
+        let max = share(bounds, nr_there);
+        self.has_news = true;
         let stream = self.streams[index].as_mut().expect("found just now");
         stream.window = stream.window.next(max);
         let read = up_to(stream.window.pages(), bounds);
@@ -192,32 +216,40 @@ impl Streams {
         })
     }
 
-    /// Pages that are read at once at most for one of the readers that there are.
-    fn share(&self, bounds: Bounds) -> u32 {
-        let there = self.streams.iter().flatten();
-        let nr_there: u32 = there.filter(|one| !one.is_old(self.clock)).map(|_| 1).sum();
-        bounds.max.min(bounds.all / nr_there.max(1)).max(1)
+    /// Looks at all readers once: each miss does.
+    fn look(&self, page: u64) -> Look {
+        let (mut nearest, mut going_on, mut nr_there) = (0, None, 0);
+        let (mut least_weight, mut least) = (u64::MAX, 0);
+        for (index, one) in self.streams.iter().enumerate() {
+            // Nobody matters less than who is old, and who is old than who is not.
+            let mut weight = 0;
+            if let Some(one) = one {
+                let is_there = !one.is_old(self.clock);
+                nr_there += u32::from(is_there);
+                weight = (u64::from(is_there) << 63) + one.seen + 1;
+                if one.reads(page) && one.at >= nearest {
+                    (nearest, going_on) = (one.at, Some(index));
+                }
+            }
+            if weight < least_weight {
+                (least_weight, least) = (weight, index);
+            }
+        }
+        Look {
+            going_on,
+            nr_there,
+            least,
+        }
     }
 
-    /// Whose next page this is: of several, who is nearest.
-    fn going_on(&self, page: u64) -> Option<usize> {
-        let streams = self.streams.iter().enumerate();
-        let there = streams.filter_map(|(index, one)| Some((index, one.as_ref()?)));
-        let reading = there.filter(|(_, one)| one.reads(page));
-        reading
-            .max_by_key(|(_, one)| one.at)
-            .map(|(index, _)| index)
-    }
-
-    /// A reader of whom nothing was known, in the place of the one who matters least.
-    fn begin(&mut self, reader: Stream, bounds: Bounds) -> Ahead {
-        let now = self.clock;
-        let least = (0..NR_STREAMS)
-            .min_by_key(|&index| self.streams[index].map(|one| (!one.is_old(now), one.seen)));
-        let place = &mut self.streams[least.expect("there are places")];
-        if place.replace(reader).is_some_and(|before| before.is_guess) {
+    /// A reader of whom nothing was known, in the place of another one.
+    fn begin(&mut self, reader: Stream, place: usize, bounds: Bounds) -> Ahead {
+        let before = self.streams[place].replace(reader);
+        let was = |is: fn(Stream) -> bool| before.is_some_and(is);
+        if was(|before| before.is_guess) {
             self.nr_vain = (self.nr_vain + 1).min(MAX_VAIN);
         }
+        self.has_news |= reader.is_sequential || was(|before| before.is_sequential);
         Ahead {
             read: up_to(reader.window.pages(), bounds),
             passed: reader.at..reader.at,
@@ -242,6 +274,11 @@ impl Streams {
         stream.seen = self.clock;
         passed
     }
+}
+
+/// Pages that are read at once at most for one of so many readers.
+fn share(bounds: Bounds, nr_there: u32) -> u32 {
+    bounds.max.min(bounds.all / nr_there.max(1)).max(1)
 }
 
 /// Whether [`Streams::marks`] has a page's bit.

@@ -37,6 +37,7 @@ proptest! {
         all in 0..300_u32,
     ) {
         let mut streams = Streams::new();
+        let mut told = streams.markers();
         let mut at = [0_u64; NR_STREAMS + 4];
         let mut cached = BTreeSet::new();
         let mut bounds = Bounds { nr_pages: LEN, max, all };
@@ -55,6 +56,9 @@ proptest! {
                     for page in at[reader]..end {
                         let has = cached.contains(&page);
                         prop_assert!(streams.marks().count_ones() <= 16, "a mark a reader");
+                        let are_told = streams.take_news() || streams.markers() == told;
+                        prop_assert!(are_told, "markers that nobody was told of");
+                        told = streams.markers();
                         let is_marker = streams.markers().contains(&Some(page));
                         let ahead = if !has {
                             let before = |most: u32| {

@@ -151,7 +151,7 @@ impl Readers {
         // A table of hints is whole between any two steps.
         let mut streams = unpoisoned(self.streams.try_lock())?;
         let ahead = ask(&mut streams);
-        if ahead.is_some() {
+        if streams.take_news() {
             self.tell(&streams);
         }
         ahead

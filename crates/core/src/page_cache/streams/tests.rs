@@ -208,3 +208,18 @@ fn histories_after_which_nobody_comes_are_looked_for_less_until_one_is_right() {
     assert_eq!(read, 1_601_000..1_601_003);
     assert_eq!(nr_looks, (1..=1600).filter(|&nr| is_looked(nr)).count() + 1);
 }
+
+#[test]
+fn pages_here_and_there_are_no_news() {
+    let mut file = Cached::new(1 << 22);
+    let (bounds, streams) = (file.bounds, &mut file.streams);
+    for page in (1..100).map(|nr| nr * 1000) {
+        streams.missed(page..page + 1, bounds, |_| 0);
+        assert!(!streams.take_news(), "{page}");
+    }
+    // Who goes on with one of them.
+    streams.missed(99_001..99_002, bounds, |_| 0);
+    assert!(streams.take_news());
+    assert_eq!(streams.markers().into_iter().flatten().count(), 1);
+    assert!(!streams.take_news());
+}

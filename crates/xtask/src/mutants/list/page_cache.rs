@@ -201,6 +201,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("streams"),
     },
     Mutant {
+        name: "nobody is told that a reader has given way",
+        file: "page_cache/streams.rs",
+        find: "self.has_news |= reader.is_sequential ||",
+        replace: "self.has_news |= false &&",
+        tests: Tests::Model("readahead"),
+    },
+    Mutant {
         name: "a reader is read for beyond the end of the file",
         file: "page_cache/streams.rs",
         find: "pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)",
