@@ -80,6 +80,14 @@ impl Source {
         }
     }
 
+    /// How many bytes to ask for from `start` on, where it has `wanted` of a page.
+    fn asked(&self, start: u64, wanted: usize) -> usize {
+        match self {
+            Source::File { reader, .. } => reader.asked(reader.base() + start, wanted),
+            Source::Store(_) | Source::Region(_) => usize::MAX,
+        }
+    }
+
     /// For writing; the store says itself where it cannot.
     pub(crate) fn written(&self) -> &dyn Store {
         match self {
@@ -383,7 +391,8 @@ impl Backing {
         let mut filled = 0;
         while filled < wanted {
             let store = self.source.store();
-            match uninterrupted(|| store.read_at(&mut buf[filled..], start + filled as u64)) {
+            let until = self.source.asked(start, wanted).min(buf.len());
+            match uninterrupted(|| store.read_at(&mut buf[filled..until], start + filled as u64)) {
                 // Somebody may have cut the file meanwhile.
                 Ok(0) if self.stored_of(page) <= filled => break,
                 Ok(0) => return Err(SHORT),

@@ -304,6 +304,17 @@ impl DirectFile {
         direct.takes(all).then_some(&direct.file)
     }
 
+    /// How many bytes to ask for from `offset` of the file on, of which `wanted` are there: up to
+    /// the end of their last unit. XFS refuses direct reads that go on into room which it keeps
+    /// behind a file's end for those who append (`EIO`).
+    pub(crate) fn asked(&self, offset: u64, wanted: usize) -> usize {
+        let align = self.direct.as_ref().map_or(1, |direct| direct.align);
+        let end = offset + wanted as u64;
+        // A power of two: no division.
+        let behind = end.wrapping_neg() & (align as u64 - 1);
+        wanted + usize::try_from(behind).expect("below the unit")
+    }
+
     /// Whether it is read and written past the kernel's page cache, where buffers allow it.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some()

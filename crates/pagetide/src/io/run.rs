@@ -215,16 +215,21 @@ impl Run {
         mut each: impl FnMut(&'a mut [u8]),
     ) -> Option<(&'a fs::File, u64)> {
         let (offset, mut skip) = (self.offset(), self.nr_bytes);
-        if self.wanted() <= skip {
+        let wanted = self.wanted();
+        if wanted <= skip {
             return None;
         }
         let Reader { shared, backing } = &*self.reader;
         let file = backing.source.file()?;
+        let mut left = file.asked(offset, wanted - skip);
         let mut all = offset;
         for page in &mut self.pages {
             let bytes = page::target(&shared.arena, &mut page.ended.0);
             let skipped = skip.min(bytes.len());
             skip -= skipped;
+            let end = (skipped + left).min(bytes.len());
+            left -= end - skipped;
+            let bytes = &mut bytes[..end];
             if skipped < bytes.len() {
                 let bytes = &mut bytes[skipped..];
                 all |= (bytes.as_ptr().addr() | bytes.len()) as u64;

@@ -74,3 +74,25 @@ fn an_end_within_a_page_is_one_write_from_where_the_page_begins() {
     assert_eq!(file.write_at(rest, first as u64).unwrap(), rest.len());
     assert_eq!(file.len().unwrap(), long as u64);
 }
+
+#[test]
+fn a_read_ends_with_the_unit_of_its_last_byte() {
+    let mut file = DirectFile::new(tempfile::tempfile().unwrap(), true).unwrap();
+    for (align, offset, wanted, asked) in [
+        (512, 0, 4096, 4096),
+        (512, 65536, 589, 1024),
+        (4096, 65536, 589, 4096),
+        (512, 512, 512, 512),
+        // Not to be read past the kernel's page cache.
+        (512, 100, 12, 412),
+        (1, 100, 12, 12),
+    ] {
+        file.direct = Some(Direct {
+            file: tempfile::tempfile().unwrap(),
+            align,
+        });
+        assert_eq!(file.asked(offset, wanted), asked, "{offset}, {wanted}");
+    }
+    file.direct = None;
+    assert_eq!(file.asked(65536, 589), 589);
+}

@@ -37,6 +37,7 @@ mod holes;
 mod hook_waits;
 mod hooks;
 mod huge_pages;
+mod images;
 mod in_flight;
 mod in_hand;
 mod longterm;
