@@ -452,12 +452,17 @@ impl Backing {
         }
     }
 
+    /// Why the file takes no more writes, where it does not.
+    pub(crate) fn poison_code(&self) -> Option<u32> {
+        Some(self.poison.load(Ordering::Acquire)).filter(|&code| code != NONE)
+    }
+
     /// # Errors
     /// [`Error::WritebackFailed`] where the file was poisoned.
     pub(crate) fn check_poison(&self) -> Result<(), Error> {
-        match self.poison.load(Ordering::Acquire) {
-            NONE => Ok(()),
-            code => Err(self.failed(code)),
+        match self.poison_code() {
+            None => Ok(()),
+            Some(code) => Err(self.failed(code)),
         }
     }
 

@@ -354,7 +354,9 @@ impl<'a> Run<'a> {
     fn write_pieces(&self, len: u64, slices: &mut [IoSlice<'_>], outcomes: &mut Outcomes) -> u32 {
         let (shared, backing) = (self.shared, self.backing);
         let mut pieces = self.pieces(outcomes, len);
-        if backing.check_poison().is_err() {
+        if let Some(code) = backing.poison_code() {
+            let untried = outcomes.iter_mut().filter(|outcome| **outcome == UNTRIED);
+            untried.for_each(|outcome| *outcome = Err(code));
             return 1;
         }
         self.note_tried(&pieces);

@@ -1,6 +1,6 @@
 //! What stores and engines say of a failure comes out.
 
-use crate::disk::Disk;
+use crate::disk::{Disk, EIO, Fault, forward};
 use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions, Store};
 use std::io;
 use std::sync::Arc;
@@ -145,5 +145,38 @@ fn an_error_of_anon_pages_says_what_their_store_said() {
     match region.pin(0).unwrap_err() {
         Error::Io { source, .. } => assert_eq!(source.to_string(), "no such object"),
         other => panic!("{other}"),
+    }
+}
+
+/// A store that may lose what it took when a write fails.
+struct Loses(Disk);
+
+impl Store for Loses {
+    forward!(0: read_at, len, is_writable, write_at, sync);
+
+    fn has_lost_writes(&self) -> bool {
+        self.0.state().fault.is_some()
+    }
+}
+
+#[test]
+fn pages_that_are_not_written_any_more_fail_with_what_the_store_said() {
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let disk = Disk::of(vec![7; 8 * 4096]);
+    let store = Box::new(Loses(disk.clone()));
+    let file = memory.open_store(store, "loses", &memory.root()).unwrap();
+    // Two writes.
+    file.write_at(&[1; 4096], 0).unwrap();
+    file.write_at(&[1; 4096], 4 * 4096).unwrap();
+    let next = disk.state().nr_calls + 1;
+    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    for _ in 0..2 {
+        match file.sync().unwrap_err() {
+            Error::WritebackFailed { source, .. } => {
+                assert_eq!(source.raw_os_error(), Some(EIO), "{source}");
+            }
+            error => panic!("{error}"),
+        }
     }
 }
