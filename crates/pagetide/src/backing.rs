@@ -353,6 +353,11 @@ impl Backing {
         self.stored.fetch_max(end, Ordering::AcqRel);
     }
 
+    /// Bytes that the store has at least.
+    pub(crate) fn stored_len(&self) -> u64 {
+        self.stored.load(Ordering::Acquire)
+    }
+
     /// The store took bytes. Of pages behind an end that the file has just got there are none to
     /// take: it is no longer for them.
     pub(crate) fn has_taken(&self, start: u64, nr_bytes: u64) {

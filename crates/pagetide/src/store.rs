@@ -1,16 +1,18 @@
 //! Where pages come from and go to: a file, or anything that reads and writes at an offset.
 
 mod behind;
+mod found;
 
 pub(crate) use behind::Behind;
 
 use crate::Error;
 use crate::io::FileSlot;
-use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, OFlags, Statx, StatxFlags};
+use found::Found;
+use rustix::fs::{Advice, FallocateFlags, OFlags};
 use std::fs;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -176,16 +178,6 @@ impl Direct {
     }
 }
 
-/// What a file was when it was opened.
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    /// Device and inode.
-    identity: (u64, u64),
-    len: u64,
-    /// As of [`Direct`], where it may be read past the kernel's page cache.
-    align: Option<usize>,
-}
-
 /// Opens a file by these options and `flags`. A pipe without a writer, which is refused, does not
 /// keep its opener waiting; a regular file on which somebody has a lease, a file server perhaps,
 /// does until that is broken.
@@ -336,6 +328,12 @@ impl DirectFile {
         (direct.takes(all) && !is_empty).then_some((&direct.file, offset))
     }
 
+    /// Whether io_uring reads it in the call that hands the read over, however long that takes: a
+    /// file of FUSE can be polled and is always ready, so that none would have to wait for it.
+    pub(crate) fn is_read_at_once(&self) -> bool {
+        self.found.is_fuse
+    }
+
     /// The place of the file past the kernel's page cache in the tables of rings.
     pub(crate) fn slot(&self) -> &FileSlot {
         &self.slot
@@ -433,60 +431,6 @@ impl DirectFile {
     pub(crate) fn nr_buffered_writes(&self) -> u64 {
         self.nr_buffered_writes.load(Ordering::Relaxed)
     }
-}
-
-impl Found {
-    /// By one system call.
-    fn of(file: &fs::File) -> io::Result<Found> {
-        let flags = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
-        let (is_file, found) = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, flags) {
-            Ok(statx) => {
-                let device = rustix::fs::makedev(statx.stx_dev_major, statx.stx_dev_minor);
-                let found = Found {
-                    identity: (device, statx.stx_ino),
-                    len: statx.stx_size,
-                    align: align_of(&statx),
-                };
-                let file_type = FileType::from_raw_mode(statx.stx_mode.into());
-                (file_type == FileType::RegularFile, found)
-            }
-            // Where it is forbidden.
-            Err(_) => {
-                let metadata = file.metadata()?;
-                let found = Found {
-                    identity: (metadata.dev(), metadata.ino()),
-                    len: metadata.len(),
-                    align: None,
-                };
-                (metadata.is_file(), found)
-            }
-        };
-        match is_file {
-            true if found.len == 0 && has_bytes(file)? => {
-                Err(io::Error::other("it has bytes, but no length"))
-            }
-            true => Ok(found),
-            false => Err(io::Error::other("not a regular file")),
-        }
-    }
-}
-
-/// Whether a file that said that it is empty has bytes all the same, as those of `/proc` do.
-fn has_bytes(file: &fs::File) -> io::Result<bool> {
-    let is_read = rustix::io::pread(file, &mut [0], 0) == Ok(1);
-    // Somebody may have written some since.
-    Ok(is_read && file.metadata()?.len() == 0)
-}
-
-fn align_of(statx: &Statx) -> Option<usize> {
-    if statx.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        // A kernel before 6.1 does not say: a page satisfies every device there is.
-        return Some(crate::PAGE_BYTES);
-    }
-    let align = statx.stx_dio_mem_align.max(statx.stx_dio_offset_align);
-    usize::try_from(align)
-        .ok()
-        .filter(|align| align.is_power_of_two())
 }
 
 /// Opens past the kernel's page cache, to reads that leave the time of the last access alone, where

@@ -253,6 +253,11 @@ impl Run {
         Some(file.slot())
     }
 
+    /// [`DirectFile::is_read_at_once`].
+    pub(crate) fn is_read_at_once(&self) -> bool {
+        self.file().is_some_and(DirectFile::is_read_at_once)
+    }
+
     /// Its memory was registered, and is no longer.
     pub(crate) fn refuse_fixed(&mut self) {
         self.is_fixed_refused = true;

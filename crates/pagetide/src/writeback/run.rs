@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
         };
         let len = backing.len();
         let pieces = self.pieces(&Many::from_elem(UNTRIED, self.writes.len()), len);
-        if pieces.len() <= 1 {
+        if pieces.len() <= 1 || self.nr_within(&pieces) < pieces.len() {
             return false;
         }
         self.note_tried(&pieces);
@@ -350,6 +350,14 @@ impl<'a> Run<'a> {
         pieces
     }
 
+    /// The pieces, which are in order, that end where the store does or before. No ring has others:
+    /// where somebody makes the file longer meanwhile, XFS writes zeros over what such a write has
+    /// put behind the end that the file had.
+    fn nr_within(&self, pieces: &[Piece]) -> usize {
+        let end = self.backing.stored_len();
+        pieces.partition_point(|piece| piece.end() <= end)
+    }
+
     /// Writes what is to be tried, neighbours together; returns how many writes failed.
     fn write_pieces(&self, len: u64, slices: &mut [IoSlice<'_>], outcomes: &mut Outcomes) -> u32 {
         let (shared, backing) = (self.shared, self.backing);
@@ -360,11 +368,13 @@ impl<'a> Run<'a> {
             return 1;
         }
         self.note_tried(&pieces);
-        if pieces.len() > 1
+        let nr_within = self.nr_within(&pieces);
+        if nr_within > 1
             && let Some(file) = backing.source.written_file()
         {
             let may_make = self.by != By::Reclaim;
-            shared.io.write(file, slices, &mut pieces, may_make);
+            let within = &mut pieces[..nr_within];
+            shared.io.write(file, slices, within, may_make);
         }
         self.finish_pieces(pieces, slices, outcomes)
     }
@@ -440,8 +450,7 @@ impl<'a> Run<'a> {
 
     /// The store is given these, and may have some before it says so.
     fn note_tried(&self, pieces: &[Piece]) {
-        let end = |piece: &Piece| piece.offset + piece.nr_bytes as u64;
-        let ends = pieces.iter().map(end);
+        let ends = pieces.iter().map(Piece::end);
         self.backing.may_take(ends.max().unwrap_or(0));
     }
 

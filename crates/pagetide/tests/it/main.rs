@@ -29,6 +29,7 @@ mod disk;
 mod durability;
 mod faults;
 mod files;
+mod fuse;
 mod gate;
 mod global;
 mod high;

@@ -239,10 +239,12 @@ fn of_writes_under_way_together_those_that_fail_leave_their_pages_dirty() {
 
 const NR_SCATTERED: u64 = 100;
 
-fn flush_scattered(folder: &Path, nr_scattered: u64) {
+/// Flushes these pages to a file that has so many before.
+fn flush_scattered(folder: &Path, numbers: impl Iterator<Item = u64>, nr_pages: u64) {
     let memory = memory(IoEngine::IoUring);
     let file = open(&memory, &memory.root(), folder);
-    write_all(&file, (0..nr_scattered).map(|at| 2 * at));
+    file.set_len(nr_pages * P).unwrap();
+    write_all(&file, numbers);
     say(&format!("begins {:?}", memory.io_engine().engine));
     file.flush_range(..).unwrap();
     say("ends");
@@ -274,7 +276,8 @@ fn calls_of(test: &str, folder: &Path) -> Option<Vec<String>> {
 #[test]
 fn scattered_pages_are_written_by_one_system_call() {
     if let Some(role) = child::role() {
-        return flush_scattered(Path::new(&role), NR_SCATTERED);
+        let numbers = (0..NR_SCATTERED).map(|at| 2 * at);
+        return flush_scattered(Path::new(&role), numbers, NR_PAGES);
     }
     let folder = tempfile::tempdir().unwrap();
     let test = "many_writes::scattered_pages_are_written_by_one_system_call";
@@ -301,7 +304,8 @@ fn enter_of(call: &str) -> (u64, u64) {
 #[test]
 fn the_next_pages_are_handed_over_before_the_last_ones_are_awaited() {
     if let Some(role) = child::role() {
-        return flush_scattered(Path::new(&role), NR_OF_BATCHES);
+        let numbers = (0..NR_OF_BATCHES).map(|at| 2 * at);
+        return flush_scattered(Path::new(&role), numbers, 2 * NR_OF_BATCHES);
     }
     let folder = tempfile::tempdir().unwrap();
     let test = "many_writes::the_next_pages_are_handed_over_before_the_last_ones_are_awaited";
@@ -337,4 +341,27 @@ fn the_next_pages_are_handed_over_before_the_last_ones_are_awaited() {
     let first = nr_under_way.first().is_none_or(|&nr_begun| nr_begun >= 256);
     let second = nr_under_way.get(1).is_none_or(|&nr_begun| nr_begun == 300);
     assert!(first && second, "{calls:#?}");
+}
+
+#[test]
+fn no_ring_makes_a_file_longer() {
+    // As many before its end as behind it.
+    let numbers = || (NR_PAGES - 20..NR_PAGES + 20).step_by(2);
+    if let Some(role) = child::role() {
+        return flush_scattered(Path::new(&role), numbers(), NR_PAGES);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(calls) = calls_of("many_writes::no_ring_makes_a_file_longer", folder.path()) else {
+        return;
+    };
+    let enters = calls
+        .iter()
+        .filter(|call| call.contains(" io_uring_enter("));
+    let nr_handed_over: u64 = enters.map(|call| enter_of(call).0).sum();
+    assert_eq!(nr_handed_over, 10, "{calls:#?}");
+    let bytes = fs::read(folder.path().join("data")).unwrap();
+    for number in numbers() {
+        let at = usize::try_from(number).unwrap() * PAGE;
+        assert!(bytes[at..at + PAGE] == page_of(number), "page {number}");
+    }
 }

@@ -92,10 +92,11 @@ impl Slot {
                 read.offset(offset).build()
             }
         };
-        Some(match number {
-            Some(_) => read.flags(squeue::Flags::FIXED_FILE),
-            None => read,
-        })
+        let mut flags = squeue::Flags::empty();
+        flags.set(squeue::Flags::FIXED_FILE, number.is_some());
+        // By a thread of the kernel's: others may wait for the ring.
+        flags.set(squeue::Flags::ASYNC, self.run.is_read_at_once());
+        Some(read.flags(flags))
     }
 
     /// Takes what the kernel said of its read. Memory that is no longer registered is no error,

@@ -34,6 +34,11 @@ impl Piece {
         }
     }
 
+    /// Where they end.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.nr_bytes as u64
+    }
+
     /// Whether the kernel has written all of it.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.result, Some(Ok(nr_bytes)) if nr_bytes == self.nr_bytes)

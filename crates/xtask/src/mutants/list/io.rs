@@ -4,6 +4,27 @@ use crate::mutants::{Mutant, Tests};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "a file of FUSE that hangs keeps all who share a ring",
+        file: "io/uring/slot.rs",
+        find: "flags.set(squeue::Flags::ASYNC, self.run.is_read_at_once());",
+        replace: "flags.set(squeue::Flags::ASYNC, false);",
+        tests: Tests::Runtime("fuse::"),
+    },
+    Mutant {
+        name: "rings make files longer",
+        file: "writeback/run.rs",
+        find: "let within = &mut pieces[..nr_within];",
+        replace: "let within = &mut pieces[..];",
+        tests: Tests::Runtime("many_writes::no_ring"),
+    },
+    Mutant {
+        name: "a direct read goes on behind the unit of the last byte",
+        file: "store.rs",
+        find: "wanted + usize::try_from(behind).expect",
+        replace: "wanted + 4096 + usize::try_from(behind).expect",
+        tests: Tests::RuntimeUnit("a_read_ends_with_the_unit"),
+    },
+    Mutant {
         name: "a store that hangs has all threads",
         file: "io/pool.rs",
         find: "nr_begun(file) < MAX_THREADS - 1",
