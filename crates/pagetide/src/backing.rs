@@ -265,7 +265,7 @@ impl Backing {
             let page_bytes = self.order.bytes() as u64;
             let start = pages.start * page_bytes;
             // Beyond what it has there is nothing to give up.
-            let mut end = self.stored.load(Ordering::Acquire);
+            let mut end = self.stored_len();
             if self.may_have_more() {
                 let found = uninterrupted(|| store.len());
                 end = found.map_err(|error| self.failed_with(&error))?;
@@ -295,7 +295,7 @@ impl Backing {
     /// Gives the file the length of what the store has; whoever calls this has its length for
     /// itself. Returns from where on its bytes may be others than before.
     pub(crate) fn cut_to_stored(&self) -> Option<u64> {
-        let stored = self.stored.load(Ordering::Acquire);
+        let stored = self.stored_len();
         // What it took and said it had not is what it has. A hole that is left to do moves no end.
         if self.may_have_more()
             && !self.behind.is_too_long()
@@ -310,7 +310,7 @@ impl Backing {
 
     /// Whether the store may have bytes that it did not say it took.
     fn may_have_more(&self) -> bool {
-        self.tried.load(Ordering::Acquire) > self.stored.load(Ordering::Acquire)
+        self.tried.load(Ordering::Acquire) > self.stored_len()
     }
 
     /// The pages that the bytes from one to another lie in.
@@ -339,7 +339,7 @@ impl Backing {
         if self.behind.has_hole_at(page) {
             return 0;
         }
-        let stored = self.stored.load(Ordering::Acquire);
+        let stored = self.stored_len();
         self.bytes_of(page, stored.min(self.len()))
     }
 
@@ -368,7 +368,7 @@ impl Backing {
 
     /// Whether the store is as long as the file.
     pub(crate) fn has_all(&self) -> bool {
-        self.stored.load(Ordering::Acquire) >= self.len()
+        self.stored_len() >= self.len()
     }
 
     /// Fills a page from the store, or from where it was before; what lies beyond is zeroed.
@@ -394,9 +394,9 @@ impl Backing {
         }
         let _in_read = matches!(self.source, Source::Store(_)).then(|| in_read(shared));
         let mut filled = 0;
+        let until = self.source.asked(start, wanted).min(buf.len());
         while filled < wanted {
             let store = self.source.store();
-            let until = self.source.asked(start, wanted).min(buf.len());
             match uninterrupted(|| store.read_at(&mut buf[filled..until], start + filled as u64)) {
                 // Somebody may have cut the file meanwhile.
                 Ok(0) if self.stored_of(page) <= filled => break,

@@ -201,9 +201,7 @@ impl Streams {
             one.is_some_and(|one| one.is_sequential && one.window.marker() == page)
         };
         let index = self.streams.iter().position(is_there)?;
-        let there = self.streams.iter().flatten();
-        let nr_there: u32 = there.filter(|one| !one.is_old(self.clock)).map(|_| 1).sum();
-        let max = share(bounds, nr_there);
+        let max = share(bounds, self.look(page).nr_there);
         self.has_news = true;
         let stream = self.streams[index].as_mut().expect("found just now");
         stream.window = stream.window.next(max);
@@ -216,7 +214,7 @@ impl Streams {
         })
     }
 
-    /// Looks at all readers once: each miss does.
+    /// Looks at all readers, once.
     fn look(&self, page: u64) -> Look {
         let (mut nearest, mut going_on, mut nr_there) = (0, None, 0);
         let (mut least_weight, mut least) = (u64::MAX, 0);

@@ -66,6 +66,12 @@ impl Disk {
         self.0.lock().unwrap()
     }
 
+    /// So many calls from the next one on end so.
+    pub(crate) fn fail_next(&self, nr_calls: u64, fault: Fault) {
+        let mut state = self.state();
+        state.fault = Some((state.nr_calls + 1, nr_calls, fault));
+    }
+
     /// What may be there after a crash: of each write since the last sync each sector or not.
     pub(crate) fn crash(&self, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
         let state = self.state();
@@ -212,4 +218,15 @@ pub(crate) struct Bare(pub(crate) Disk);
 
 impl Store for Bare {
     forward!(0: read_at, len, is_writable, write_at);
+}
+
+/// A store that may lose what it took when a write fails.
+pub(crate) struct Loses(pub(crate) Disk);
+
+impl Store for Loses {
+    forward!(0: read_at, len, is_writable, write_at, sync);
+
+    fn has_lost_writes(&self) -> bool {
+        self.0.state().fault.is_some()
+    }
 }

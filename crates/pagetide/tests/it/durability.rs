@@ -417,8 +417,7 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     let file = open(&memory, &group, &disk, 0);
     file.write_at(&[1; 100], 0).unwrap();
     file.flush_range(..).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    disk.fail_next(1, Fault::Error(EIO));
     let failed = file.sync().unwrap_err().to_string();
     assert_eq!(
         failed,
@@ -476,7 +475,7 @@ fn what_a_signal_ends_is_done_again() {
         let file = memory.open_store(store, "disk", &group);
         let file = file.unwrap();
         let next = disk.state().nr_calls + 1;
-        disk.state().fault = Some((next, 3, Fault::Error(EINTR)));
+        disk.fail_next(3, Fault::Error(EINTR));
         call(&file).unwrap();
         assert!(disk.state().nr_calls > next + 2, "no call failed");
         file.sync().unwrap();
@@ -490,8 +489,7 @@ fn a_sync_that_unwinds_poisons_the_file() {
     let file = open(&memory, &group, &disk, 0);
     file.write_at(&[1; 100], 0).unwrap();
     file.flush_range(..).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Unwinds));
+    disk.fail_next(1, Fault::Unwinds);
     assert!(catch_unwind(AssertUnwindSafe(|| file.sync())).is_err());
     // Of what it has lost the store knows nothing any more.
     for _ in 0..2 {

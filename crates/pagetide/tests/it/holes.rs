@@ -1,6 +1,6 @@
 //! Holes, and files that others write.
 
-use crate::disk::{Disk, EIO, Fault, forward};
+use crate::disk::{Disk, EIO, Fault, Loses, forward};
 use pagetide::{ByteSize, Error, File, Group, Memory, Order, Store};
 use std::fs;
 use std::io;
@@ -102,8 +102,7 @@ fn what_is_in_the_hole_is_not_written_and_views_are_waited_for() {
 fn a_store_that_fails_at_a_hole_is_asked_again_and_nobody_sees_its_bytes() {
     let (disk, memory, file) = sevens(8);
     file.write_at(&[1; PAGE], 3 * P).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 2, Fault::Error(EIO)));
+    disk.fail_next(2, Fault::Error(EIO));
     let punched = file.punch(2 * P..6 * P);
     assert!(matches!(punched, Err(Error::WritebackFailed { .. })));
     assert!(file.pin(3).unwrap().iter().all(|&byte| byte == 0));
@@ -117,8 +116,7 @@ fn a_store_that_fails_at_a_hole_is_asked_again_and_nobody_sees_its_bytes() {
     assert_eq!(durable[4 * PAGE], b'x');
     assert!(read(&file) == durable);
     // Of a file that is closed the store does it, too.
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    disk.fail_next(1, Fault::Error(EIO));
     assert!(file.punch(..).is_err());
     file.close().unwrap();
     assert!(disk.state().bytes.iter().all(|&byte| byte == 0));
@@ -299,8 +297,7 @@ fn a_page_at_the_end_is_not_dropped_where_others_make_the_file_longer_meanwhile(
 
 /// Has the store take a part of a page, and fail then.
 fn flush_part(disk: &Disk, file: &File, page: u64) {
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, u64::MAX, Fault::Short));
+    disk.fail_next(u64::MAX, Fault::Short);
     let failed = file.flush_range(page * P..(page + 1) * P);
     assert!(matches!(failed, Err(Error::WritebackFailed { .. })));
     disk.state().fault = None;
@@ -358,8 +355,7 @@ fn what_the_store_has_to_do_yet_it_does_when_the_last_handle_goes() {
     let changes: [(Change, usize); 2] = [(|file| file.punch(..), 8), (|file| file.set_len(P), 1)];
     for (change, nr_pages) in changes {
         let (disk, _memory, file) = sevens(8);
-        let next = disk.state().nr_calls + 1;
-        disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+        disk.fail_next(1, Fault::Error(EIO));
         assert!(change(&file).is_err());
         let expected = read(&file);
         drop(file);
@@ -424,17 +420,6 @@ fn a_store_has_working_memory_to_make_a_hole_by_writes_or_to_get_shorter_or_long
     }
 }
 
-/// A store that may lose what it took when a write fails.
-struct Loses(Disk);
-
-impl Store for Loses {
-    forward!(0: read_at, len, is_writable, write_at, sync);
-
-    fn has_lost_writes(&self) -> bool {
-        self.0.state().fault.is_some()
-    }
-}
-
 #[test]
 fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
     let (disk, memory) = (Disk::of(vec![7; 8 * PAGE]), memory());
@@ -444,8 +429,7 @@ fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
     file.write_at(&[1; PAGE], 0).unwrap();
     file.flush_range(..).unwrap();
     // A write of zeros, by a store that has no better way.
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    disk.fail_next(1, Fault::Error(EIO));
     assert!(file.punch(P..2 * P).is_err());
     for _ in 0..2 {
         assert!(matches!(file.sync(), Err(Error::WritebackFailed { .. })));
@@ -457,8 +441,7 @@ fn a_store_that_may_have_lost_writes_when_it_made_a_hole_takes_no_more() {
 fn written_late() -> (Memory, File) {
     let (disk, memory, file) = sevens(0);
     file.write_at(&[7; 2 * PAGE], 0).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Late));
+    disk.fail_next(1, Fault::Late);
     assert!(file.flush_range(..P).is_err());
     assert_eq!(disk.state().bytes.len(), PAGE);
     (memory, file)
@@ -490,14 +473,10 @@ fn what_was_discarded_does_not_come_back_with_the_next_write() {
 #[test]
 fn what_was_discarded_beside_a_hole_does_not_come_back_with_the_next_write() {
     let (disk, _memory, file) = sevens(1);
-    let fails = |fault| {
-        let next = disk.state().nr_calls + 1;
-        disk.state().fault = Some((next, 1, fault));
-    };
     file.write_at(&[6; 2 * PAGE], P).unwrap();
-    fails(Fault::Late);
+    disk.fail_next(1, Fault::Late);
     assert!(file.flush_range(P..2 * P).is_err());
-    fails(Fault::Error(EIO));
+    disk.fail_next(1, Fault::Error(EIO));
     assert!(file.punch(..P).is_err());
     file.discard_dirty().unwrap();
     let mut before = read(&file);

@@ -1,7 +1,7 @@
 //! What `min` and `low` keep, and from whom.
 
 use crate::slow::{PAGE, slow};
-use pagetide::{ByteSize, Memory, Order};
+use pagetide::{ByteSize, File, Group, Memory, Order};
 use std::iter;
 use std::time::Duration;
 
@@ -46,13 +46,19 @@ fn groups_that_share_what_protects_them_all_replace_their_own_pages() {
     }
 }
 
+/// A group with as many pages as are protected, and their file.
+fn protected(memory: &Memory) -> (Group, File) {
+    let tenant = memory.root().child("tenant").unwrap();
+    let tenant = tenant.min(ByteSize(800 * PAGE)).unwrap();
+    let file = slow(memory, &tenant, Duration::ZERO);
+    (0..800).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    (tenant, file)
+}
+
 #[test]
 fn who_is_refused_for_what_others_protect_is_told_of_it() {
     let memory = memory(8);
-    let tenant = memory.root().child("tenant").unwrap();
-    let tenant = tenant.min(ByteSize(800 * PAGE)).unwrap();
-    let file = slow(&memory, &tenant, Duration::ZERO);
-    (0..800).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    let (tenant, _file) = protected(&memory);
     let others = memory.root().child("others").unwrap();
     let mut used = Vec::new();
     let refused = loop {
@@ -69,10 +75,7 @@ fn who_is_refused_for_what_others_protect_is_told_of_it() {
 #[test]
 fn a_protected_group_beside_working_memory_reads_on() {
     let memory = memory(8);
-    let tenant = memory.root().child("tenant").unwrap();
-    let tenant = tenant.min(ByteSize(800 * PAGE)).unwrap();
-    let file = slow(&memory, &tenant, Duration::ZERO);
-    (0..800).for_each(|page| drop(file.pin(3 * page).unwrap()));
+    let (tenant, file) = protected(&memory);
     let others = memory.root().child("others").unwrap();
     let used: Vec<_> = iter::from_fn(|| others.alloc(Order::new(0)).ok()).collect();
     let before = tenant.usage();

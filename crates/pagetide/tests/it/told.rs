@@ -1,6 +1,6 @@
 //! What stores and engines say of a failure comes out.
 
-use crate::disk::{Disk, EIO, Fault, forward};
+use crate::disk::{Disk, EIO, Fault, Loses};
 use pagetide::{ByteSize, Error, Hooks, Memory, OpenOptions, Store};
 use std::io;
 use std::sync::Arc;
@@ -148,17 +148,6 @@ fn an_error_of_anon_pages_says_what_their_store_said() {
     }
 }
 
-/// A store that may lose what it took when a write fails.
-struct Loses(Disk);
-
-impl Store for Loses {
-    forward!(0: read_at, len, is_writable, write_at, sync);
-
-    fn has_lost_writes(&self) -> bool {
-        self.0.state().fault.is_some()
-    }
-}
-
 #[test]
 fn pages_that_are_not_written_any_more_fail_with_what_the_store_said() {
     let builder = Memory::builder().budget(ByteSize::mib(8));
@@ -169,8 +158,7 @@ fn pages_that_are_not_written_any_more_fail_with_what_the_store_said() {
     // Two writes.
     file.write_at(&[1; 4096], 0).unwrap();
     file.write_at(&[1; 4096], 4 * 4096).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 1, Fault::Error(EIO)));
+    disk.fail_next(1, Fault::Error(EIO));
     for _ in 0..2 {
         match file.sync().unwrap_err() {
             Error::WritebackFailed { source, .. } => {

@@ -415,8 +415,7 @@ fn a_store_that_cannot_be_cut_shows_no_old_bytes() {
     let memory = memory(8);
     let store = Box::new(disk.clone());
     let file = memory.open_store(store, "disk", &memory.root()).unwrap();
-    let next = disk.state().nr_calls + 1;
-    disk.state().fault = Some((next, 3, Fault::Error(EIO)));
+    disk.fail_next(3, Fault::Error(EIO));
     assert!(matches!(
         file.set_len(100),
         Err(Error::WritebackFailed { .. })
