@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 const MAX_NAME: usize = 64;
 /// How long whoever shows groups, or pays for one, may keep a name from who wants it.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How often who waits for a name looks.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+const IS_TAKEN: &str = "is taken by a sibling";
 
 /// A node of the tree: what is charged to it is charged to all its ancestors too.
 ///
@@ -72,6 +75,11 @@ impl fmt::Debug for Group {
             .field("usage", &self.usage())
             .finish()
     }
+}
+
+fn refused(name: &str, problem: &'static str) -> Error {
+    let name = name.to_owned();
+    Error::GroupName { name, problem }
 }
 
 /// Groups that are shown at most.
@@ -157,22 +165,57 @@ impl Group {
     /// [`Error::GroupName`] where the name is empty, longer than 64 bytes, has a slash or a control
     /// character, or is a sibling's; [`Error::TooDeep`]; [`Error::NoMetadata`].
     pub fn child(&self, name: &str) -> Result<Group, Error> {
+        let short = self.checked_name(name)?;
+        let is_taken = || refused(name, IS_TAKEN);
+        if self.is_taken(&short) {
+            return Err(is_taken());
+        }
+        self.new_child(short)?.ok_or_else(is_taken)
+    }
+
+    /// The child of this name, with all that was set for it; where none lives, a new one, as
+    /// [`Group::child`] makes it. For parts of a program that share a tenant and do not know each
+    /// other: whoever comes first makes it, and it goes with the last handle.
+    ///
+    /// # Errors
+    /// As [`Group::child`]; [`Error::GroupName`] of a sibling's name only where that one goes just
+    /// now, and still does after 200 ms.
+    pub fn open_child(&self, name: &str) -> Result<Group, Error> {
+        let short = self.checked_name(name)?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if !self.is_taken(&short) {
+                match self.new_child(Arc::clone(&short))? {
+                    Some(group) => return Ok(group),
+                    None => continue,
+                }
+            }
+            let node = self.shared().names().child(self.id(), &short);
+            if let Some(node) = node {
+                return Ok(Group { node });
+            }
+            // Its last handle goes just now.
+            if Instant::now() >= until {
+                return Err(refused(name, IS_TAKEN));
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn checked_name(&self, name: &str) -> Result<Arc<str>, Error> {
         self.shared().check_process()?;
-        let refused = |problem| Error::GroupName {
-            name: name.to_owned(),
-            problem,
-        };
         if name.is_empty() || name.len() > MAX_NAME {
-            return Err(refused("must have 1 to 64 bytes"));
+            return Err(refused(name, "must have 1 to 64 bytes"));
         }
         if name.contains(|c: char| c == '/' || c.is_control()) {
-            return Err(refused("must not have a slash or control characters"));
+            return Err(refused(name, "must not have a slash or control characters"));
         }
+        Ok(name.into())
+    }
+
+    /// A child of this name; none where a sibling has it.
+    fn new_child(&self, name: Arc<str>) -> Result<Option<Group>, Error> {
         let shared = self.shared();
-        let short: Arc<str> = name.into();
-        if self.is_taken(&short) {
-            return Err(refused("is taken by a sibling"));
-        }
         // Without the lock: this may have to reclaim, and runs foreign code then.
         let id = shared
             .core
@@ -189,15 +232,12 @@ impl Group {
         });
         let named = Named {
             parent: self.id(),
-            name: short,
+            name,
             node: Arc::downgrade(&node),
         };
+        // Where somebody was faster, the end of this one takes the lock.
         let is_new = shared.names().insert(id, named);
-        if !is_new {
-            // Somebody was faster. The end of this one takes the lock.
-            return Err(refused("is taken by a sibling"));
-        }
-        Ok(Group { node })
+        Ok(is_new.then(|| Group { node }))
     }
 
     /// Whether a child has this name. One that its program has dropped may live on for a moment
@@ -212,7 +252,7 @@ impl Group {
         let keeps = |id| shared.names().is_at_or_below(id, (self.id(), name));
         let until = Instant::now() + PATIENCE;
         while shared.looks.is_any(keeps) && is_taken() && Instant::now() < until {
-            thread::sleep(Duration::from_micros(100));
+            thread::sleep(LOOK_AGAIN);
         }
         is_taken()
     }

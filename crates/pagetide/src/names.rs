@@ -2,7 +2,8 @@
 
 use crate::group;
 use crate::shared::locked;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::iter;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -19,8 +20,8 @@ pub(crate) struct Named {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     live: HashMap<u32, Named>,
-    /// Parents and names of them.
-    taken: HashSet<(u32, Arc<str>)>,
+    /// Their ids by their parents and names.
+    taken: HashMap<(u32, Arc<str>), u32>,
 }
 
 /// Who shows groups just now, all of them (`None`), or pays for one: these have handles of them,
@@ -60,7 +61,13 @@ impl Drop for Look<'_> {
 impl Names {
     /// Whether a child of `parent` has this name.
     pub(crate) fn is_taken(&self, parent: u32, name: &Arc<str>) -> bool {
-        self.taken.contains(&(parent, Arc::clone(name)))
+        self.taken.contains_key(&(parent, Arc::clone(name)))
+    }
+
+    /// The child of `parent` that has this name, if it still lives.
+    pub(crate) fn child(&self, parent: u32, name: &Arc<str>) -> Option<Arc<group::Node>> {
+        let id = self.taken.get(&(parent, Arc::clone(name)))?;
+        self.node_of(*id)
     }
 
     /// Whether a group is the child of `parent` that has this name, or is below that one.
@@ -72,11 +79,12 @@ impl Names {
 
     /// Adds a group, unless a sibling has its name; whether that was so.
     pub(crate) fn insert(&mut self, id: u32, named: Named) -> bool {
-        let is_new = self.taken.insert((named.parent, Arc::clone(&named.name)));
-        if is_new {
-            self.live.insert(id, named);
-        }
-        is_new
+        let Entry::Vacant(free) = self.taken.entry((named.parent, Arc::clone(&named.name))) else {
+            return false;
+        };
+        free.insert(id);
+        self.live.insert(id, named);
+        true
     }
 
     /// Forgets a group that is gone.

@@ -4,6 +4,7 @@ use crate::by_cpu;
 use crate::data::numbered_file;
 use crate::disk::Disk;
 use pagetide::{ByteSize, Error, Memory, Order, Page};
+use std::thread;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -102,6 +103,48 @@ fn a_name_is_taken_by_siblings_that_live_only() {
     let paths: Vec<String> = memory.groups().into_iter().map(|(path, _)| path).collect();
     assert_eq!(paths, ["/", "/batch", "/web"]);
     drop((again, batch));
+}
+
+#[test]
+fn whoever_opens_a_child_first_makes_it_and_all_have_that_one() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let root = memory.root();
+    let first = root.open_child("web").unwrap().max(ByteSize::mib(1));
+    let (first, other) = (first.unwrap(), root.child("other").unwrap());
+    let again = root.open_child("web").unwrap();
+    let over = again.alloc(Order::new(9)).map(drop).unwrap_err();
+    assert!(matches!(over, Error::OverLimit { .. }), "{over}");
+    assert_eq!(first.usage(), again.usage());
+    // Not another parent's.
+    assert_eq!(other.open_child("web").unwrap().path(), "/other/web");
+    drop(first);
+    assert!(root.child("web").is_err());
+    drop(again);
+    let fresh = root.open_child("web").unwrap();
+    assert!(fresh.alloc(Order::new(9)).is_ok(), "it has no limit");
+    for name in ["", "a/b", "a\n", &"x".repeat(65)] {
+        let refused = root.open_child(name).map(drop);
+        assert!(matches!(refused, Err(Error::GroupName { .. })), "{name:?}");
+    }
+}
+
+#[test]
+fn a_child_that_comes_and_goes_is_opened_by_all() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let root = memory.root();
+    let open = || {
+        for _ in 0..2000 {
+            let one = root.open_child("web").unwrap();
+            let same = root.open_child("web").unwrap();
+            assert_eq!(one.path(), "/web");
+            one.set_max(ByteSize::mib(1)).unwrap();
+            drop(one);
+            assert!(same.alloc(Order::new(0)).is_ok());
+        }
+    };
+    thread::scope(|scope| _ = [(); 3].map(|()| scope.spawn(open)));
+    assert_eq!(memory.groups().len(), 1);
+    memory.audit().unwrap();
 }
 
 #[test]

@@ -277,6 +277,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("watch::"),
     },
     Mutant {
+        name: "who opens a child that others make just then is refused",
+        file: "group.rs",
+        find: "None => continue,",
+        replace: "None => return Err(refused(name, IS_TAKEN)),",
+        tests: Tests::Runtime("budget::a_child_that_comes"),
+    },
+    Mutant {
+        name: "who opens a child whose last handle goes just then is refused",
+        file: "group.rs",
+        find: "let until = Instant::now() + PATIENCE;\n        loop {",
+        replace: "let until = Instant::now();\n        loop {",
+        tests: Tests::Runtime("budget::a_child_that_comes"),
+    },
+    Mutant {
         name: "groups are listed by text, apart from their parents",
         file: "group.rs",
         find: "a.split('/').cmp(b.split('/'))",
