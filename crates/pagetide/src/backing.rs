@@ -513,6 +513,7 @@ impl Backing {
         Error::WritebackFailed {
             file: self.name.to_string(),
             dirty_pages: self.nr_dirty(),
+            is_poisoned: self.poison_code().is_some(),
             source,
         }
     }

@@ -289,12 +289,16 @@ pub enum Error {
         file: String,
     },
     /// Dirty pages of a file could not be written or made durable.
-    #[error("{}", writeback_text(file, *dirty_pages))]
+    #[error("{}", writeback_text(file, *dirty_pages, *is_poisoned))]
     WritebackFailed {
         /// The file.
         file: String,
         /// Its dirty pages, which are kept.
         dirty_pages: u64,
+        /// Whether the store may have lost what it took before, as where `fdatasync` failed: then
+        /// the file takes no more writes, and no call of it is worth another try, until all its
+        /// handles are closed and it is opened anew. Else one is.
+        is_poisoned: bool,
         /// Why.
         source: io::Error,
     },
@@ -493,10 +497,14 @@ fn over_text(asked_pages: u64, max_pages: u64, file_pages: u64) -> &'static str 
 }
 
 /// What failed may have been made up for since.
-fn writeback_text(file: &str, dirty_pages: u64) -> String {
-    match dirty_pages {
+fn writeback_text(file: &str, dirty_pages: u64, is_poisoned: bool) -> String {
+    let failed = match dirty_pages {
         0 => format!("the store of {file} failed; none of the file's pages is dirty now"),
         _ => format!("cannot write {file} back: {dirty_pages} of its pages are dirty"),
+    };
+    match is_poisoned {
+        true => format!("{failed}, and it takes no more writes until it is opened anew"),
+        false => failed,
     }
 }
 

@@ -223,14 +223,15 @@ impl Shared {
         limited.map(|(id, _)| id)
     }
 
-    /// A page becomes dirty. Whether its caller is the one of many who looks at the levels.
+    /// Whether the caller is the one of many who looks at the levels.
     fn is_to_look(&self, own: &Backing) -> bool {
         let nr_pages = own.order.nr_pages();
         let before = self.nr_dirtied.fetch_add(nr_pages, Ordering::Relaxed);
         before / DIRTIED_PER_LOOK != before.wrapping_add(nr_pages) / DIRTIED_PER_LOOK
     }
 
-    /// As [`Shared::balance_levels`] looks, for who writes none: the most of a level.
+    /// A page of a group becomes dirty. Once for many such pages it looks at the levels above the
+    /// group: the most that is dirty of one of them.
     pub(crate) fn dirtiness_above(&self, id: u32, own: &Backing) -> Dirtiness {
         if !self.is_to_look(own) {
             return Dirtiness::Fine;
@@ -246,17 +247,9 @@ impl Shared {
         self.nr_dirtied.fetch_sub(nr_pages, Ordering::Relaxed);
     }
 
-    /// A page of a group became dirty. Once for many such pages it looks at the levels above the
-    /// group: of one whose groups together have too much dirty, the caller writes some back, of
-    /// its own file first.
+    /// Of each level above a group whose groups together have too much dirty, the caller writes
+    /// some back, of its own file first.
     pub(crate) fn balance_levels(&self, id: u32, own: &Backing) {
-        if self.is_to_look(own) {
-            self.balance_levels_now(id, own);
-        }
-    }
-
-    /// [`Shared::balance_levels`] by who was to look.
-    pub(crate) fn balance_levels_now(&self, id: u32, own: &Backing) {
         for level in self.limited_levels(id) {
             match self.dirtiness_below(level) {
                 Dirtiness::Fine => {}

@@ -94,18 +94,13 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes some of this file back where much is dirty of a group, or of one above it, so that
-    /// writers are as fast as the store and no faster.
-    pub(super) fn balance(&self, group: u32) {
-        self.shared.balance_levels(group, self.backing);
-        self.balance_group(group);
-    }
-
-    /// [`Writer::balance`] of these groups; at the levels above them if `is_above`.
-    pub(super) fn balance_all(&self, groups: [u32; 2], is_above: bool) {
+    /// Writes some of this file back where much of one of these groups is dirty, and of whatever
+    /// file at the levels above them if `is_above`, so that writers are as fast as the store and no
+    /// faster.
+    pub(super) fn balance(&self, groups: [u32; 2], is_above: bool) {
         for &group in distinct(&groups) {
             if is_above {
-                self.shared.balance_levels_now(group, self.backing);
+                self.shared.balance_levels(group, self.backing);
             }
             self.balance_group(group);
         }
@@ -161,20 +156,23 @@ impl File {
         if backing.source.region().is_some() {
             return [false; 2];
         }
-        let [own, charged] = groups;
-        let alone = shared.dirtiness(own).max(shared.dirtiness(charged));
-        let above = shared.dirtiness_above(charged, backing);
+        let alone = distinct(&groups)
+            .iter()
+            .map(|&group| shared.dirtiness(group));
+        let alone = alone.max().unwrap_or(Dirtiness::Fine);
+        let above = shared.dirtiness_above(groups[1], backing);
         if alone.max(above) > Dirtiness::Fine {
             shared.tell_flusher();
         }
         [alone, above].map(|dirtiness| dirtiness == Dirtiness::Hard)
     }
 
-    /// Writes some of this file back where much of the handle's group is dirty, or of the one that
-    /// a page is charged to.
+    /// Has a thread that changed a page of this group do what [`File::is_much_dirty`] says.
     pub(super) fn balance(&self, charged: u32) {
-        for &group in distinct(&[self.group.id(), charged]) {
-            self.writer().balance(group);
+        let groups = [self.group.id(), charged];
+        let [alone, above] = self.is_much_dirty(groups);
+        if alone || above {
+            self.writer().balance(groups, above);
         }
     }
 }

@@ -103,7 +103,7 @@ impl Backing {
                     writer.prepare(distinct(&groups))?;
                 }
             }
-            Work::Balance(groups, is_above) => writer.balance_all(groups, is_above),
+            Work::Balance(groups, is_above) => writer.balance(groups, is_above),
         }
         Ok(())
     }

@@ -123,7 +123,7 @@ impl File {
         if alone || above {
             // Whoever wants the file for himself does not wait for these writes.
             drop(length);
-            self.writer().balance_all(groups, above);
+            self.writer().balance(groups, above);
             length = self.resume_change(page)?;
         }
         loop {

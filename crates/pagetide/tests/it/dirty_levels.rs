@@ -190,3 +190,25 @@ fn pages_that_are_upgraded_are_written_in_the_background_where_many_are() {
         })
     });
 }
+
+#[test]
+fn who_changes_anon_pages_writes_none_of_files() {
+    let memory = memory();
+    let files = of_ten_children(&memory);
+    for (_, file) in &files {
+        file.write_at(&[1; 5 * PAGE], 0).unwrap();
+    }
+    let parent = memory.root().open_child("parent").unwrap();
+    parent.set_max(ByteSize(200 * PAGE as u64)).unwrap();
+    // 50 pages of 200 are dirty now, and nobody who writes to files has looked since.
+    let anon = parent.open_child("anon").unwrap().anon(100).unwrap();
+    for page in 0..100 {
+        anon.write_at(&[1; PAGE], page * PAGE as u64).unwrap();
+    }
+    assert_eq!(nr_written(&files), 0);
+    let file = &files[0].1;
+    for page in 0..64 {
+        file.write_at(&[1; PAGE], page * PAGE as u64).unwrap();
+    }
+    assert!(nr_written(&files) > 0);
+}

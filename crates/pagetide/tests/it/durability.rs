@@ -421,7 +421,8 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     let failed = file.sync().unwrap_err().to_string();
     assert_eq!(
         failed,
-        "the store of disk failed; none of the file's pages is dirty now"
+        "the store of disk failed; none of the file's pages is dirty now, and it takes no more \
+         writes until it is opened anew"
     );
     for _ in 0..2 {
         assert!(file.sync().is_err() && file.clone().sync().is_err());
@@ -431,11 +432,22 @@ fn a_failed_sync_poisons_the_file_until_it_is_opened_anew() {
     file.read_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, [1; 100]);
     let error = file.close().unwrap_err();
-    assert!(matches!(error.error(), Error::WritebackFailed { .. }));
+    assert!(is_poisoned(error.error()), "{error}");
     drop(error);
     let file = open(&memory, &group, &disk, 0);
     file.write_at(&[3; 100], 0).unwrap();
+    // A write that fails is worth another try.
+    disk.fail_next(1, Fault::Error(EIO));
+    let failed = file.sync().unwrap_err();
+    assert!(!is_poisoned(&failed), "{failed}");
     file.sync().unwrap();
+}
+
+fn is_poisoned(error: &Error) -> bool {
+    match error {
+        Error::WritebackFailed { is_poisoned, .. } => *is_poisoned,
+        other => panic!("{other}"),
+    }
 }
 
 /// A disk that makes a hole by one call.

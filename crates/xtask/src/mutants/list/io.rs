@@ -437,4 +437,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::RuntimeUnit("pages_that_went_together"),
     },
+    Mutant {
+        name: "who is told that a sync failed is not told that the file is poisoned",
+        file: "backing.rs",
+        find: "is_poisoned: self.poison_code().is_some(),",
+        replace: "is_poisoned: false,",
+        tests: Tests::Runtime("durability::a_failed_sync"),
+    },
+    Mutant {
+        name: "who changes pages of anon memory writes those of files",
+        file: "file/balance.rs",
+        find: "if backing.source.region().is_some() {\n            return [false; 2];",
+        replace: "if false {\n            return [false; 2];",
+        tests: Tests::Runtime("dirty_levels::who_changes_anon"),
+    },
 ];
