@@ -210,7 +210,7 @@ impl File {
             backing.settle(shared, page);
             next = page + 1;
         }
-        if let Some(changed) = backing.cut_to_stored() {
+        if let Some(changed) = backing.cut_to_stored(shared) {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
             let first = changed / backing.order.bytes() as u64;
             panics.catch(|| self.drop_pages(first..=u64::MAX));

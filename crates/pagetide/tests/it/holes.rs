@@ -486,3 +486,59 @@ fn what_was_discarded_beside_a_hole_does_not_come_back_with_the_next_write() {
     file.invalidate_range(..).unwrap();
     assert!(read(&file)[..3 * PAGE] == before);
 }
+
+/// A disk that does not tell its length while that is set.
+struct Mute(Disk, Arc<AtomicBool>);
+
+impl Store for Mute {
+    forward!(0: read_at, is_writable, write_at, sync, set_len);
+
+    fn len(&self) -> io::Result<u64> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(io::Error::from_raw_os_error(EIO)),
+            false => self.0.len(),
+        }
+    }
+}
+
+#[test]
+fn what_was_discarded_does_not_come_back_where_nobody_knew_how_much_the_store_has() {
+    let (disk, memory, is_mute) = (Disk::default(), memory(), Arc::new(AtomicBool::new(false)));
+    let store = Box::new(Mute(disk.clone(), Arc::clone(&is_mute)));
+    let file = memory.open_store(store, "mute", &memory.root()).unwrap();
+    file.write_at(&[7; 2 * PAGE], 0).unwrap();
+    disk.fail_next(1, Fault::Late);
+    assert!(file.flush_range(..P).is_err());
+    assert_eq!(disk.state().bytes.len(), PAGE);
+    is_mute.store(true, Ordering::Relaxed);
+    file.discard_dirty().unwrap();
+    assert_eq!(file.len(), 0);
+    file.write_at(&[8], 2 * P).unwrap();
+    file.sync().unwrap();
+    let mut all = vec![0; 2 * PAGE];
+    all.push(8);
+    assert!(disk.state().durable == all);
+}
+
+/// A disk that tells no length but when it is opened, and cannot be cut.
+struct Stiff(Mute);
+
+impl Store for Stiff {
+    forward!(0: read_at, len, is_writable, write_at, sync);
+}
+
+#[test]
+fn a_store_that_cannot_be_cut_takes_writes_behind_what_was_discarded() {
+    let (disk, memory, is_mute) = (Disk::default(), memory(), Arc::new(AtomicBool::new(false)));
+    let store = Stiff(Mute(disk.clone(), Arc::clone(&is_mute)));
+    let file = memory.open_store(Box::new(store), "stiff", &memory.root());
+    let file = file.unwrap();
+    file.write_at(&[7; PAGE], 0).unwrap();
+    disk.fail_next(1, Fault::Late);
+    assert!(file.flush_range(..).is_err());
+    is_mute.store(true, Ordering::Relaxed);
+    file.discard_dirty().unwrap();
+    file.write_at(&[8; PAGE], 0).unwrap();
+    file.sync().unwrap();
+    assert!(disk.state().durable == [8; PAGE]);
+}

@@ -483,8 +483,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what a failed write left is discarded",
         file: "backing.rs",
-        find: "        if self.may_have_more()\n",
-        replace: "        if false\n",
+        find: "let is_to_ask = self.may_have_more() && ",
+        replace: "let is_to_ask = false && ",
         tests: Tests::Runtime("holes::what_was_discarded"),
     },
     Mutant {

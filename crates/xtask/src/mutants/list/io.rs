@@ -76,8 +76,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "clean pages stay behind the end that is left",
         file: "file/punch.rs",
-        find: "        if let Some(changed) = backing.cut_to_stored() {",
-        replace: "        if let Some(changed) = backing.cut_to_stored().filter(|_| false) {",
+        find: "        if let Some(changed) = backing.cut_to_stored(shared) {",
+        replace: "        if let Some(changed) = backing.cut_to_stored(shared).filter(|_| false) {",
         tests: Tests::RuntimeUnit("writeback::"),
     },
     Mutant {
@@ -450,5 +450,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if backing.source.region().is_some() {\n            return [false; 2];",
         replace: "if false {\n            return [false; 2];",
         tests: Tests::Runtime("dirty_levels::who_changes_anon"),
+    },
+    Mutant {
+        name: "what was discarded stays in a store that did not tell its length",
+        file: "backing.rs",
+        find: "        if is_to_ask {\n",
+        replace: "        if false {\n",
+        tests: Tests::Runtime("holes::what_was_discarded"),
     },
 ];

@@ -153,8 +153,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what is discarded beside a hole comes back",
         file: "backing.rs",
-        find: "            && !self.behind.is_too_long()\n",
-        replace: "            && !self.behind.is_any()\n",
+        find: "let is_to_ask = self.may_have_more() && !self.behind.is_too_long();",
+        replace: "let is_to_ask = self.may_have_more() && !self.behind.is_any();",
         tests: Tests::Runtime("holes::what_was_discarded"),
     },
     Mutant {
