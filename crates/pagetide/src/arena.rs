@@ -7,7 +7,8 @@ use pagetide_core::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use pagetide_core::memory::Idle;
 use pagetide_core::sync::prefetch;
 use pagetide_core::units::{Frame, Order, PAGE_BYTES, index};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 use small::{Change, Small};
 use std::io;
 use std::ops::Range;
@@ -48,7 +49,7 @@ impl Arena {
     /// Reserves `nr_frames` frames, and asks for huge pages behind them or for none.
     ///
     /// # Errors
-    /// What `mmap` or `madvise` says.
+    /// What `mmap`, `mprotect` or `madvise` says.
     pub(crate) fn reserve(nr_frames: u32, has_huge_pages: bool) -> io::Result<Arena> {
         let alive = Alive::new()?;
         let arena = Arena {
@@ -57,6 +58,7 @@ impl Arena {
             small: has_huge_pages.then(Mutex::default),
             alive,
         };
+        arena.open()?;
         arena.advise(0..nr_frames, Advice::LinuxDontFork)?;
         let advice = match has_huge_pages {
             true => Advice::LinuxHugepage,
@@ -65,6 +67,26 @@ impl Arena {
         // A kernel built without huge pages refuses both, and has none.
         let _ = arena.advise(0..nr_frames, advice);
         Ok(arena)
+    }
+
+    /// Lets the memory be read and written, which it may not be before: a process that locks all
+    /// that it maps (`mlockall`) would have all of it resident at once. There each page is locked
+    /// as it is touched.
+    fn open(&self) -> io::Result<()> {
+        let start = self.start.as_ptr().cast();
+        let bytes = index(self.nr_frames) * PAGE_BYTES;
+        // SAFETY: all of the mapping, which was just made: nothing is in it yet.
+        let advised = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) };
+        // What is locked is refused so.
+        if advised == Err(Errno::INVAL) {
+            // SAFETY: as above. It changes no byte.
+            let locked = unsafe { rustix::mm::mlock_with(start, bytes, MlockFlags::ONFAULT) };
+            // Where that is refused, all of it is resident.
+            let _ = locked;
+        }
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: all of the mapping, which nobody knows of yet, and private memory.
+        Ok(unsafe { rustix::mm::mprotect(start, bytes, access) }?)
     }
 
     /// What `madvise` says of `advice` for these frames, which changes none of their bytes.
@@ -127,13 +149,21 @@ impl Arena {
             let mut small = small.lock().unwrap_or_else(PoisonError::into_inner);
             self.resize_pages(&mut small, idle);
         }
+        let start = start.as_ptr().cast();
         // SAFETY:
         // 1. The block lies in the arena's mapping (`block` checks it), which this process has
         //    (checked above).
         // 2. Core took it from its free lists for this value alone, so nobody has a view of it.
-        let released =
-            unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };
-        Ok(released?)
+        match unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) } {
+            Err(Errno::INVAL) => {}
+            released => return Ok(released?),
+        }
+        // It is locked. Kernels before 5.18 refuse this, too.
+        // SAFETY: as above.
+        match unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED_LOCKED) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Has the first line of a frame's bytes fetched, for a caller who lets somebody look at them
@@ -227,9 +257,9 @@ impl Arena {
     }
 }
 
-/// Maps anonymous memory that begins where a huge page can.
+/// Maps anonymous memory that begins where a huge page can, and may not be touched yet.
 fn map_aligned(bytes: usize) -> io::Result<NonNull<u8>> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let protection = ProtFlags::empty();
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let all = bytes + PAGEBLOCK_BYTES;
     // SAFETY: no address is asked for, so no existing mapping can be replaced.

@@ -38,6 +38,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "a file system that is mounted so keeps none: nothing could change them",
     ),
     (
+        "locked memory",
+        "who may lock memory its limit says; kernels before 5.18 and the sanitizer keep it",
+    ),
+    (
         "counted hits",
         "debug builds count read-modify-writes; a release build has nothing to count with",
     ),

@@ -41,6 +41,7 @@ mod huge_pages;
 mod images;
 mod in_flight;
 mod in_hand;
+mod locked;
 mod longterm;
 mod lru_gen;
 mod machine;
