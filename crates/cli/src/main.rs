@@ -27,7 +27,26 @@ use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let run = match args::Args::parse().command {
+    let run = match args::Args::try_parse() {
+        Ok(args) => run(args.command),
+        // Help and the version are output.
+        Err(asked) if !asked.use_stderr() => {
+            let printed = asked.print();
+            printed.map_err(|error| failure::of_output(&error))
+        }
+        Err(usage) => usage.exit(),
+    };
+    match run {
+        Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure::tell(&format!("error: {failure}"));
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn run(command: args::Command) -> Result<(), Failure> {
+    match command {
         args::Command::Demo(args) => demo::run(&args),
         args::Command::Replay(args) => replay::run(&args),
         args::Command::Mrc(args) => mrc::run(&args),
@@ -38,13 +57,6 @@ fn main() -> ExitCode {
         args::Command::Man => man(),
         args::Command::KernelCache(args) => demo::kernel_cache(&args),
         args::Command::Sim(args) => sim::run(&args),
-    };
-    match run {
-        Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
-        Err(failure) => {
-            failure::tell(&format!("error: {failure}"));
-            ExitCode::from(failure.exit_code())
-        }
     }
 }
 

@@ -357,6 +357,20 @@ fn an_error_that_nobody_can_read_has_its_exit_code() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error_help_and_version_included() {
+    for arguments in ["mrc --help", "help mrc", "--version", "completions bash"] {
+        let script = r#""$0" $1 > /dev/full"#;
+        let run = Command::new("sh")
+            .args(["-c", script, BIN, arguments])
+            .output()
+            .unwrap();
+        let message = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(1), "{arguments}: {message}");
+        assert!(message.contains("cannot write the output"), "{message}");
+    }
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error() {
     let script = r#""$0" mrc "$1" --frames 100 | true"#;
     let run = Command::new("sh")
