@@ -7,11 +7,13 @@
 //! it, and `Memory::tick`. What rings keep registered is in `registered.rs`.
 
 mod background;
+mod choice;
 mod pool;
 mod registered;
 mod run;
 mod uring;
 
+pub use choice::{IoChoice, IoEngine};
 pub(crate) use pool::Job;
 pub use registered::Registered;
 pub(crate) use registered::{FileSlot, Registry};
@@ -29,6 +31,7 @@ use background::Background;
 use pool::Pool;
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -37,73 +40,14 @@ use uring::{DEPTH, Ring};
 
 /// Why there is no ring any more.
 const LOST: &str = "io_uring_enter was refused";
-/// Why a forked child has none.
-const FORKED: &str = "the process was forked";
 
-/// What carries out reads of many pages of a file, and writes of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum IoEngine {
-    /// Linux's io_uring: reads and writes of many pages by few system calls.
-    IoUring,
-    /// A few threads, each of which reads; who writes back does so one write after the other.
-    Threads,
+fn refusal(error: &io::Error) -> String {
+    format!("io_uring_setup: {error}")
 }
 
-/// The [`IoEngine`] that a memory uses, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct IoChoice {
-    /// What it uses.
-    pub engine: IoEngine,
-    /// Why it does not use io_uring, where it does not.
-    pub reason: Option<String>,
-    /// Whether files have numbers in rings: open files that are read in batches, 256 at a time.
-    pub registered_files: Registered,
-    /// Whether rings have the memory of pages registered ([`Builder::registered_buffers`]).
-    ///
-    /// [`Builder::registered_buffers`]: crate::Builder::registered_buffers
-    pub registered_buffers: Registered,
-    /// Whether rings that do not register the memory of pages have a few pages of their own
-    /// registered: of a batch, reads of single pages past the kernel's page cache go there while
-    /// one is free, and are copied. That takes less time than the kernel needs to look memory up.
-    pub bounce_buffers: Registered,
-}
-
-impl IoChoice {
-    /// Another thread may have been about to choose as the process forked.
-    fn forked() -> IoChoice {
-        IoChoice {
-            engine: IoEngine::Threads,
-            reason: Some(FORKED.to_owned()),
-            registered_files: Registered::Off,
-            registered_buffers: Registered::Off,
-            bounce_buffers: Registered::Off,
-        }
-    }
-}
-
-impl fmt::Display for IoChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.engine, &self.reason) {
-            (IoEngine::IoUring, _) => f.write_str("io_uring")?,
-            (IoEngine::Threads, None) => f.write_str("threads")?,
-            (IoEngine::Threads, Some(reason)) => write!(f, "threads ({reason})")?,
-        }
-        let registrations = [
-            ("files", &self.registered_files),
-            ("buffers", &self.registered_buffers),
-            ("bounce buffers", &self.bounce_buffers),
-        ];
-        for (what, registration) in registrations {
-            match registration {
-                Registered::Off => {}
-                Registered::On => write!(f, ", registered {what}")?,
-                Registered::Refused(reason) => write!(f, ", no more {what} ({reason})")?,
-            }
-        }
-        Ok(())
-    }
+/// Whether a ring may be made the next time: too many files are open.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Counts of what the engine did.
@@ -244,25 +188,13 @@ impl Engine {
         if self.registry.alive.is_forked() {
             return IoChoice::forked();
         }
-        let refused = self.refused.get_or_init(|| match self.is_asked {
-            Some(IoEngine::Threads) => Some("as asked".to_owned()),
-            _ => match Ring::new(&self.registry) {
-                Ok(ring) => {
-                    let mut rings = locked(&self.rings);
-                    rings.nr_rings += 1;
-                    rings.idle.push(ring);
-                    None
-                }
-                Err(error) => {
-                    let reason = format!("io_uring_setup: {error}");
-                    trace::no_ring(&reason);
-                    Some(reason)
-                }
-            },
-        });
+        let refused = match self.refused.get() {
+            Some(refused) => refused.clone(),
+            None => self.make_first(),
+        };
         let is_lost = self.is_lost.load(Ordering::Relaxed);
         let lost = is_lost.then(|| LOST.to_owned());
-        let reason = refused.clone().or(lost);
+        let reason = refused.or(lost);
         let engine = match reason {
             None => IoEngine::IoUring,
             Some(_) => IoEngine::Threads,
@@ -277,6 +209,35 @@ impl Engine {
             registered_buffers,
             bounce_buffers,
         }
+    }
+
+    /// Tries to make a ring; why there is none. What passes is not noted.
+    fn make_first(&self) -> Option<String> {
+        // One at a time.
+        let mut rings = locked(&self.rings);
+        if let Some(refused) = self.refused.get() {
+            return refused.clone();
+        }
+        let made = match self.is_asked {
+            Some(IoEngine::Threads) => Err("as asked".to_owned()),
+            _ => match Ring::new(&self.registry) {
+                Err(error) if is_passing(&error) => return Some(refusal(&error)),
+                made => made.map_err(|error| {
+                    let reason = refusal(&error);
+                    trace::no_ring(&reason);
+                    reason
+                }),
+            },
+        };
+        let refused = match made {
+            Ok(ring) => {
+                rings.nr_rings += 1;
+                rings.idle.push(ring);
+                None
+            }
+            Err(reason) => Some(reason),
+        };
+        self.refused.get_or_init(|| refused).clone()
     }
 
     fn has_rings(&self) -> bool {
@@ -377,13 +338,27 @@ impl Engine {
         if !self.has_rings() {
             return None;
         }
-        let background = self.background.get_or_init(|| {
-            let ring = Ring::new(&self.registry).ok()?;
-            let told = (Arc::clone(&self.counts), Arc::clone(&self.is_lost));
-            let thread = self.has_threads.then_some(self.isolated.as_slice());
-            Background::start(ring, told, thread).ok()
-        });
-        background.as_ref()
+        if self.background.get().is_none() {
+            self.start_background();
+        }
+        self.background.get()?.as_ref()
+    }
+
+    /// Makes the shared ring, unless what keeps it from being made passes.
+    #[cold]
+    fn start_background(&self) {
+        // One at a time.
+        let _alone = locked(&self.rings);
+        if self.background.get().is_some() {
+            return;
+        }
+        let told = (Arc::clone(&self.counts), Arc::clone(&self.is_lost));
+        let thread = self.has_threads.then_some(self.isolated.as_slice());
+        let ring = Ring::new(&self.registry);
+        match ring.and_then(|ring| Background::start(ring, told, thread)) {
+            Err(error) if is_passing(&error) => {}
+            made => _ = self.background.get_or_init(|| made.ok()),
+        }
     }
 
     /// Becomes readable when a read in the background has landed; `None` where a thread sees to

@@ -1,9 +1,11 @@
 //! Files that are open already: written and read as the options say, whatever their descriptors do
-//! by themselves.
+//! by themselves. And what happens where there are too many of them.
 
+use crate::child;
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, Memory, OpenOptions, Order};
+use pagetide::{ByteSize, Error, IoEngine, Memory, OpenOptions, Order};
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
@@ -96,4 +98,38 @@ fn a_descriptor_that_may_not_do_what_is_asked_is_refused() {
     }
     let file = memory.open_file(read(), &memory.root()).unwrap();
     assert_eq!(file.pin(0).unwrap()[..8], [0; 8]);
+}
+
+#[test]
+fn rings_for_which_too_many_files_were_open_are_made_once_that_is_over() {
+    let test = "descriptors::rings_for_which_too_many_files_were_open_are_made_once_that_is_over";
+    if child::role().is_none() {
+        return child::run(test, "few");
+    }
+    let choice = memory().io_engine();
+    if choice.engine != IoEngine::IoUring {
+        return println!("skipped: io_uring: {choice}");
+    }
+    let data = numbered_file(64);
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.without_thread().build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let enough = getrlimit(Resource::Nofile);
+    let limit = |current| {
+        let maximum = enough.maximum;
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    };
+    limit(Some(0));
+    let pages = file.pin_many(&[1, 5, 9]).unwrap();
+    assert_eq!(pages[2][..8], 9_u64.to_le_bytes());
+    assert_eq!(memory.io_engine().engine, IoEngine::Threads);
+    limit(enough.current);
+    // One ring, and none for reads in the background.
+    assert_eq!(memory.io_engine().engine, IoEngine::IoUring);
+    limit(Some(0));
+    file.prefetch([20]);
+    assert!(memory.event_fd().is_none());
+    limit(enough.current);
+    assert!(memory.event_fd().is_some());
+    assert_eq!(file.pin(20).unwrap()[..8], 20_u64.to_le_bytes());
 }
