@@ -26,6 +26,8 @@ const MAX_RUN_BYTES: usize = 1 << 20;
 
 /// A list of pages, of one most often: then it lies where it is named.
 pub(crate) type Few<T> = SmallVec<[T; 1]>;
+/// Pages that a run has room for once it has two: a window's.
+const MANY: usize = 32;
 
 /// Reads that nobody waits for on a stack: counted, so that a file is not closed before they end,
 /// and so that those who wait know that there is something to reap.
@@ -203,7 +205,7 @@ impl Run {
 
     /// What to read next; `None` where nothing is left, or the store is no file.
     pub(crate) fn rest(&mut self) -> Option<Rest<'_>> {
-        let mut bufs = Few::new();
+        let mut bufs = Few::with_capacity(self.pages.len());
         let (file, offset) = self.rest_into(|bytes| bufs.push(IoSliceMut::new(bytes)))?;
         Some(Rest { file, bufs, offset })
     }
@@ -412,7 +414,12 @@ pub(crate) fn add_read(
         .map_or_else(reader, |run| Arc::clone(&run.reader));
     let next = Asked::new(io, &reader.backing);
     match runs.last_mut() {
-        Some(last) if last.is_continued_by(&next) => last.pages.push(next),
+        Some(last) if last.is_continued_by(&next) => {
+            if !last.pages.spilled() {
+                last.pages.reserve(MANY);
+            }
+            last.pages.push(next);
+        }
         _ => runs.push(Run::new(reader, next, is_background)),
     }
 }

@@ -331,7 +331,8 @@ fn a_task_waits_for_memory_without_a_thread() {
         let mut future = Box::pin(file.pin_async(9));
         assert!(poll(&mut future, &flag).is_pending());
         pins.pop();
-        assert!(flag.is_woken());
+        // Else the memory's thread may be just about to: it lets waiters ask again, now and then.
+        assert!(flag.is_woken() || memory.event_fd().is_none());
         let begin = Instant::now();
         let page = loop {
             if let Poll::Ready(page) = poll(&mut future, &flag) {

@@ -54,6 +54,7 @@ impl Slot {
         has_plain: bool,
     ) -> Option<squeue::Entry> {
         let bufs = &mut self.bufs;
+        bufs.reserve(self.run.nr_pages());
         let (file, offset) = self.run.rest_into(|bytes| {
             bufs.push(libc::iovec {
                 iov_base: bytes.as_mut_ptr().cast(),

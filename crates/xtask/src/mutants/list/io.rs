@@ -458,4 +458,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "        if false {\n",
         tests: Tests::Runtime("holes::what_was_discarded"),
     },
+    Mutant {
+        name: "all of the arena is resident where the process locks its memory",
+        file: "arena.rs",
+        find: "let protection = ProtFlags::empty();",
+        replace: "let protection = ProtFlags::READ | ProtFlags::WRITE;",
+        tests: Tests::Runtime("locked::"),
+    },
+    Mutant {
+        name: "what a process locks is not given back",
+        file: "arena.rs",
+        find: "Err(Errno::INVAL) => {}",
+        replace: "Err(Errno::INVAL) => return Ok(()),",
+        tests: Tests::Runtime("locked::"),
+    },
+    Mutant {
+        name: "a ring for which too many files are open is not made later",
+        file: "io/mod.rs",
+        find: "matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))",
+        replace: "false && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))",
+        tests: Tests::Runtime("descriptors::rings_for"),
+    },
 ];
