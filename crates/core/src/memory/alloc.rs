@@ -1,6 +1,7 @@
 //! Charge, then allocate, reclaiming in between: the only retry loop of core.
 
 use super::evacuate::Evacuated;
+use super::gather::Gathered;
 use super::held::{Held, What};
 use super::reach::Reach;
 use super::rounds::Rounds;
@@ -73,7 +74,7 @@ pub(super) enum Amount {
 
 impl Amount {
     /// Pages, rounded up.
-    fn nr_pages(self) -> u32 {
+    pub(super) fn nr_pages(self) -> u32 {
         match self {
             Amount::Pages(nr_pages) => nr_pages,
             Amount::Bytes(nr_bytes) => {
@@ -406,21 +407,20 @@ impl Memory {
         let is_page = matches!(amount, Amount::Pages(1));
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
         let (mut is_unwritten, mut nr_failed, mut rounds) = (false, 0, Rounds::default());
+        let mut gathered = Gathered::new(self, (here.cpu, group), amount);
         loop {
             let over = match charged {
-                Ok(Charged::Within) => return Ok(()),
-                Ok(Charged::OverHigh(nr_charged)) => {
-                    let charge = Held::new(self, here.cpu, What::Charge { group, amount });
-                    self.reclaim_high(here, group, nr_charged);
-                    charge.keep();
+                Ok(charged) => {
+                    gathered.finish(here, charged);
                     return Ok(());
                 }
                 Err(over) => over.group,
             };
+            let nr_lacking = nr_pages - gathered.nr_pages();
             // What waits in magazines is nobody's: before anything is evicted, or refused.
             if nr_drains < MAX_RETRIES && self.drain_magazines_of(over) > 0 {
                 nr_drains += 1;
-                charged = self.charge_again(here.cpu, group, amount);
+                charged = gathered.charge_rest(here.cpu, false);
                 continue;
             }
             let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
@@ -441,12 +441,12 @@ impl Memory {
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);
             if !is_emptied {
-                let round = self.reclaim_over(here, (group, over), nr_pages, is_page);
+                let round = self.reclaim_over(here, (group, over), nr_lacking, is_page);
                 is_unwritten = round.is_unwritten;
                 nr_failed += u32::from(round.nr_freed == 0 && round.has_failed);
-                let are_in_vain = rounds.are_in_vain(&self.groups, over);
+                let are_in_vain = rounds.are_in_vain(&self.groups, over, gathered.nr_pages());
                 let has_freed = round.nr_freed > 0 && !are_in_vain;
-                if !has_freed && !self.wait_for_read(here, (group, over), nr_pages, &mut rounds) {
+                if !has_freed && !self.wait_for_read(here, (group, over), nr_lacking, &mut rounds) {
                     retries += match round.is_unwritten {
                         true => 1,
                         false => self.rounds_worth(over),
@@ -455,14 +455,7 @@ impl Memory {
                     yield_now();
                 }
             }
-            charged = self.charge_again(here.cpu, group, amount);
-        }
-    }
-
-    fn charge_again(&self, cpu: Cpu, group: u32, amount: Amount) -> Result<Charged, OverLimit> {
-        match amount {
-            Amount::Pages(nr_pages) => self.groups.charge(cpu, group, nr_pages),
-            Amount::Bytes(nr_bytes) => self.groups.charge_bytes(cpu, group, nr_bytes),
+            charged = gathered.charge_rest(here.cpu, rounds.do_others_take());
         }
     }
 

@@ -17,6 +17,7 @@ mod evacuate;
 mod evict;
 mod fault;
 mod file;
+mod gather;
 mod held;
 mod here;
 mod label;
@@ -220,6 +221,8 @@ pub struct Memory {
     magazine_tick: AtomicU64,
     /// Times that a dropped group could not be buried at once.
     nr_unburied: AtomicU32,
+    /// Whether a request gathers what it needs.
+    gathering: AtomicU32,
     /// Of core's own tables.
     metadata_pages: u32,
     stats: Counters,
@@ -272,6 +275,7 @@ impl Memory {
                 magazines: Magazines::try_new(nr_cpus, nr_frames, config.sections.as_ref())?,
                 magazine_tick: AtomicU64::new(0),
                 nr_unburied: AtomicU32::new(0),
+                gathering: AtomicU32::new(0),
                 metadata_pages: metadata,
                 stats: Counters::default(),
                 config,
@@ -363,7 +367,7 @@ impl Memory {
                 continue;
             }
             let may_help = is_refused && here.may_reclaim;
-            if !may_help || retries > MAX_RETRIES || rounds.are_in_vain(&self.groups, root) {
+            if !may_help || retries > MAX_RETRIES || rounds.are_in_vain(&self.groups, root, 0) {
                 return made;
             }
             let has_freed = self.reclaim_for(here, (root, root), BATCH) > 0;

@@ -7,6 +7,8 @@ use crate::reclaim::LruvecRecord;
 /// Rounds that free pages which others take each time, before they count as rounds without
 /// progress: many more than threads that compete need.
 const MAX_IN_VAIN: u32 = 4096;
+/// The same, before a request for many pages keeps those that it finds.
+const MAX_TAKEN: u32 = 16;
 
 /// Pages of a subtree, and groups that are looked at for it, for which a round that came to nothing
 /// counts as one: each looks at all of them several times.
@@ -31,9 +33,16 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// One is over, for the limit of a group. Whether too many in a row were in vain.
-    pub(super) fn are_in_vain(&mut self, groups: &Tree, of: u32) -> bool {
-        self.count(of, groups.get(of).map_or(0, Group::usage))
+    /// One is over, for the limit of a group, of whose usage the request has `nr_gathered` pages
+    /// already. Whether too many in a row were in vain.
+    pub(super) fn are_in_vain(&mut self, groups: &Tree, of: u32, nr_gathered: u32) -> bool {
+        let usage = groups.get(of).map_or(0, Group::usage);
+        self.count(of, usage.saturating_sub(nr_gathered.into()))
+    }
+
+    /// Whether others take what they free.
+    pub(super) fn do_others_take(&self) -> bool {
+        self.nr_in_vain > MAX_TAKEN
     }
 
     fn count(&mut self, of: u32, usage: u64) -> bool {

@@ -10,6 +10,7 @@ mod bytes;
 mod claims;
 mod evacuate;
 mod gated_2q;
+mod gather;
 mod given;
 mod idle;
 mod latch;

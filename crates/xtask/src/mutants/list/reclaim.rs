@@ -224,6 +224,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("a_reservation_takes_all_that_may_go"),
     },
     Mutant {
+        name: "a request for many pages keeps nothing of what others take",
+        file: "memory/rounds.rs",
+        find: "self.nr_in_vain > MAX_TAKEN",
+        replace: "false",
+        tests: Tests::Unit("tests::gather"),
+    },
+    Mutant {
+        name: "what a refused request kept stays charged",
+        file: "memory/gather.rs",
+        find: "amount: Amount::Pages(self.nr_pages),",
+        replace: "amount: Amount::Pages(0),",
+        tests: Tests::Unit("tests::gather"),
+    },
+    Mutant {
+        name: "who kept what others take does so for ever",
+        file: "memory/gather.rs",
+        find: "self.memory.gathering.store(0, Ordering::Relaxed);",
+        replace: "",
+        tests: Tests::Unit("tests::gather"),
+    },
+    Mutant {
         name: "what is being read is in use",
         file: "memory/rounds.rs",
         find: "if lacking == 0 || rounds.has_no_patience || !here.waits_for_reads {",
