@@ -7,7 +7,11 @@ use crate::reclaim::{
     BadSeq, Batch, Generation, LruvecRecord, MAX_BATCH, MAX_NR_GENS, ScanControl, TypeTiers,
 };
 use crate::sync::Ordering;
-use crate::units::{Cpu, Frame, Node};
+use crate::units::{Cpu, Frame, Node, index};
+
+/// Frames of a lruvec at most that looks at its own pages for those that were pinned: all are
+/// looked at in one hold of its lock.
+const MAX_LOOKED_THROUGH: u32 = 1024;
 
 /// Generations of a group's pages on one node, the oldest first.
 #[derive(Clone, Copy, Debug)]
@@ -112,9 +116,19 @@ impl Memory {
     /// the regions that pins marked: at most 64 frames for each region that a pin marked since the
     /// last look. One hold of the lock for each region that has such a page.
     ///
-    /// A young page of another lruvec keeps its region's mark.
+    /// A young page of another lruvec keeps its region's mark. So where the marked regions have
+    /// more frames than a small lruvec has, that one looks at its own pages, in one hold of the
+    /// lock: what a small group costs does not depend on what the others have pinned.
     #[cold]
     pub(super) fn visit_touched(&self, lruvec: &LruvecRecord) {
+        self.stats.agings.fetch_add(1, Ordering::Relaxed);
+        let nr_own = lruvec.nr_frames();
+        let nr_regions = index(nr_own / FRAMES_PER_REGION);
+        if nr_own <= MAX_LOOKED_THROUGH && self.frames.touched().nth(nr_regions).is_some() {
+            let nr_promoted = lruvec.lock().promote_all(&self.frames);
+            self.count_visited(nr_own.into(), nr_promoted.into());
+            return;
+        }
         for region in self.frames.touched() {
             self.frames.clear_touched(region);
             let mut lists = None;
@@ -142,14 +156,14 @@ impl Memory {
                 self.frames
                     .mark_touched(Frame::new(region * FRAMES_PER_REGION));
             }
-            self.stats
-                .aging_scanned
-                .fetch_add(nr_looked, Ordering::Relaxed);
-            self.stats
-                .promoted
-                .fetch_add(nr_promoted, Ordering::Relaxed);
+            self.count_visited(nr_looked, nr_promoted);
         }
-        self.stats.agings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_visited(&self, nr_looked: u64, nr_promoted: u64) {
+        let (counts, relaxed) = (&self.stats, Ordering::Relaxed);
+        counts.aging_scanned.fetch_add(nr_looked, relaxed);
+        counts.promoted.fetch_add(nr_promoted, relaxed);
     }
 
     /// Whether a listed page is this lruvec's.

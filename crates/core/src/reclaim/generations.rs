@@ -161,21 +161,25 @@ impl Generations {
         (frame, seen): (Frame, Word),
         change: impl Fn(Word) -> Word,
     ) -> bool {
-        if seen.generation() == 0 || !seen.has(flag::YOUNG) {
-            return false;
+        let to = slot(self.max_seq);
+        promote(frames, (frame, seen), (&mut self.nr_frames, to), change)
+    }
+
+    /// [`Generations::promote`] of all pages, by what their words say; how many it promoted.
+    pub(super) fn promote_all(
+        &mut self,
+        frames: &FrameTable,
+        change: impl Fn(Word) -> Word,
+    ) -> u32 {
+        let (to, mut nr_promoted) = (slot(self.max_seq), 0);
+        for list in self.lists.iter().flatten() {
+            for frame in list.iter(frames) {
+                let page = (frame, frames.word(frame));
+                let promoted = promote(frames, page, (&mut self.nr_frames, to), &change);
+                nr_promoted += u32::from(promoted);
+            }
         }
-        let slot = slot(self.max_seq);
-        let before = Place::of(seen);
-        let list = before.list;
-        let promoted = change(seen).with_generation(Place { list, slot }.number());
-        if frames.replace(frame, seen, promoted).is_err() {
-            return false;
-        }
-        let page_type = frames.page_type(frame);
-        let nr_frames = frames.block(frame).0.nr_pages();
-        self.nr_frames[before.slot][page_type.index()] -= nr_frames;
-        self.nr_frames[slot][page_type.index()] += nr_frames;
-        true
+        nr_promoted
     }
 
     /// Says when the first page came in: no generation is older.
@@ -248,6 +252,28 @@ impl Generations {
         }
         Ok(counted.iter().flatten().sum())
     }
+}
+
+/// Lets a young page belong to the generation in the slot `to`, and counts it there.
+fn promote(
+    frames: &FrameTable,
+    (frame, seen): (Frame, Word),
+    (nr_frames, to): (&mut [[u32; 2]; NR_GENS], usize),
+    change: impl Fn(Word) -> Word,
+) -> bool {
+    if seen.generation() == 0 || !seen.has(flag::YOUNG) {
+        return false;
+    }
+    let Place { list, slot } = Place::of(seen);
+    let promoted = change(seen).with_generation(Place { list, slot: to }.number());
+    if frames.replace(frame, seen, promoted).is_err() {
+        return false;
+    }
+    let of_type = frames.page_type(frame).index();
+    let nr_moved = frames.block(frame).0.nr_pages();
+    nr_frames[slot][of_type] -= nr_moved;
+    nr_frames[to][of_type] += nr_moved;
+    true
 }
 
 const fn slot(seq: u64) -> usize {

@@ -157,6 +157,11 @@ impl Lruvec {
             .is_some_and(|rules| rules.promote(frames, page))
     }
 
+    /// [`Lruvec::promote`] of all listed pages; how many it promoted. O(pages).
+    pub fn promote_all(&mut self, frames: &FrameTable) -> u32 {
+        self.mglru().map_or(0, |rules| rules.promote_all(frames))
+    }
+
     /// When the oldest of its pages that may be evicted were queued, by the coarse clock in ns,
     /// where its policy knows.
     #[must_use]

@@ -181,6 +181,13 @@ impl Mglru {
             .promote(frames, page, |word| form.promoted(word))
     }
 
+    /// [`Mglru::promote`] of all pages; how many it promoted.
+    pub(super) fn promote_all(&mut self, frames: &FrameTable) -> u32 {
+        let form = self.form;
+        let change = |word| form.promoted(word);
+        self.generations.promote_all(frames, change)
+    }
+
     /// Types whose pages may go: no anon pages at a swappiness of 0, unless there are no others.
     fn types(&self, swappiness: u8) -> &'static [PageType] {
         match swappiness {

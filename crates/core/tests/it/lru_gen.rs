@@ -109,6 +109,27 @@ fn aging_costs_what_is_hot() {
     assert_eq!(costs[0], costs[1]);
 }
 
+/// Aging of a small group looks at no more than its pages, whatever others have pinned.
+#[test]
+fn aging_of_a_small_group_costs_what_it_has() {
+    for policy in [Policy::Mglru, Policy::MglruNext, Policy::MglruSeed] {
+        let world = World::new(policy, 1 << 15);
+        let [large, small] = [(); 2].map(|()| world.group());
+        for _ in 0..2 {
+            (0..20_000).for_each(|page| _ = world.touch(large, page, Access::Pin));
+        }
+        (20_000..20_100).for_each(|page| _ = world.touch(small, page, Access::Copy));
+        (20_000..20_100)
+            .step_by(10)
+            .for_each(|page| _ = world.touch(small, page, Access::Pin));
+        let (looked, promoted) = world.age(small);
+        assert_eq!(promoted, 10, "{policy}");
+        assert!(looked <= 100, "{policy}: {looked} looked at");
+        assert_eq!(world.age(small).1, 0, "{policy}");
+        assert_eq!(world.age(large).1, 20_000, "{policy}");
+    }
+}
+
 /// A page that was promoted is on its old list still when that is evicted, and stays.
 #[test]
 fn what_aging_promoted_stays() {

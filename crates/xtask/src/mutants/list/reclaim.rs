@@ -92,9 +92,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "aging promotes without counting",
         file: "reclaim/generations.rs",
-        find: "self.nr_frames[slot][page_type.index()] += nr_frames;",
-        replace: "let _ = (slot, nr_frames);",
+        find: "nr_frames[to][of_type] += nr_moved;",
+        replace: "",
         tests: Tests::Model("mglru"),
+    },
+    Mutant {
+        name: "aging of a small group looks at all that others have pinned",
+        file: "memory/lru_gen.rs",
+        find: "nr_own <= MAX_LOOKED_THROUGH &&",
+        replace: "false &&",
+        tests: Tests::Model("lru_gen"),
     },
     Mutant {
         name: "a refault counts for ever",
