@@ -63,7 +63,8 @@ impl Tree {
     /// `max` stays: the caller reclaims. The root's `max` may be lowered below its `min`, which
     /// protects from nobody.
     ///
-    /// Cost: for `max` and `high`, a walk over all groups and a drain of the subtree's stocks.
+    /// Cost: for `max` and `high`, a drain of the subtree's stocks and, where the group has
+    /// children or somebody is over his `max`, a look at all groups.
     ///
     /// # Errors
     /// [`MinOverMax`]; nothing is changed.
@@ -95,7 +96,7 @@ impl Tree {
                     self.has_high.store(1, Ordering::Relaxed);
                 }
                 group.publish_limit();
-                self.set_batches();
+                self.set_batches(id);
                 drop(shape);
                 self.stocks.publish();
                 self.drain(id);
@@ -112,15 +113,17 @@ impl Tree {
         self.set_limit(id, Limit::Max, max)
     }
 
-    /// For a changed limit: who is exact now, and whether anybody is over.
-    pub(super) fn set_batches(&self) {
+    /// For a limit of a group that has changed: who is exact now, and whether anybody is over.
+    pub(super) fn set_batches(&self, changed: u32) {
         // Acquire pairs with the Release in `charge_forced`; one that comes later changes the word.
         let seen = self.has_over.load(Ordering::Acquire);
-        let mut is_any_over = false;
-        for (id, group) in self.groups.iter() {
-            self.set_batch(id);
-            is_any_over |= group.usage() > group.max();
-        }
+        self.subtree(changed).for_each(|(id, _)| self.set_batch(id));
+        let is_over = |group: &Group| group.usage() > group.max();
+        let is_any_over = match seen {
+            // Nobody else's limit has come down.
+            0 => self.get(changed).is_some_and(is_over),
+            _ => self.groups.iter().any(|(_, group)| is_over(group)),
+        };
         let (now, relaxed) = (u32::from(is_any_over), Ordering::Relaxed);
         // Fails where a charge was forced meanwhile: the word says so already.
         let _ = self.has_over.compare_exchange(seen, now, relaxed, relaxed);

@@ -135,7 +135,7 @@ impl Tree {
             has_high: AtomicU32::new(0),
             nr_record_pages: AtomicU32::new(0),
         };
-        tree.set_batches();
+        tree.set_batches(root);
         Ok(tree)
     }
 

@@ -184,8 +184,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a limit that falls is not published",
         file: "group/limits.rs",
-        find: "                group.publish_limit();\n                self.set_batches();\n",
-        replace: "                self.set_batches();\n",
+        find: "                group.publish_limit();\n                self.set_batches(id);\n",
+        replace: "                self.set_batches(id);\n",
         tests: Tests::Loom,
     },
     Mutant {
@@ -229,5 +229,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "        let _taking = self.in_hand.begin();\n",
         replace: "",
         tests: Tests::Shuttle,
+    },
+    Mutant {
+        name: "who is above a limit that came down is not over it",
+        file: "group/limits.rs",
+        find: "0 => self.get(changed).is_some_and(is_over),",
+        replace: "0 => false,",
+        tests: Tests::Model("stocks"),
     },
 ];
