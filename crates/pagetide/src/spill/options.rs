@@ -109,7 +109,9 @@ impl Builder {
     /// is 50), and in 16 GiB at most, which are taken from it while there is a spill file, by what
     /// the budget is as that is made. 0, the default: none.
     ///
-    /// A page that does not shrink by a quarter goes to the file at once.
+    /// A page that does not shrink by a quarter goes to the file at once. All of the memory is made
+    /// resident with the first region, and pages of files go for it: who has regions now and then
+    /// keeps a small one, and the spill file with it.
     pub fn zswap(mut self, percent: u8) -> Builder {
         self.spill.zswap_percent = percent.min(50);
         self
