@@ -11,7 +11,7 @@ use crate::memory_wait::MemoryWait;
 use crate::shrinker::is_shrinking;
 use crate::wait::Ticket;
 use crate::{Error, PageMut};
-use pagetide_core::memory::{PageError, PageIn};
+use pagetide_core::memory::PageError;
 use pagetide_core::units::Frame;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -75,8 +75,7 @@ impl<'a> TaskWait<'a> {
             Obstacle::Missing { page, access } => {
                 self.intent.withdraw();
                 let (file, access) = (self.file, self.tries.access(access));
-                let op = PageIn::new(file.key_to_write(page)?, file.group.id(), access);
-                drop(BringIn::begun(file, op).await?);
+                drop(BringIn::new(file, file.key_to_write(page)?, access).await?);
                 self.tries.nr_read += 1;
                 Ok(())
             }
@@ -265,6 +264,7 @@ impl File {
     /// As [`File::write_at`], and [`Error::TimedOut`] as [`File::pin_async`].
     pub async fn write_at_async(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         self.check_may_write()?;
+        self.look_ahead_of(self.part_at(offset, buf));
         let mut done = 0;
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
@@ -299,6 +299,9 @@ impl File {
         self.check_may_write()?;
         let mut counted = self.count_view()?;
         self.balance_async(page).await;
+        if content == Content::Stored {
+            self.look_ahead(&self.group, page);
+        }
         let view = self.change(page, |tries| {
             self.view_of(&self.group, (page, content), tries, &mut counted)
         });

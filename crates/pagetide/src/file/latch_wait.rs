@@ -1,5 +1,6 @@
 //! The wait of those who change a page for whoever has it in hand, and for memory.
 
+use super::ahead::By;
 use super::patience::Patience;
 use super::{File, Fill};
 use crate::backing::Room;
@@ -182,8 +183,16 @@ impl<'a> LatchWait<'a> {
 
     fn on_missing(&mut self, page: u64, access: Access) -> Result<(), Error> {
         let key = self.file.key_to_write(page)?;
-        let op = PageIn::new(key, self.group.id(), self.tries.access(access));
-        let came = self.apart(|wait| wait.file.bring_in_once(op, &Fill::from_store()).map(drop));
+        let access = self.tries.access(access);
+        let came = self.apart(|wait| {
+            let (file, group) = (wait.file, wait.group);
+            // Else it is being read, as one of a window perhaps.
+            if !file.home().core.is_resident(key) {
+                file.missed(group, page..page + 1, access, By::Caller);
+            }
+            let op = PageIn::new(key, group.id(), access);
+            file.bring_in_once(op, &Fill::from_store()).map(drop)
+        });
         match came {
             Ok(()) => {
                 self.tries.nr_read += 1;

@@ -41,7 +41,7 @@ impl Drop for BringIn<'_> {
 }
 
 impl<'a> BringIn<'a> {
-    fn new(file: &'a File, key: PageKey, access: Access) -> BringIn<'a> {
+    pub(super) fn new(file: &'a File, key: PageKey, access: Access) -> BringIn<'a> {
         BringIn {
             file,
             group: &file.group,

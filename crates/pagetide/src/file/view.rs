@@ -75,10 +75,10 @@ impl File {
     /// mapped access, as [`File::pin`].
     ///
     /// Waits up to a second for pins on the page to drop, for whoever else changes it, and for a
-    /// write of it to end. A page that is not cached is read first. Where much of the group is
-    /// dirty, or of the one that the page is charged to, writes some of it back, as
-    /// [`File::write_at`] does. What the caller has pinned
-    /// itself it has to drop first, or hand to [`File::upgrade`].
+    /// write of it to end. A page that is not cached is read first, and who changes one page
+    /// after the other is read ahead of. Where much of the group is dirty, or of the one that the
+    /// page is charged to, writes some of it back, as [`File::write_at`] does. What the caller has
+    /// pinned itself it has to drop first, or hand to [`File::upgrade`].
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::PastEnd`]; [`Error::PageBusy`] where the page stays pinned,
@@ -116,6 +116,9 @@ impl File {
         mut counted: Option<Counted<'_>>,
         content: Content,
     ) -> Result<PageMut, Error> {
+        if content == Content::Stored {
+            self.look_ahead(group, page);
+        }
         let mut wait = LatchWait::new(self, group);
         let mut length = self.begin_change(page)?;
         let groups = self.groups_at(group, page);

@@ -94,12 +94,12 @@ impl File {
     /// All handles of the file read the new bytes from now on. They reach the store in the
     /// background, when memory is needed, and by [`File::flush_range`] and [`File::sync`]; only
     /// these last make them durable. A page counts as read by it, but where bytes go to the file's
-    /// end. A page that is not cached is read first, unless all that the
-    /// file has of it is overwritten. Waits up to a second for pins on a page to drop, and for
-    /// writes of it to end; where much of the group is dirty, or of the one that a page is charged
-    /// to, writes some of it back. Where much is
-    /// dirty in a group above it and all below that one together, writes some of theirs back: once
-    /// for 64 pages that become dirty it looks at all groups.
+    /// end. A page that is not cached is read first, unless all that the file has of it is
+    /// overwritten, and who goes on so is read ahead of. Waits up to a second for pins on a page to
+    /// drop, and for writes of it to end; where much of the group is dirty, or of the one that a
+    /// page is charged to, writes some of it back. Where much is dirty in a group above it and all
+    /// below that one together, writes some of theirs back: once for 64 pages that become dirty it
+    /// looks at all groups.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where dirty pages of this file cannot be
@@ -109,6 +109,8 @@ impl File {
     /// before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         let page_bytes = self.open.order.bytes() as u64;
+        self.check_handle()?;
+        self.look_ahead_of(self.part_at(offset, buf));
         let mut begun = Some(self.begin_change(offset / page_bytes)?);
         let mut done = 0;
         let mut wait = LatchWait::new(self, &self.group);
@@ -146,6 +148,14 @@ impl File {
         let room = self.open.order.bytes() - skip;
         let bytes = &bytes[..room.min(bytes.len())];
         Part { page, skip, bytes }
+    }
+
+    /// [`File::look_ahead`] of who changes this part of a page. What is changed as a whole is not
+    /// read.
+    pub(super) fn look_ahead_of(&self, part: Part<'_>) {
+        if !part.covers(self.open.order.bytes()) {
+            self.look_ahead(&self.group, part.page);
+        }
     }
 
     /// Keeps the file from getting shorter under somebody who is about to change bytes of a page.

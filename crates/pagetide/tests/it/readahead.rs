@@ -1,7 +1,9 @@
 //! Reading ahead: how many reads it takes, whose bytes, and what it may not do.
 
 use crate::data::numbered_file;
+use futures_executor::block_on;
 use pagetide::{Builder, ByteSize, File, Hint, IoEngine, Memory, OpenOptions, Order, Stats, Store};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,6 +56,51 @@ fn a_scan_costs_a_read_a_window_and_reads_no_page_twice() {
             assert!((NR_PAGES - 32..=NR_PAGES).contains(&stats.readahead_passed));
         }
     }
+}
+
+/// Ways to change a word of a page, whose others stay.
+const CHANGES: [fn(&File, u64); 4] = [
+    |file, page| file.pin_mut(page).unwrap()[8..16].fill(7),
+    |file, page| _ = file.write_at(&[7; 8], page * PAGE + 8).unwrap(),
+    |file, page| block_on(file.pin_mut_async(page)).unwrap()[8..16].fill(7),
+    |file, page| _ = block_on(file.write_at_async(&[7; 8], page * PAGE + 8)).unwrap(),
+];
+
+#[test]
+fn who_changes_pages_in_order_has_them_read_ahead() {
+    for change in CHANGES {
+        let data = numbered_file(NR_PAGES);
+        let memory = builder().build().unwrap();
+        let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+        (0..NR_PAGES).for_each(|page| change(&file, page));
+        let stats = memory.stats();
+        assert_eq!(stats.batched_reads, 35, "{stats:?}");
+        assert_eq!(stats.readahead_pages, NR_PAGES);
+        assert_eq!(stats.bytes_read, NR_PAGES * PAGE);
+        assert_eq!(memory.root().misses(), 1);
+        file.sync().unwrap();
+        let written = fs::read(data.path()).unwrap();
+        for (page, bytes) in (0_u64..).zip(written.chunks(BYTES)) {
+            let mut expected = page.to_le_bytes().repeat(BYTES / 8);
+            expected[8..16].fill(7);
+            assert!(bytes == expected, "page {page}");
+        }
+    }
+}
+
+#[test]
+fn of_what_is_changed_as_a_whole_nothing_is_read_ahead() {
+    let data = numbered_file(NR_PAGES);
+    let memory = builder().build().unwrap();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    // Up to a window's marker.
+    (0..5).for_each(|page| read(&file, page));
+    let before = memory.stats().readahead_pages;
+    for page in 0..NR_PAGES {
+        file.write_at(&[7; BYTES], page * PAGE).unwrap();
+        file.pin_new(page).unwrap()[0] = 7;
+    }
+    assert_eq!(memory.stats().readahead_pages, before);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::gate::Gated;
 use crate::slow::{Forgets, PAGE, group_of};
 use futures_executor::block_on;
-use pagetide::{ByteSize, File, Group, Memory, Order, Store};
+use pagetide::{ByteSize, File, Group, Hint, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -320,6 +320,7 @@ fn who_reads_a_page_to_change_a_part_keeps_nobody_from_the_file() {
         let disk = Gated::of(vec![2; 8 * 4096]);
         let memory = memory(16);
         let file = disk.open(&memory, &memory.root());
+        file.advise(Hint::Random);
         thread::scope(|scope| {
             let shut = disk.reads.shut();
             scope.spawn(|| change(&file));

@@ -7,7 +7,7 @@ use crate::many::memories;
 use crate::slow::{Forgets, PAGE};
 use crate::tasks::{Executor, Random};
 use futures_executor::block_on;
-use pagetide::{ByteSize, Error, File, Hooks, Memory, OpenOptions, Order, Shrinker, Store};
+use pagetide::{ByteSize, Error, File, Hint, Hooks, Memory, OpenOptions, Order, Shrinker, Store};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
@@ -113,6 +113,7 @@ fn a_task_that_writes_waits_for_a_read_without_a_thread() {
     for memory in memories(8).into_iter().step_by(2) {
         let gated = Gated::of(vec![7; 3 * 4096]);
         let file = gated.open(&memory, &memory.root());
+        file.advise(Hint::Random);
         let shut = gated.reads.shut();
         let mut part = pin!(file.write_at_async(&[1; 10], 10));
         assert!(poll(part.as_mut()).is_pending());

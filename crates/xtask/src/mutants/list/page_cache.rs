@@ -458,4 +458,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "return word.pinned().map(latched);",
         tests: Tests::Unit("who_changes_a_page_has_used_it"),
     },
+    Mutant {
+        name: "of pages that are changed in order none is read ahead",
+        file: "file/latch_wait.rs",
+        find: "file.missed(group, page..page + 1, access, By::Caller);",
+        replace: "",
+        tests: Tests::Runtime("readahead::who_changes"),
+    },
+    Mutant {
+        name: "who changes a page that is on its way misses it",
+        file: "file/latch_wait.rs",
+        find: "if !file.home().core.is_resident(key) {",
+        replace: "if true {",
+        tests: Tests::Runtime("readahead::who_changes"),
+    },
+    Mutant {
+        name: "who changes pages as a whole has them read ahead",
+        file: "file/write.rs",
+        find: "if !part.covers(self.open.order.bytes()) {",
+        replace: "if true {",
+        tests: Tests::Runtime("readahead::of_what_is_changed"),
+    },
+    Mutant {
+        name: "who makes pages new has them read ahead",
+        file: "file/view.rs",
+        find: "if content == Content::Stored {\n            self.look_ahead(group, page);",
+        replace: "if true {\n            self.look_ahead(group, page);",
+        tests: Tests::Runtime("readahead::of_what_is_changed"),
+    },
 ];
