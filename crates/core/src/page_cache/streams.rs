@@ -286,6 +286,17 @@ pub const fn is_marked(marks: u64, page: u64) -> bool {
     marks >> (page % 64) & 1 != 0
 }
 
+/// Whether it has the bit of one of these pages.
+#[must_use]
+pub const fn is_any_marked(marks: u64, pages: &Range<u64>) -> bool {
+    let nr_pages = pages.end.saturating_sub(pages.start);
+    let bits = match nr_pages < 64 {
+        true => (1 << nr_pages) - 1,
+        false => u64::MAX,
+    };
+    marks.rotate_right((pages.start % 64) as u32) & bits != 0
+}
+
 fn up_to(pages: Range<u64>, bounds: Bounds) -> Range<u64> {
     pages.start.min(bounds.nr_pages)..pages.end.min(bounds.nr_pages)
 }

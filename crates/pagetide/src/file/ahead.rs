@@ -9,7 +9,9 @@ use super::begun::Begun;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
 use pagetide_core::group::{Count, Limit};
-use pagetide_core::page_cache::streams::{Ahead, Bounds, NR_STREAMS, Streams, is_marked};
+use pagetide_core::page_cache::streams::{
+    Ahead, Bounds, NR_STREAMS, Streams, is_any_marked, is_marked,
+};
 use pagetide_core::page_cache::{Access, readahead};
 use pagetide_core::sync::Padded;
 use std::ops::Range;
@@ -229,6 +231,20 @@ impl File {
         }
     }
 
+    /// [`File::look_ahead`] of pages that are asked for together, one after the other.
+    pub(super) fn look_ahead_in(&self, group: &Group, pages: &Range<u64>) {
+        let readers = &self.open.readers;
+        if !is_any_marked(readers.marks.load(Ordering::Relaxed), pages) {
+            return;
+        }
+        for marker in &readers.markers {
+            let page = marker.load(Ordering::Relaxed);
+            if pages.contains(&page) {
+                self.read_on(group, page);
+            }
+        }
+    }
+
     /// Reads the next window where a reader has come to the marker of the last one.
     #[cold]
     #[inline(never)] // In place, it would take the registers of the hit path.
@@ -252,27 +268,48 @@ impl File {
             return by == By::Caller && self.read_asked(group, asked, access);
         };
         let page = asked.start;
-        let is_cached = |page: u64| {
-            let key = self.open.backing.key(page);
-            key.is_some_and(|key| self.open.shared.core.is_resident(key))
-        };
-        let cached = |most: u32| {
-            let before = (0..page).rev().take(pagetide_core::units::index(most));
-            let cached = before.take_while(|&page| is_cached(page));
-            cached.map(|_| 1).sum()
-        };
-        let ask = |streams: &mut Streams| Some(streams.missed(asked, bounds, cached));
-        let Some(ahead) = self.open.readers.ask(ask) else {
+        let Some(ahead) = self.ask_about(asked, bounds) else {
             return false;
         };
         if !self.read_ahead(group, ahead, by) {
             return false;
         }
         // It comes in with the others, which are nobody's fault; it is the caller's.
-        if is_cached(page) {
+        if self.is_cached(page) {
             self.count_misses(group, access, 1);
         }
         true
+    }
+
+    /// [`File::missed`] of who reads all that he asks for himself: reads what is behind that, in
+    /// the background. More than a window at once is read fast enough by those reads alone.
+    pub(super) fn missed_some(&self, group: &Group, asked: Range<u64>) {
+        let bounds = self.bounds(group);
+        let is_small = |bounds: &Bounds| asked.end - asked.start <= bounds.max.into();
+        let Some(bounds) = bounds.filter(is_small) else {
+            return;
+        };
+        if let Some(mut ahead) = self.ask_about(asked.clone(), bounds) {
+            ahead.read.start = asked.end.min(ahead.read.end);
+            self.read_ahead(group, ahead, By::Background);
+        }
+    }
+
+    /// What the table says of a miss of the first of these pages.
+    fn ask_about(&self, asked: Range<u64>, bounds: Bounds) -> Option<Ahead> {
+        let page = asked.start;
+        let cached = |most: u32| {
+            let before = (0..page).rev().take(pagetide_core::units::index(most));
+            let cached = before.take_while(|&page| self.is_cached(page));
+            cached.map(|_| 1).sum()
+        };
+        let ask = |streams: &mut Streams| Some(streams.missed(asked, bounds, cached));
+        self.open.readers.ask(ask)
+    }
+
+    fn is_cached(&self, page: u64) -> bool {
+        let key = self.open.backing.key(page);
+        key.is_some_and(|key| self.open.shared.core.is_resident(key))
     }
 
     /// Counts pages that came in for their caller, and not by his own operation.

@@ -19,6 +19,7 @@ use pagetide_core::page_cache::{Access, Found, Mappings};
 use pagetide_core::units::{Frame, PageKey};
 use smallvec::SmallVec;
 use std::io::IoSliceMut;
+use std::ops::Range;
 
 /// Pages of which each step fetches from memory what the next one looks at: their entries in the
 /// index, then their records and the first of their bytes.
@@ -103,8 +104,9 @@ impl File {
     /// is read once and pinned twice.
     ///
     /// What is missing is read together, pages that follow each other by one read: see
-    /// [`Memory::io_engine`](crate::Memory::io_engine). All pages have to fit into the group at
-    /// once. Each counts as one access.
+    /// [`Memory::io_engine`](crate::Memory::io_engine). Who asks for pages that all follow each
+    /// other, and goes on with the next ones, is read ahead of. All pages have to fit into the
+    /// group at once. Each counts as one access.
     ///
     /// # Errors
     /// As [`File::pin`], for the first page that fails: no page stays pinned, and those that were
@@ -193,6 +195,10 @@ impl File {
 
     /// Pins what is resident, reads what is missing, waits for what others read.
     fn try_pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Stop> {
+        let run = run_of(pages);
+        if let Some(run) = &run {
+            self.look_ahead_in(group, run);
+        }
         let mut missing = Vec::new();
         let mut slots = self.pin_resident(pages, &mut missing)?;
         if missing.is_empty() {
@@ -202,6 +208,9 @@ impl File {
         missing.sort_unstable_by_key(|missing| missing.key.page());
         let begun = Begun::for_pages(&self.open, group, missing.len());
         let mut begins = self.begin_missing(&begun, group, &missing)?.into_iter();
+        if let Some(run) = run {
+            self.read_beyond(group, run, &missing);
+        }
         let mut last: Option<(u64, Frame)> = None;
         for Missing { key, at, .. } in missing {
             let page = key.page();
@@ -224,6 +233,14 @@ impl File {
             slots[at].pin = Some(pin);
         }
         Ok(slots)
+    }
+
+    /// Reads what comes behind pages that are asked for one after the other, of which some are
+    /// missing and being read.
+    fn read_beyond(&self, group: &Group, run: Range<u64>, missing: &[Missing]) {
+        if let Some(first) = missing.iter().find(|missing| missing.is_absent) {
+            self.missed_some(group, first.key.page()..run.end);
+        }
     }
 
     /// A page that was named before: that pin holds it, whoever waits for it to go.
@@ -375,6 +392,14 @@ impl File {
         let key = self.open.backing.key(page).filter(|_| len > 0);
         key.map(|key| (key, len)).ok_or_else(|| self.past_end(page))
     }
+}
+
+/// Several pages that are asked for one after the other.
+fn run_of(pages: &[u64]) -> Option<Range<u64>> {
+    let (&first, &last) = (pages.first()?, pages.last()?);
+    let nr_more = last.checked_sub(first).filter(|&more| more > 0)?;
+    let is_run = nr_more + 1 == pages.len() as u64 && pages.is_sorted_by(|a, b| a < b);
+    is_run.then_some(first..last.saturating_add(1))
 }
 
 /// Pages, of which some may be named twice.

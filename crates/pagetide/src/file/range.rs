@@ -105,7 +105,7 @@ impl File {
     /// Bytes of one page are in one piece: who wants to see so many at once opens the file with
     /// pages of that size ([`OpenOptions::order`](crate::OpenOptions::order)), up to 4 MiB. A range
     /// in several pages is as many pieces, pinned together as [`File::pin_many`] does, which reads
-    /// what is missing together. An empty range pins nothing.
+    /// what is missing together, and ahead of who goes on so. An empty range pins nothing.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

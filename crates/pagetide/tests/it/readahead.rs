@@ -2,9 +2,13 @@
 
 use crate::data::numbered_file;
 use futures_executor::block_on;
-use pagetide::{Builder, ByteSize, File, Hint, IoEngine, Memory, OpenOptions, Order, Stats, Store};
+use pagetide::{
+    Builder, ByteSize, File, Hint, IoEngine, Memory, OpenOptions, Order, Page, PinnedRange, Stats,
+    Store,
+};
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,6 +89,57 @@ fn who_changes_pages_in_order_has_them_read_ahead() {
             expected[8..16].fill(7);
             assert!(bytes == expected, "page {page}");
         }
+    }
+}
+
+/// Pins several pages that follow each other, and shows the first word of the last one.
+type PinRun = fn(&File, &[u64]) -> [u8; 8];
+
+const RUNS: [PinRun; 4] = [
+    |file, run| last_of(&file.pin_many(run).unwrap()),
+    |file, run| last_of(&block_on(file.pin_many_async(run)).unwrap()),
+    |file, run| last_in(&file.pin_range(within(run)).unwrap()),
+    |file, run| last_in(&block_on(file.pin_range_async(within(run))).unwrap()),
+];
+
+fn within(run: &[u64]) -> Range<u64> {
+    run[0] * PAGE + 8..(run[run.len() - 1] + 1) * PAGE
+}
+
+fn last_of(pages: &[Page]) -> [u8; 8] {
+    pages.last().unwrap()[..8].try_into().unwrap()
+}
+
+fn last_in(range: &PinnedRange) -> [u8; 8] {
+    range.slices().last().unwrap()[..8].try_into().unwrap()
+}
+
+#[test]
+fn who_asks_for_a_few_pages_after_the_other_has_more_read_ahead() {
+    let data = numbered_file(NR_PAGES);
+    for pin_run in RUNS {
+        let memory = builder().build().unwrap();
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        let pages: Vec<u64> = (0..NR_PAGES).collect();
+        for run in pages.chunks(8) {
+            assert_eq!(pin_run(&file, run), run[7].to_le_bytes());
+        }
+        let stats = memory.stats();
+        // The first ones are read by themselves.
+        assert_eq!(stats.readahead_pages, NR_PAGES - 8, "{stats:?}");
+        assert_eq!(stats.batched_reads, 34);
+        assert_eq!(stats.bytes_read, NR_PAGES * PAGE);
+        assert_eq!(memory.root().misses(), 8);
+        // Here and there, no more than is asked for; nor is it of more than a window at once.
+        file.invalidate_range(..).unwrap();
+        let before = memory.stats();
+        for first in [900, 300, 600, 100] {
+            pin_run(&file, &pages[first..][..8]);
+        }
+        (0..2).for_each(|_| _ = pin_run(&file, &pages[700..][..40]));
+        let stats = memory.stats();
+        assert_eq!(stats.readahead_pages, before.readahead_pages);
+        assert_eq!(stats.bytes_read - before.bytes_read, 72 * PAGE);
     }
 }
 

@@ -223,3 +223,16 @@ fn pages_here_and_there_are_no_news() {
     assert_eq!(streams.markers().into_iter().flatten().count(), 1);
     assert!(!streams.take_news());
 }
+
+#[test]
+fn of_many_pages_one_that_is_marked_is_enough() {
+    for marks in [0, 1, 1 << 63, 1 << 40 | 1 << 5, u64::MAX] {
+        for start in [0, 1, 60, 63, 64, 1000] {
+            for len in [0, 1, 2, 5, 63, 64, 65, 200] {
+                let pages = start..start + len;
+                let is_any = pages.clone().any(|page| is_marked(marks, page));
+                assert_eq!(is_any_marked(marks, &pages), is_any, "{marks:x} {pages:?}");
+            }
+        }
+    }
+}
