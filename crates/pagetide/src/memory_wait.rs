@@ -8,19 +8,20 @@
 //! Giving memory back looks at one counter without any fence, so that it costs next to nothing
 //! while nobody waits. A wake-up may be lost by that; who waits asks again after [`RETRY`].
 
-use crate::claims::{self, Claim};
+mod queue;
+
 use crate::shared::{Shared, locked};
 use crate::shrinker;
 use crate::stall::Stall;
-use crate::{Error, Group, PAGE_BYTES, park};
+use crate::{Error, Group, park};
 use pagetide_core::group::{Event, Tree};
 use pagetide_core::memory::{AllocError, Memory as Core};
 use pagetide_core::units::Frame;
-use std::collections::BTreeMap;
+use queue::{Queue, Wanted, pages_of};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// After this long who waits asks again without being woken.
@@ -47,157 +48,6 @@ impl std::fmt::Debug for MemoryWaits {
     }
 }
 
-#[derive(Default)]
-struct Queue {
-    last_ticket: u64,
-    /// By ticket, which is the order of arrival.
-    waiters: BTreeMap<u64, Waiter>,
-}
-
-/// What somebody waits for.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    /// The group that asks.
-    group: u32,
-    /// Bytes asked for.
-    nr_bytes: u64,
-    /// Bytes charged to the group that the asker keeps while it waits. Others may give some back
-    /// meanwhile, and wait for more of the same.
-    holds: Option<Arc<AtomicU64>>,
-    deadline: Instant,
-    /// Nothing but a waker runs it: housekeeping wakes it by the deadline.
-    is_driven: bool,
-}
-
-impl Wanted {
-    /// Bytes that the asker keeps just now. No pages: many that are smaller share some.
-    fn held_bytes(&self) -> u64 {
-        let held = self.holds.as_ref();
-        held.map_or(0, |held| held.load(Ordering::Relaxed))
-    }
-
-    /// Pages asked for beyond those that the asker keeps: one at least, as others may have the rest
-    /// of his last one.
-    fn nr_pages(&self) -> u64 {
-        let held = self.held_bytes();
-        let total = held.saturating_add(self.nr_bytes);
-        (pages_of(total) - pages_of(held)).max(1)
-    }
-}
-
-fn pages_of(nr_bytes: u64) -> u64 {
-    nr_bytes.div_ceil(PAGE_BYTES as u64)
-}
-
-struct Waiter {
-    wanted: Wanted,
-    /// The group whose limit refused it.
-    level: u32,
-    /// `None` once woken, until it is polled again.
-    waker: Option<Waker>,
-    /// When it was woken, until then.
-    woken: Option<Instant>,
-    /// The thread that asks for it just now. What that gives back meanwhile it had taken itself.
-    asker: Option<ThreadId>,
-}
-
-impl Waiter {
-    /// Whether those who come later let it ask first.
-    fn is_ahead(&self, now: Instant) -> bool {
-        let has_turn = self.woken.is_none_or(|woken| now < woken + TURN);
-        self.wanted.deadline > now && has_turn
-    }
-
-    /// To wake it, if it was not woken, and asks not on this very thread.
-    fn take_waker(&mut self, now: Instant) -> Option<Waker> {
-        if self
-            .asker
-            .is_some_and(|asker| asker == thread::current().id())
-        {
-            return None;
-        }
-        let waker = self.waker.take()?;
-        self.woken = Some(now);
-        Some(waker)
-    }
-}
-
-impl Queue {
-    /// Who may ask now: who holds something, because others may wait for that; and who has nobody
-    /// ahead that is still in time, has not missed its turn and waits for a limit that is his, too.
-    fn firsts<'a>(
-        &'a mut self,
-        groups: &'a Tree,
-        now: Instant,
-    ) -> impl Iterator<Item = &'a mut Waiter> {
-        let mut ahead: Vec<u32> = Vec::new();
-        self.waiters.values_mut().filter(move |waiter| {
-            let mut ahead_of_it = ahead.iter();
-            let is_behind = waiter.wanted.held_bytes() == 0
-                && ahead_of_it.any(|&level| groups.is_in(waiter.wanted.group, level));
-            if waiter.is_ahead(now) && !ahead.contains(&waiter.level) {
-                ahead.push(waiter.level);
-            }
-            !is_behind
-        })
-    }
-
-    /// The limit under which somebody is ahead of who has this ticket, or comes now.
-    fn behind(&self, groups: &Tree, ticket: Option<u64>, wanted: &Wanted) -> Option<u32> {
-        if wanted.held_bytes() > 0 || wanted.nr_bytes == 0 {
-            return None;
-        }
-        let now = Instant::now();
-        let mut ahead = self.waiters.range(..ticket.unwrap_or(u64::MAX));
-        let found = ahead
-            .find(|(_, waiter)| waiter.is_ahead(now) && groups.is_in(wanted.group, waiter.level));
-        found.map(|(_, waiter)| waiter.level)
-    }
-
-    /// # Errors
-    /// The pages that waiters hold under a limit, where only they could end this one's wait.
-    fn check_stuck(
-        &self,
-        limits: &Limits<'_>,
-        ticket: Option<u64>,
-        wanted: &Wanted,
-        level: u32,
-    ) -> Result<(), u64> {
-        let others = self.waiters.iter().filter(|&(&other, waiter)| {
-            Some(other) != ticket && limits.groups.is_in(waiter.wanted.group, level)
-        });
-        let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);
-        let claims = claims_of(all, wanted);
-        let room = limits.room(level).saturating_mul(PAGE_BYTES as u64);
-        match claims::is_stuck(&claims, |()| room) {
-            true => Err(pages_of(claims::held_at(&claims, ()))),
-            false => Ok(()),
-        }
-    }
-}
-
-/// What holders among the waiters have and want, that of `last` last. What several hold together
-/// counts once, and comes back as soon as the one of them goes on that wants least.
-fn claims_of<'a>(all: impl Iterator<Item = &'a Wanted>, last: &Wanted) -> Vec<Claim<'static, ()>> {
-    let claim = |wanted: &Wanted| Claim {
-        levels: &[()],
-        held: wanted.held_bytes(),
-        need: wanted.nr_bytes,
-    };
-    let mut claims = BTreeMap::new();
-    for wanted in all {
-        if let Some(holds) = &wanted.holds {
-            let of_it = claims.entry(Arc::as_ptr(holds));
-            let of_it = of_it.or_insert_with(|| claim(wanted));
-            of_it.need = of_it.need.min(wanted.nr_bytes);
-        }
-    }
-    let holds = last.holds.as_ref();
-    let of_last = holds.and_then(|holds| claims.remove(&Arc::as_ptr(holds)));
-    let others = claims.into_values();
-    others.chain([of_last.unwrap_or(claim(last))]).collect()
-}
-
 impl MemoryWaits {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Entries are inserted and removed at once: a panic under the lock broke nothing.
@@ -211,12 +61,9 @@ impl MemoryWaits {
     }
 
     /// Wakes those of the firsts that are wanted, with the lock let go: wakers are foreign code.
-    fn wake(&self, groups: &Tree, is_wanted: impl Fn(&Waiter) -> bool) {
+    fn wake(&self, take: impl FnOnce(&mut Queue, Instant) -> Vec<Waker>) {
         let now = Instant::now();
-        let mut queue = self.lock();
-        let firsts = queue.firsts(groups, now).filter(|waiter| is_wanted(waiter));
-        let wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.take_waker(now)).collect();
-        drop(queue);
+        let wakers = take(&mut self.lock(), now);
         park::to_each(wakers, Waker::wake);
     }
 
@@ -228,13 +75,8 @@ impl MemoryWaits {
         }
         let now = Instant::now();
         let mut queue = self.lock();
-        let firsts = queue.firsts(groups, now);
-        let mut wakers: Vec<Waker> = firsts.filter_map(|waiter| waiter.take_waker(now)).collect();
-        let late = queue
-            .waiters
-            .values_mut()
-            .filter(|waiter| waiter.wanted.deadline <= now);
-        wakers.extend(late.filter_map(|waiter| waiter.take_waker(now)));
+        let mut wakers = queue.take_late(now);
+        wakers.extend(queue.wake_all(groups, now));
         // Who is late was woken above, or has not been polled since: nothing is to be done for it.
         let driven = queue
             .waiters
@@ -264,23 +106,12 @@ impl MemoryWaits {
         queue.check_stuck(limits, ticket, wanted, level)?;
         let ticket = match ticket {
             Some(ticket) => {
-                let waiter = queue.waiters.get_mut(&ticket);
-                waiter.expect("a ticket is in the queue").level = level;
+                queue.go_over(ticket, level);
                 ticket
             }
             None => {
-                queue.last_ticket += 1;
                 self.count.fetch_add(1, Ordering::Relaxed);
-                let ticket = queue.last_ticket;
-                let waiter = Waiter {
-                    wanted: wanted.clone(),
-                    level,
-                    waker: None,
-                    woken: None,
-                    asker: None,
-                };
-                queue.waiters.insert(ticket, waiter);
-                ticket
+                queue.enter(wanted.clone(), level)
             }
         };
         drop(queue);
@@ -293,17 +124,13 @@ impl MemoryWaits {
     }
 
     fn leave(&self, groups: &Tree, ticket: u64) {
-        let mut queue = self.lock();
-        let left = queue.waiters.remove(&ticket);
-        drop(queue);
-        let Some(left) = left else { return };
+        let Some(left) = self.lock().leave(ticket) else {
+            return;
+        };
         self.count.fetch_sub(1, Ordering::Relaxed);
         // There may be room for the next one, too.
         if self.is_any() {
-            self.wake(groups, |waiter| {
-                groups.is_in(waiter.wanted.group, left.level)
-                    || groups.is_in(left.wanted.group, waiter.level)
-            });
+            self.wake(|queue, now| queue.wake_behind(groups, now, &left));
         }
     }
 }
@@ -472,7 +299,8 @@ impl MemoryWait {
             waiter.asker = Some(thread::current().id());
             waiter.waker.replace(waker)
         });
-        let behind = queue.behind(shared.core.groups(), self.ticket, &self.wanted);
+        let (groups, now) = (shared.core.groups(), Instant::now());
+        let behind = queue.behind(groups, now, self.ticket, &self.wanted);
         drop(queue);
         drop(old);
         behind
@@ -563,7 +391,7 @@ impl Shared {
         if self.memory_waits.is_any() {
             let groups = self.core.groups();
             self.memory_waits
-                .wake(groups, |waiter| groups.is_in(freed, waiter.level));
+                .wake(|queue, now| queue.wake_above(groups, now, freed));
         }
     }
 }

@@ -77,7 +77,8 @@ impl Group {
     /// As [`Reservation::grow_by`].
     pub fn reserve_by(&self, size: ByteSize, deadline: Instant) -> Result<Reservation, Error> {
         let reservation = self.reserve_none()?;
-        reservation.grow_by(size, deadline)?;
+        let more = reservation.check_more(size)?;
+        reservation.grow_in(self.wait_for_new(more, deadline), more)?;
         Ok(reservation)
     }
 
@@ -94,9 +95,17 @@ impl Group {
         let group = self.clone();
         async move {
             let reservation = group.reserve_none()?;
-            reservation.grow_async(size, deadline).await?;
+            let more = reservation.check_more(size)?;
+            let wait = group.wait_for_new(more, deadline);
+            reservation.grow_in_async(wait, more).await?;
             Ok(reservation)
         }
+    }
+
+    /// The wait of who wants so many bytes for a reservation that nobody else knows of: as long as
+    /// it waits it holds nothing that others may wait for.
+    fn wait_for_new(&self, more: u64, deadline: Instant) -> MemoryWait {
+        MemoryWait::new(self, more, None, deadline)
     }
 
     /// A reservation of nothing.
@@ -167,7 +176,10 @@ impl Reservation {
     /// below the new size. The reservation is as it was.
     pub fn grow_by(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
         let more = self.check_more(more)?;
-        let wait = self.wait_for(more, deadline);
+        self.grow_in(self.wait_for(more, deadline), more)
+    }
+
+    fn grow_in(&self, wait: MemoryWait, more: u64) -> Result<(), Error> {
         drop(wait.block(|| self.reserve_more(self.group.shared().here(), more))?);
         self.group.shared().pay_debt();
         Ok(())
@@ -180,7 +192,12 @@ impl Reservation {
     /// As [`Reservation::grow_by`].
     pub async fn grow_async(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
         let more = self.check_more(more)?;
-        let wait = self.wait_for(more, deadline).driven();
+        self.grow_in_async(self.wait_for(more, deadline), more)
+            .await
+    }
+
+    async fn grow_in_async(&self, wait: MemoryWait, more: u64) -> Result<(), Error> {
+        let wait = wait.driven();
         let attempt = || self.reserve_more(self.group.shared().here(), more);
         drop(Asking { wait, attempt }.await?);
         Ok(())

@@ -3,7 +3,7 @@
 use super::*;
 use crate::page::Latch;
 use crate::park::tests::Counted;
-use crate::{ByteSize, Memory};
+use crate::{ByteSize, Memory, PAGE_BYTES};
 use pagetide_core::page_cache::{Access, Latched};
 use pagetide_core::units::Order;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -153,7 +153,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "who was woken and is not polled stands in the way for ever",
-        file: "memory_wait.rs",
+        file: "memory_wait/queue.rs",
         find: "self.woken.is_none_or(|woken| now < woken + TURN);",
         replace: "true;",
         tests: Tests::Runtime("waits::a_future_that_is_woken"),
@@ -427,7 +427,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what two wait for more of counts twice",
-        file: "memory_wait.rs",
+        file: "memory_wait/queue.rs",
         find: "claims.entry(Arc::as_ptr(holds));",
         replace: "claims.entry(std::ptr::from_ref(wanted).cast());",
         tests: Tests::Runtime("reserve_waits::what_two_hold"),

@@ -470,7 +470,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a task that waits for memory is woken by what it lets go itself",
-        file: "memory_wait.rs",
+        file: "memory_wait/queue.rs",
         find: "asker == thread::current().id()",
         replace: "asker != asker",
         tests: Tests::Runtime("many_tasks::a_task_that_waits_for_memory"),
