@@ -4,7 +4,7 @@ use crate::group::Group;
 use crate::shared::locked;
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A cache of the program's own whose memory is charged to a group, by a
@@ -67,6 +67,8 @@ struct Entry {
     shrinker: Box<dyn Shrinker>,
     /// Objects that it was to look at and that were too few for a call.
     deferred: AtomicU64,
+    /// Its registration was dropped, perhaps by one that is asked before it.
+    is_gone: AtomicBool,
 }
 
 /// All shrinkers of a memory.
@@ -118,6 +120,7 @@ impl Shrinkers {
             group: group.id(),
             shrinker,
             deferred: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
         });
         if !group.shared().is_forked() {
             let mut entries = locked(&self.entries);
@@ -128,6 +131,7 @@ impl Shrinkers {
     }
 
     fn remove(&self, entry: &Arc<Entry>) {
+        entry.is_gone.store(true, Ordering::Relaxed);
         let mut entries = locked(&self.entries);
         entries.retain(|other| !Arc::ptr_eq(other, entry));
         self.set_count(entries.len());
@@ -160,7 +164,14 @@ impl Shrinkers {
 }
 
 impl Entry {
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
     fn shrink(&self, nr_pages: u64, of: u64) {
+        if self.is_gone() {
+            return;
+        }
         let freeable = self.shrinker.count();
         if freeable == 0 {
             return;
@@ -175,7 +186,7 @@ impl Entry {
         let mut left = deferred
             .saturating_add(share)
             .min(freeable.saturating_mul(2));
-        while left >= BATCH || left >= freeable {
+        while !self.is_gone() && (left >= BATCH || left >= freeable) {
             let nr_objects = left.min(BATCH);
             if self.shrinker.scan(nr_objects).is_none() {
                 break;
@@ -223,6 +234,7 @@ mod tests {
             group: 1,
             shrinker: Box::new(Arc::clone(objects)),
             deferred: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -277,5 +289,44 @@ mod tests {
         let _shrinking = Shrinking::begin();
         entry.shrink(1, 0);
         assert_eq!(objects.count(), 0);
+    }
+
+    /// Drops registrations when it is asked.
+    struct Drops {
+        registrations: Arc<Mutex<Vec<Registration>>>,
+        nr_calls: Arc<AtomicU64>,
+    }
+
+    impl Shrinker for Drops {
+        fn count(&self) -> u64 {
+            1000
+        }
+
+        fn scan(&self, nr_objects: u64) -> Option<u64> {
+            self.nr_calls.fetch_add(1, Ordering::Relaxed);
+            locked(&self.registrations).clear();
+            Some(nr_objects)
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_whose_registration_was_dropped() {
+        let memory = crate::Memory::builder().budget(crate::ByteSize::mib(8));
+        let root = memory.without_thread().build().unwrap().root();
+        let registrations = Arc::new(Mutex::new(Vec::new()));
+        let calls = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        for nr_calls in &calls {
+            let drops = Drops {
+                registrations: Arc::clone(&registrations),
+                nr_calls: Arc::clone(nr_calls),
+            };
+            let registration = root.add_shrinker(drops);
+            locked(&registrations).push(registration);
+        }
+        // The first is asked for ten batches, and drops both in the first of them.
+        root.shared().shrinkers.shrink(|_| true, 64, 100);
+        let calls = calls.map(|calls| calls.load(Ordering::Relaxed));
+        assert_eq!(calls, [1, 0]);
+        assert_eq!(root.shared().shrinkers.count.load(Ordering::Relaxed), 0);
     }
 }
