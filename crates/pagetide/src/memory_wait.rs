@@ -294,15 +294,19 @@ impl MemoryWait {
         let waiter = self
             .ticket
             .and_then(|ticket| queue.waiters.get_mut(&ticket));
-        let old = waiter.and_then(|waiter| {
-            waiter.woken = None;
-            waiter.asker = Some(thread::current().id());
-            waiter.waker.replace(waker)
-        });
+        // Dropped with the lock let go, as all that is foreign.
+        let unused = match waiter {
+            Some(waiter) => {
+                waiter.woken = None;
+                waiter.asker = Some(thread::current().id());
+                waiter.waker.replace(waker)
+            }
+            None => Some(waker),
+        };
         let (groups, now) = (shared.core.groups(), Instant::now());
         let behind = queue.behind(groups, now, self.ticket, &self.wanted);
         drop(queue);
-        drop(old);
+        drop(unused);
         behind
     }
 
