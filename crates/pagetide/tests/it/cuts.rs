@@ -160,3 +160,46 @@ fn a_store_that_got_longer_and_failed_is_as_long_as_the_file_again() {
     file.sync().unwrap();
     assert_eq!(disk.state().durable.len(), 2 * PAGE);
 }
+
+/// A disk that cannot be longer than 16 pages.
+struct Bounded(Disk);
+
+impl Store for Bounded {
+    forward!(0: read_at, len, is_writable, sync);
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        Bounded::check(offset + buf.len() as u64)?;
+        self.0.write_at(buf, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        Bounded::check(len)?;
+        self.0.set_len(len)
+    }
+}
+
+impl Bounded {
+    fn check(end: u64) -> io::Result<()> {
+        match end > 16 * PAGE as u64 {
+            true => Err(io::ErrorKind::FileTooLarge.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn an_end_that_the_store_cannot_have_is_followed_by_one_that_it_can() {
+    let disk = Disk::of(vec![7; 4 * PAGE]);
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let store = Box::new(Bounded(disk.clone()));
+    let file = memory.open_store(store, "bounded", &memory.root()).unwrap();
+    file.write_at(&[1; PAGE], 100 * PAGE as u64).unwrap();
+    assert!(file.set_len(50 * PAGE as u64).is_err());
+    assert_eq!(file.len(), 50 * PAGE as u64);
+    assert!(file.write_at(&[2], 0).is_err(), "its end is not made");
+    file.set_len(3 * PAGE as u64).unwrap();
+    file.write_at(&[2], 0).unwrap();
+    file.sync().unwrap();
+    let durable = disk.state().durable.clone();
+    assert_eq!((durable.len(), durable[0], durable[1]), (3 * PAGE, 2, 7));
+}

@@ -126,8 +126,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what cannot be written cannot be cut off",
         file: "file/resize.rs",
-        find: "            self.check_droppable()?;",
-        replace: "            self.check_writable()?;",
+        find: "None => self.check_may_write()?,",
+        replace: "None => self.check_writable()?,",
         tests: Tests::Runtime("pages_that_cannot_be_written_can"),
     },
     Mutant {

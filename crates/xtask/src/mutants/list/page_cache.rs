@@ -521,4 +521,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "bounds.filter(|bounds| true || is_small(bounds)) else",
         tests: Tests::Runtime("readahead::who_asks_for_a_few"),
     },
+    Mutant {
+        name: "an end that a store cannot have keeps it from a shorter one",
+        file: "file/resize.rs",
+        find: "None => self.check_may_write()?,\n            }\n            self.cut(len)?;",
+        replace: "None => self.check_droppable()?,\n            }\n            self.cut(len)?;",
+        tests: Tests::Runtime("cuts::an_end_that"),
+    },
+    Mutant {
+        name: "a shrinker is asked though its registration was dropped",
+        file: "shrinker.rs",
+        find: "while !self.is_gone() && (",
+        replace: "while true && (",
+        tests: Tests::RuntimeUnit("nobody_is_asked_whose"),
+    },
+    Mutant {
+        name: "who comes behind the first that waits may ask",
+        file: "memory_wait/queue.rs",
+        find: "take_while(|&(ticket, _)| ticket <= first)",
+        replace: "take_while(|&(ticket, _)| ticket <= first + 5)",
+        tests: Tests::RuntimeUnit("memory_wait"),
+    },
 ];
