@@ -51,6 +51,8 @@ pub(crate) enum BenchName {
     FolderHolder(FolderArgs),
     /// Read pages that are there, by copies and by views: beside `memcpy`, `pread` and a mapping.
     Hit(HitArgs),
+    /// Read a file in order, copied, seen or changed, a page or some at a time: beside `pread`.
+    Scan(ScanArgs),
     /// Write pages at random and in order, synced now and then: beside `pwrite` and `fdatasync`.
     Write(WriteArgs),
     /// Open many files, read a page of each, close them: beside `open`, `pread` and `close`.
@@ -246,6 +248,27 @@ pub(crate) struct HitArgs {
     /// Ask for no huge pages behind pagetide's memory and the bare copy's.
     #[arg(long)]
     pub(crate) small_pages: bool,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ScanArgs {
+    /// Pages of the file, of which a quarter may be resident.
+    #[arg(long, value_name = "N", default_value = "65536",
+          value_parser = clap::value_parser!(u32).range(8192..=16_777_216))]
+    pub(crate) pages: u32,
+    /// Bytes that are read ahead at most.
+    #[arg(long, value_name = "SIZE", default_value = "128KiB", value_parser = super::bytes)]
+    pub(crate) readahead: ByteSize,
+    /// Times that each way is timed, in turn and in both orders.
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Folder for the data file (unlinked at once) [default: the temporary folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -22,6 +22,7 @@ mod random_read;
 mod real;
 mod reclaim_cost;
 mod reserve;
+mod scan;
 mod stocks;
 mod stream;
 mod truncate;
@@ -50,6 +51,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::DeviceHolder(args) => device::holder::serve(args),
         BenchName::FolderHolder(args) => folder::serve(args),
         BenchName::Hit(args) => hit::run(args),
+        BenchName::Scan(args) => scan::run(args),
         BenchName::Write(args) => write::run(args),
         BenchName::OpenClose(args) => open_close::run(args),
         BenchName::Mixed(args) => mixed::run(args),

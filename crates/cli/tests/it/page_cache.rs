@@ -1,4 +1,4 @@
-//! `bench hit`, `write`, `open-close` and `mixed`, run tiny: what they count, not what they time.
+//! `bench hit`, `scan`, `write`, `open-close`, `mixed`, run tiny: what they count, no times.
 
 use crate::json;
 use serde_json::Value;
@@ -37,6 +37,24 @@ fn hit_has_a_row_for_each_variant_set_and_number_of_threads() {
         );
         let is_memcpy = row["variant"] == "memcpy";
         assert!(!is_memcpy || number(&row, "to_memcpy") == 1.0, "{row}");
+    }
+}
+
+#[test]
+fn a_scan_is_read_ahead_of_unless_told_not_to() {
+    let scan = |readahead: &str| {
+        let fixed = ["bench", "scan", "--pages", "8192", "--runs", "1", "--json"];
+        json(&[&fixed[..], &["--readahead", readahead]].concat())
+    };
+    let (with, without) = (scan("128KiB"), scan("0"));
+    assert_eq!(texts(&with, "engine")[1..3], ["kernel", "pagetide"]);
+    assert_eq!((with.len(), texts(&with, "way")[8]), (12, "pin_mut"));
+    for (with, without) in with.iter().zip(&without) {
+        assert!(number(with, "ns") > 0.0 && number(with, "amplification") <= 1.1);
+        if with["page_bytes"] == 4096 && with["engine"] == "pagetide" {
+            let [with, without] = [with, without].map(|row| number(row, "misses_per_1000"));
+            assert!(with < 50.0 && without > 900.0, "{with} {without}");
+        }
     }
 }
 
