@@ -294,7 +294,10 @@ impl Backing {
 
     /// Gives the file the length of what the store has; whoever calls this has its length for
     /// itself. Returns from where on its bytes may be others than before.
-    pub(crate) fn cut_to_stored(&self, shared: &Shared) -> Option<u64> {
+    ///
+    /// A store that does not say how much it has may have more: where it `can_be_cut`, it is,
+    /// before it gets anything else.
+    pub(crate) fn cut_to_stored(&self, can_be_cut: impl FnOnce() -> bool) -> Option<u64> {
         let stored = self.stored_len();
         // What it took and said it had not is what it has. A hole that is left to do moves no end.
         let is_to_ask = self.may_have_more() && !self.behind.is_too_long();
@@ -303,13 +306,8 @@ impl Backing {
             return Some(stored.min(found));
         }
         let before = self.len.fetch_min(stored, Ordering::AcqRel);
-        if is_to_ask {
-            // It does not say: it loses what it may have behind the end, before it gets more.
-            let _in_write = in_write(shared);
-            match uninterrupted(|| self.source.written().set_len(stored)) {
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-                _ => self.behind.set_too_long(),
-            }
+        if is_to_ask && can_be_cut() {
+            self.behind.set_too_long();
         }
         (stored < before).then_some(stored)
     }

@@ -13,6 +13,7 @@ use crate::{Error, cpu};
 use pagetide_core::frame::flag;
 use pagetide_core::memory::{Discard, Effects};
 use pagetide_core::units::{Frame, PageKey};
+use std::io;
 use std::ops::{Range, RangeBounds, RangeInclusive};
 use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering;
@@ -210,7 +211,9 @@ impl File {
             backing.settle(shared, page);
             next = page + 1;
         }
-        if let Some(changed) = backing.cut_to_stored(shared) {
+        let has_no_way = |error: io::Error| error.kind() == io::ErrorKind::Unsupported;
+        let can_be_cut = || !self.ask_store().is_err_and(has_no_way);
+        if let Some(changed) = backing.cut_to_stored(can_be_cut) {
             // Clean ones, too: who has one pinned must not make it one to write, behind the end.
             let first = changed / backing.order.bytes() as u64;
             panics.catch(|| self.drop_pages(first..=u64::MAX));

@@ -101,7 +101,7 @@ impl File {
     /// # Errors
     /// What the store says. Of one that is to be longer for it only that it has no way: to be
     /// shorter it may have room.
-    fn ask_store(&self) -> io::Result<()> {
+    pub(super) fn ask_store(&self) -> io::Result<()> {
         let backing = &*self.open.backing;
         let Source::Store(store) = &backing.source else {
             return Ok(());

@@ -344,7 +344,9 @@ fn what_the_store_took_of_a_page_before_it_failed_is_what_it_has() {
         let file = file.unwrap();
         file.write_at(&[7; PAGE], 0).unwrap();
         flush_part(&disk, &file, 0);
+        let taken = disk.state().bytes.clone();
         file.discard_dirty().unwrap();
+        assert!(read(&file) == taken);
         assert!(read(&file) == disk.state().bytes);
     }
 }

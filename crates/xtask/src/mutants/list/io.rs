@@ -76,8 +76,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "clean pages stay behind the end that is left",
         file: "file/punch.rs",
-        find: "        if let Some(changed) = backing.cut_to_stored(shared) {",
-        replace: "        if let Some(changed) = backing.cut_to_stored(shared).filter(|_| false) {",
+        find: "backing.cut_to_stored(can_be_cut) {",
+        replace: "backing.cut_to_stored(can_be_cut).filter(|_| false) {",
         tests: Tests::RuntimeUnit("writeback::"),
     },
     Mutant {
@@ -454,8 +454,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "what was discarded stays in a store that did not tell its length",
         file: "backing.rs",
-        find: "        if is_to_ask {\n",
-        replace: "        if false {\n",
+        find: "if is_to_ask && can_be_cut() {",
+        replace: "if false && can_be_cut() {",
         tests: Tests::Runtime("holes::what_was_discarded"),
     },
     Mutant {
