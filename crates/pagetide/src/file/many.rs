@@ -195,12 +195,8 @@ impl File {
 
     /// Pins what is resident, reads what is missing, waits for what others read.
     fn try_pin_all(&self, group: &Group, pages: &[u64]) -> Result<Vec<Slot<'_>>, Stop> {
-        let run = run_of(pages);
-        if let Some(run) = &run {
-            self.look_ahead_in(group, run);
-        }
         let mut missing = Vec::new();
-        let mut slots = self.pin_resident(pages, &mut missing)?;
+        let mut slots = self.pin_resident(group, pages, &mut missing)?;
         if missing.is_empty() {
             return Ok(slots);
         }
@@ -208,9 +204,7 @@ impl File {
         missing.sort_unstable_by_key(|missing| missing.key.page());
         let begun = Begun::for_pages(&self.open, group, missing.len());
         let mut begins = self.begin_missing(&begun, group, &missing)?.into_iter();
-        if let Some(run) = run {
-            self.read_beyond(group, run, &missing);
-        }
+        self.read_beyond(group, pages, &missing);
         let mut last: Option<(u64, Frame)> = None;
         for Missing { key, at, .. } in missing {
             let page = key.page();
@@ -237,8 +231,9 @@ impl File {
 
     /// Reads what comes behind pages that are asked for one after the other, of which some are
     /// missing and being read.
-    fn read_beyond(&self, group: &Group, run: Range<u64>, missing: &[Missing]) {
-        if let Some(first) = missing.iter().find(|missing| missing.is_absent) {
+    fn read_beyond(&self, group: &Group, pages: &[u64], missing: &[Missing]) {
+        let first = missing.iter().find(|missing| missing.is_absent);
+        if let (Some(run), Some(first)) = (run_of(pages), first) {
             self.missed_some(group, first.key.page()..run.end);
         }
     }
@@ -254,12 +249,17 @@ impl File {
         Pin::new(&self.open.shared, frame, self.open.order)
     }
 
-    /// Pins what is resident. The others go to `missing`, those too that somebody reads or changes.
+    /// Pins what is resident, and reads the next window where that has the marker of the last one.
+    /// The others go to `missing`, those too that somebody reads or changes.
     fn pin_resident(
         &self,
+        group: &Group,
         pages: &[u64],
         missing: &mut Vec<Missing>,
     ) -> Result<Vec<Slot<'_>>, Stop> {
+        if let Some(run) = run_of(pages) {
+            self.look_ahead_in(group, &run);
+        }
         let open = &*self.open;
         let (shared, end) = (&open.shared, open.backing.len());
         let mut slots = Vec::with_capacity(pages.len());

@@ -1,6 +1,6 @@
 //! Many pages for a task.
 
-use super::{Missing, Slot, Stop, nr_distinct, run_of};
+use super::{Missing, Slot, Stop, nr_distinct};
 use crate::file::File;
 use crate::file::begun::{Begin, Begun};
 use crate::file::patience;
@@ -98,12 +98,8 @@ impl File {
 
     /// As [`File::try_pin_all`], but that the reads go on in the background.
     fn begin_all(&self, pages: &[u64]) -> Result<UnderWay<'_>, Stop> {
-        let run = run_of(pages);
-        if let Some(run) = &run {
-            self.look_ahead_in(&self.group, run);
-        }
         let mut missing = Vec::new();
-        let slots = self.pin_resident(pages, &mut missing)?;
+        let slots = self.pin_resident(&self.group, pages, &mut missing)?;
         let mut under_way = UnderWay {
             file: self,
             slots,
@@ -121,9 +117,7 @@ impl File {
             let begins = self.begin_missing(&begun, &self.group, &under_way.missing);
             open.shared.settle();
             under_way.begins = begins?.into();
-            if let Some(run) = run {
-                self.read_beyond(&self.group, run, &under_way.missing);
-            }
+            self.read_beyond(&self.group, pages, &under_way.missing);
         }
         Ok(under_way)
     }
