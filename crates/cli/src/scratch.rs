@@ -65,6 +65,12 @@ pub(crate) fn is_page(bytes: &[u8], page: u64) -> bool {
     })
 }
 
+/// Has the kernel drop what it has cached of a file and need not write.
+pub(crate) fn drop_cached(file: &File) -> Result<(), Failure> {
+    let dropped = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    dropped.map_err(|error| Failure::of("cannot drop what is cached", &error))
+}
+
 /// A file of `nr_pages` pages that each say which one they are; no device can compress it.
 pub(crate) fn stamped(
     dir: Option<&Path>,
@@ -95,7 +101,7 @@ pub(crate) fn filled(
         }
         file.sync_data()?;
         // The kernel's copy would hide the disk.
-        let _advised = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        let _dropped = drop_cached(&file);
         Ok(file)
     };
     write().map_err(|error: io::Error| Failure::of(&step(), &error))

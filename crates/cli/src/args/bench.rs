@@ -254,15 +254,8 @@ pub(crate) struct HitArgs {
 }
 
 #[derive(Debug, ClapArgs)]
-pub(crate) struct ScanArgs {
-    /// Pages of the file, of which a quarter may be resident.
-    #[arg(long, value_name = "N", default_value = "65536",
-          value_parser = clap::value_parser!(u32).range(8192..=16_777_216))]
-    pub(crate) pages: u32,
-    /// Bytes that are read ahead at most.
-    #[arg(long, value_name = "SIZE", default_value = "128KiB", value_parser = super::bytes)]
-    pub(crate) readahead: ByteSize,
-    /// Times that each way is timed, in turn and in both orders.
+pub(crate) struct TimedArgs {
+    /// Times that each row is timed, in turn and in both orders.
     #[arg(long, value_name = "N", default_value = "5",
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
@@ -272,6 +265,19 @@ pub(crate) struct ScanArgs {
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ScanArgs {
+    /// Pages of the file, of which a quarter may be resident.
+    #[arg(long, value_name = "N", default_value = "65536",
+          value_parser = clap::value_parser!(u32).range(8192..=16_777_216))]
+    pub(crate) pages: u32,
+    /// Bytes that are read ahead at most.
+    #[arg(long, value_name = "SIZE", default_value = "128KiB", value_parser = super::bytes)]
+    pub(crate) readahead: ByteSize,
+    #[command(flatten)]
+    pub(crate) timed: TimedArgs,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -288,16 +294,8 @@ pub(crate) struct WriteArgs {
     #[arg(long, value_name = "N", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) sync_every: u32,
-    /// Times that each engine is timed, in turn and in both orders.
-    #[arg(long, value_name = "N", default_value = "5",
-          value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) runs: u32,
-    /// Folder for the data file (unlinked at once) [default: the temporary folder].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: Option<PathBuf>,
-    /// Print JSON lines instead of a table.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) timed: TimedArgs,
 }
 
 #[derive(Debug, ClapArgs)]

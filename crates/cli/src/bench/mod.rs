@@ -33,6 +33,7 @@ mod write;
 use crate::args::BenchArgs;
 use crate::args::BenchName;
 use crate::failure::Failure;
+use pagetide::{Builder, ByteSize, Group, Memory, PAGE_BYTES};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.name {
@@ -60,4 +61,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchName::Costs => costs::run(),
         BenchName::Tuners(tuners) => tuners::run(tuners),
     }
+}
+
+/// A memory, and a group that may have a quarter of a file's pages.
+fn quarter_of(nr_pages: u32, builder: Builder) -> Result<(Memory, Group), Failure> {
+    let frames = (nr_pages / 4).max(64);
+    let memory = builder.for_resident_pages(frames).build()?;
+    let group = memory.root().child("bench")?;
+    let group = group.max(ByteSize(u64::from(frames) * PAGE_BYTES as u64))?;
+    Ok((memory, group))
 }

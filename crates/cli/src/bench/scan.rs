@@ -81,9 +81,9 @@ const WAYS: [Way; 12] = [
 ];
 
 pub(super) fn run(args: &ScanArgs) -> Result<(), Failure> {
-    let bar = load::progress("scanning", WAYS.len() as u64 * u64::from(args.runs));
-    let data = scratch::stamped(args.dir.as_deref(), args.pages.into(), |_| ())?;
-    let runs = turns::run(args.runs, WAYS.len(), |at| {
+    let bar = load::progress("scanning", WAYS.len() as u64 * u64::from(args.timed.runs));
+    let data = scratch::stamped(args.timed.dir.as_deref(), args.pages.into(), |_| ())?;
+    let runs = turns::run(args.timed.runs, WAYS.len(), |at| {
         bar.inc(1);
         scan(&data, &WAYS[at], args)
     })?;
@@ -91,7 +91,7 @@ pub(super) fn run(args: &ScanArgs) -> Result<(), Failure> {
     let kernel = turns::median(&runs[0], |run| run.ns);
     let named = WAYS.iter().zip(&runs);
     let rows: Vec<Row> = named.map(|(way, runs)| row(way, runs, kernel)).collect();
-    output::rows(args.json, &rows, table)
+    output::rows(args.timed.json, &rows, table)
 }
 
 struct Run {
@@ -122,16 +122,12 @@ fn row(way: &Way, runs: &[Run], kernel: f64) -> Row {
 
 /// One scan of the file.
 fn scan(data: &File, way: &Way, args: &ScanArgs) -> Result<Run, Failure> {
-    let failed = |error: std::io::Error| Failure::of("cannot drop what is cached", &error);
     // Of what an earlier scan changed nothing is left to be written.
-    data.sync_data().map_err(failed)?;
-    let dropped = rustix::fs::fadvise(data, 0, None, rustix::fs::Advice::DontNeed);
-    dropped.map_err(|error| failed(error.into()))?;
-    let frames = args.pages / 4;
-    let memory = Memory::builder().for_resident_pages(frames);
-    let memory = memory.readahead(args.readahead).build()?;
-    let group = memory.root().child("scan")?;
-    let group = group.max(ByteSize(u64::from(frames) * PAGE_BYTES as u64))?;
+    let synced = data.sync_data();
+    synced.map_err(|error| Failure::of("cannot sync the data file", &error))?;
+    scratch::drop_cached(data)?;
+    let builder = Memory::builder().readahead(args.readahead);
+    let (memory, group) = super::quarter_of(args.pages, builder)?;
     let options = OpenOptions::new().write(true).order(Order::new(way.order));
     let cloned = data.try_clone();
     let cloned = cloned.map_err(|error| Failure::of("cannot open the data file", &error))?;

@@ -8,7 +8,7 @@ use crate::args::WriteArgs;
 use crate::failure::Failure;
 use crate::{load, output, scratch};
 use hdrhistogram::Histogram;
-use pagetide::{ByteSize, Memory, PAGE_BYTES};
+use pagetide::{Memory, PAGE_BYTES};
 use serde::Serialize;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -40,12 +40,12 @@ const ORDERS: [&str; 2] = ["random", "sequential"];
 const ENGINES: [&str; 2] = ["kernel", "pagetide"];
 
 pub(super) fn run(args: &WriteArgs) -> Result<(), Failure> {
-    let nr_runs = ORDERS.len() * ENGINES.len() * args.runs as usize;
+    let nr_runs = ORDERS.len() * ENGINES.len() * args.timed.runs as usize;
     let bar = load::progress("writing", nr_runs as u64);
-    let data = scratch::stamped(args.dir.as_deref(), args.pages.into(), |_| ())?;
+    let data = scratch::stamped(args.timed.dir.as_deref(), args.pages.into(), |_| ())?;
     let mut rows = Vec::new();
     for order in ORDERS {
-        let runs = turns::run(args.runs, ENGINES.len(), |at| {
+        let runs = turns::run(args.timed.runs, ENGINES.len(), |at| {
             bar.inc(1);
             let file = data.try_clone();
             let file = file.map_err(|error| Failure::of("cannot open the data file", &error))?;
@@ -56,7 +56,7 @@ pub(super) fn run(args: &WriteArgs) -> Result<(), Failure> {
         rows.extend(named.map(|(engine, runs)| row(args, (order, engine), runs, kernel)));
     }
     bar.finish_and_clear();
-    output::rows(args.json, &rows, table)
+    output::rows(args.timed.json, &rows, table)
 }
 
 fn row(
@@ -107,15 +107,11 @@ struct Run {
 impl Target {
     fn new(engine: &str, file: File, args: &WriteArgs) -> Result<Target, Failure> {
         // What the kernel has cached in its turn would have to go, page by page, in the other's.
-        let dropped = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-        dropped.map_err(|error| Failure::of("cannot drop what is cached", &error))?;
+        scratch::drop_cached(&file)?;
         if engine == ENGINES[0] {
             return Ok(Target::Kernel(file));
         }
-        let frames = (args.pages / 4).max(64);
-        let memory = Memory::builder().for_resident_pages(frames).build()?;
-        let group = memory.root().child("write")?;
-        let group = group.max(ByteSize(u64::from(frames) * PAGE_BYTES as u64))?;
+        let (memory, group) = super::quarter_of(args.pages, Memory::builder())?;
         Ok(Target::Ours {
             file: memory.open_rw(format!("/proc/self/fd/{}", file.as_raw_fd()), &group)?,
             _memory: memory,
