@@ -29,8 +29,6 @@ const MAX_BUDGET_PAGES: u64 = (u32::MAX - (1 << 24)) as u64;
 
 /// The budget's share of what the process may have, where none is named.
 const DEFAULT_FRACTION: f64 = 0.5;
-/// Source: the kernel's `VM_READAHEAD_PAGES`.
-const READAHEAD: ByteSize = ByteSize::kib(128);
 
 /// One budget, one arena, one tree of groups. A cheap handle.
 #[derive(Clone)]
@@ -71,7 +69,7 @@ pub struct Builder {
     registered_buffers: bool,
     pub(crate) has_rseq: bool,
     pub(crate) spill: spill::Config,
-    readahead: ByteSize,
+    readahead: Option<ByteSize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -284,12 +282,14 @@ impl Builder {
         self
     }
 
-    /// Bytes that are read ahead of each sequential reader of a file at most: 128 KiB by default,
-    /// as the kernel's `read_ahead_kb`; 0 for none. See `docs/readahead.md`.
+    /// Bytes that are read ahead of each sequential reader of a file at most; 0 for none. By
+    /// default as many as the kernel reads ahead on the file's device (its `read_ahead_kb`, as it
+    /// was when the memory opened a file there first), but no more than 2 MiB; 128 KiB where that
+    /// cannot be told, and of anon regions and stores. See `docs/readahead.md`.
     ///
     /// All readers of a file together have a sixteenth of what their group may have at most.
     pub fn readahead(mut self, most: ByteSize) -> Builder {
-        self.readahead = most;
+        self.readahead = Some(most);
         self
     }
 
@@ -364,7 +364,10 @@ impl Builder {
             index(topology.nr_cpus()) + 1,
         );
         let options = (self.timing, self.spill);
-        let io = (io, AheadCounts::new(self.readahead.as_u64()));
+        let io = (
+            io,
+            AheadCounts::new(self.readahead.map(|most| most.as_u64())),
+        );
         let shared = Shared::new(core, arena, io, options, isolated, topology, unbound);
         let shared = Arc::new(shared?);
         if self.has_thread {
@@ -433,7 +436,7 @@ impl Memory {
             registered_buffers: false,
             has_rseq: true,
             spill: spill::Config::default(),
-            readahead: READAHEAD,
+            readahead: None,
         }
     }
 

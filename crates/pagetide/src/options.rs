@@ -178,8 +178,8 @@ impl OpenOptions {
         self.set_up(file)
     }
 
-    /// Bytes that are read ahead of a sequential reader at most, in place of
-    /// [`Builder::readahead`](crate::Builder::readahead); 0 for none.
+    /// Bytes that are read ahead of a sequential reader at most, in place of what
+    /// [`Builder::readahead`](crate::Builder::readahead) says; 0 for none.
     pub fn readahead(mut self, most: ByteSize) -> OpenOptions {
         self.readahead = Some(most.as_u64());
         self

@@ -273,9 +273,9 @@ pub(crate) struct ScanArgs {
     #[arg(long, value_name = "N", default_value = "65536",
           value_parser = clap::value_parser!(u32).range(8192..=16_777_216))]
     pub(crate) pages: u32,
-    /// Bytes that are read ahead at most.
-    #[arg(long, value_name = "SIZE", default_value = "128KiB", value_parser = super::bytes)]
-    pub(crate) readahead: ByteSize,
+    /// Bytes that are read ahead at most; by default as many as the device is set to, up to 2 MiB.
+    #[arg(long, value_name = "SIZE", value_parser = super::bytes)]
+    pub(crate) readahead: Option<ByteSize>,
     #[command(flatten)]
     pub(crate) timed: TimedArgs,
 }

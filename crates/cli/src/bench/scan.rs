@@ -126,7 +126,11 @@ fn scan(data: &File, way: &Way, args: &ScanArgs) -> Result<Run, Failure> {
     let synced = data.sync_data();
     synced.map_err(|error| Failure::of("cannot sync the data file", &error))?;
     scratch::drop_cached(data)?;
-    let builder = Memory::builder().readahead(args.readahead);
+    let builder = Memory::builder();
+    let builder = match args.readahead {
+        Some(most) => builder.readahead(most),
+        None => builder,
+    };
     let (memory, group) = super::quarter_of(args.pages, builder)?;
     let options = OpenOptions::new().write(true).order(Order::new(way.order));
     let cloned = data.try_clone();

@@ -22,16 +22,17 @@ struct Entered {
 }
 
 impl Memory {
-    /// Begins the reads of the first of these pages, of one mapping, each named once, which
-    /// somebody has just not found. Returns of how many: at most [`MAX_TOGETHER`], no more than
+    /// Begins the reads of the first of these pages, of one mapping, which somebody has just not
+    /// found. Returns of how many: at most [`MAX_TOGETHER`], no more than
     /// were charged ahead for the group, and none where a frame has to be looked for beyond the
     /// CPU's page cache. The next one is for a [`PageIn`] of its own, which does whatever it takes.
     ///
     /// `began` gets them in their order: an operation that waits for the read, and the read, which
-    /// is the caller's to run. It gets an operation alone where another thread was faster. It must
-    /// not unwind before the last one.
+    /// is the caller's to run. It gets an operation alone where another thread was faster, and of a
+    /// page that was named before. It must not unwind before the last one.
     ///
-    /// Cost: for all of them one try-lock and two locks, for each a lock of its bucket.
+    /// Their frames ascend. Cost: for all of them one try-lock and two locks, for each a lock of
+    /// its bucket.
     pub fn begin_reads(
         &self,
         here: Here<'_>,
@@ -57,6 +58,9 @@ impl Memory {
         let nr_taken = self
             .zones
             .take_cached(&self.frames, here.cpu, form, &mut taken[..most]);
+        // The cache gives the last one freed first. Neighbours that lie side by side are one piece
+        // of a read to the device, and pages that were read together mostly go together.
+        taken[..nr_taken].sort_unstable();
         let (keys, taken) = (&keys[..nr_taken], &taken[..nr_taken]);
         let nr_pages = |nr_blocks: usize| {
             let nr_blocks = u32::try_from(nr_blocks).expect("a batch is short");

@@ -139,6 +139,18 @@ pub enum Hint {
     Random,
 }
 
+impl Hint {
+    /// Bytes that are read at once at most, where that are `max_bytes` without a hint.
+    #[must_use]
+    pub const fn bytes(self, max_bytes: u64) -> u64 {
+        match self {
+            Hint::Normal => max_bytes,
+            Hint::Sequential => max_bytes.saturating_mul(2),
+            Hint::Random => 0,
+        }
+    }
+}
+
 /// Pages that are read at once at most, where that are `max_bytes` without a hint, in pages of
 /// `page_bytes`; of `capacity` pages, those that the reader may have, no more than a sixteenth: 0
 /// for none. Two windows are under way at most, which must not push each other out.
@@ -147,11 +159,7 @@ pub enum Hint {
 /// Where `page_bytes` is 0.
 #[must_use]
 pub fn max_pages(hint: Hint, max_bytes: u64, page_bytes: u64, capacity: u64) -> u32 {
-    let max_bytes = match hint {
-        Hint::Normal => max_bytes,
-        Hint::Sequential => max_bytes.saturating_mul(2),
-        Hint::Random => 0,
-    };
+    let max_bytes = hint.bytes(max_bytes);
     let pages = (max_bytes / page_bytes).min(capacity / 16);
     u32::try_from(pages).unwrap_or(u32::MAX).min(MAX_PAGES)
 }

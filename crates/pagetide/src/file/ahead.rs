@@ -4,10 +4,15 @@
 //! taken reads on without. A hit looks at one word, whose bits leave out nearly all pages that the
 //! table is not to be asked for, and of the others at a list.
 
+mod devices;
+
 use super::File;
 use super::begun::Begun;
+use crate::ByteSize;
+use crate::backing::Source;
 use crate::group::Group;
 use crate::shared::{Shared, unpoisoned};
+use devices::Devices;
 use pagetide_core::group::{Count, Limit};
 use pagetide_core::page_cache::streams::{
     Ahead, Bounds, NR_STREAMS, Streams, is_any_marked, is_marked,
@@ -108,6 +113,8 @@ const NO_PAGE: u64 = u64::MAX;
 /// The sequential readers of an open file, whatever their handles.
 #[derive(Debug)]
 pub(super) struct Readers {
+    /// Bytes that are read ahead of each of them at most, where his handle says nothing else.
+    pub(super) max_bytes: u64,
     /// [`Streams::marks`] and [`Streams::markers`], as of the last time that any changed. Stale
     /// ones cost a look at the table, or a window that begins later.
     marks: AtomicU64,
@@ -116,17 +123,16 @@ pub(super) struct Readers {
     streams: Padded<Mutex<Streams>>,
 }
 
-impl Default for Readers {
-    fn default() -> Readers {
+impl Readers {
+    pub(super) fn new(max_bytes: u64) -> Readers {
         Readers {
+            max_bytes,
             marks: AtomicU64::new(0),
             markers: [const { AtomicU64::new(NO_PAGE) }; NR_STREAMS],
             streams: Padded::default(),
         }
     }
-}
 
-impl Readers {
     /// Whether a page is one that the table is to be told of. For few of those that are not,
     /// `is_marked` says so.
     fn is_marker(&self, page: u64) -> bool {
@@ -163,21 +169,28 @@ impl Readers {
 /// How much is read ahead in a memory, and was.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Bytes for one reader at most, where its handle says nothing else.
-    pub(super) max_bytes: u64,
+    devices: Devices,
     nr_pages: AtomicU64,
     nr_passed: AtomicU64,
     nr_lost: AtomicU64,
 }
 
 impl Counts {
-    pub(crate) const fn new(max_bytes: u64) -> Counts {
+    /// Of a memory whose owner named so many bytes for one reader at most, or none.
+    pub(crate) const fn new(max_bytes: Option<u64>) -> Counts {
         Counts {
-            max_bytes,
+            devices: Devices::new(max_bytes),
             nr_pages: AtomicU64::new(0),
             nr_passed: AtomicU64::new(0),
             nr_lost: AtomicU64::new(0),
         }
+    }
+
+    /// Bytes for one reader at most of what a file's pages come from, where its handle says nothing
+    /// else.
+    pub(super) fn max_bytes(&self, source: &Source) -> u64 {
+        let device = source.file().map(|file| file.identity().0);
+        self.devices.max_bytes(device)
     }
 
     fn count(&self, ahead: &Ahead, nr_begun: u64) {
@@ -217,6 +230,18 @@ impl File {
     /// ```
     pub fn advise(&self, hint: Hint) {
         self.wish.hint.store(hint.number(), Ordering::Relaxed);
+    }
+
+    /// Bytes that are read ahead of each reader by this handle at most: what
+    /// [`OpenOptions::readahead`](crate::OpenOptions::readahead) or
+    /// [`Builder::readahead`](crate::Builder::readahead) named, or as many as that says of the
+    /// file's device; by [`File::advise`] twice as many, or none.
+    ///
+    /// In a group that may have little it is less: a sixteenth of that.
+    #[must_use]
+    pub fn readahead(&self) -> ByteSize {
+        let max_bytes = self.wish.max_bytes.load(Ordering::Relaxed);
+        ByteSize(self.wish.hint().to_core().bytes(max_bytes))
     }
 
     pub(crate) fn set_readahead(&self, max_bytes: u64) {

@@ -180,6 +180,7 @@ impl Open {
         name: String,
         key: Option<FileKey>,
     ) -> Open {
+        let readers = Readers::new(shared.readahead.max_bytes(&source));
         let backing = Backing::new(mapping, order, name.into(), source, len);
         let backing = Arc::new(backing);
         let mut backings = shared.backings();
@@ -190,7 +191,7 @@ impl Open {
             mapping,
             order,
             backing,
-            readers: Readers::default(),
+            readers,
             key,
         }
     }
@@ -247,7 +248,7 @@ impl File {
             }
         }
         let errors = open.shared.core.write_errors(open.mapping);
-        let wish = Wish::new(open.shared.readahead.max_bytes);
+        let wish = Wish::new(open.readers.max_bytes);
         File {
             open,
             group: group.clone(),

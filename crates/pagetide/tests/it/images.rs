@@ -1,10 +1,10 @@
 //! File systems that most machines have no disk of: each in an image of its own, behind a loop
 //! device.
 
-use pagetide::{ByteSize, IoEngine, Memory, OpenOptions, Order};
+use pagetide::{ByteSize, Hint, IoEngine, Memory, OpenOptions, Order};
 use rustix::fs::FallocateFlags;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -90,4 +90,57 @@ fn a_page_is_read_to_the_files_end_and_not_on_into_room_that_xfs_keeps_behind_it
         assert!(pages[0].iter().all(|&byte| byte == 7));
         assert_eq!(pages[1][..], [8; 589]);
     }
+}
+
+#[test]
+fn a_file_is_read_as_far_ahead_as_its_device_is_set_to() {
+    const LEN: usize = 16 << 20;
+    const NR_PAGES: u64 = LEN as u64 / 4096;
+    let image = match Image::mount(64 << 20, &["mkfs.ext4", "-q", "-F"]) {
+        Ok(image) => image,
+        Err(reason) => return println!("skipped: a device's readahead: {reason}"),
+    };
+    let path = image.path("data");
+    fs::write(&path, vec![1; LEN]).unwrap();
+    let device = fs::metadata(&path).unwrap().dev();
+    let device = format!(
+        "{}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device)
+    );
+    let setting = format!("/sys/dev/block/{device}/queue/read_ahead_kb");
+    // What it is set to, how far that is, and how many reads of up to 64 pages that makes.
+    for (kib, bytes, nr_reads) in [
+        (0, 0, 0),
+        (64, 64 << 10, 259),
+        (512, 512 << 10, 67),
+        (65_536, 2 << 20, 66),
+    ] {
+        fs::write(&setting, kib.to_string()).unwrap();
+        let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+        let file = memory.open(&path, &memory.root()).unwrap();
+        assert_eq!(file.readahead(), ByteSize(bytes), "of {kib} KiB");
+        // As it was when it was asked.
+        fs::write(&setting, "128").unwrap();
+        assert_eq!(
+            memory.open(&path, &memory.root()).unwrap().readahead(),
+            ByteSize(bytes)
+        );
+        (0..NR_PAGES).for_each(|page| assert_eq!(file.pin(page).unwrap()[..], [1; 4096]));
+        let stats = memory.stats();
+        assert_eq!(stats.bytes_read, LEN as u64);
+        assert_eq!(stats.batched_reads, nr_reads, "of {kib} KiB: {stats:?}");
+        file.advise(Hint::Sequential);
+        assert_eq!(file.readahead(), ByteSize(2 * bytes));
+        file.advise(Hint::Random);
+        assert_eq!(file.readahead(), ByteSize(0));
+        let options = OpenOptions::new().readahead(ByteSize::kib(16));
+        let near = options.open(&memory, &path, &memory.root()).unwrap();
+        assert_eq!(near.readahead(), ByteSize::kib(16));
+        assert_eq!(near.clone().readahead(), ByteSize::kib(16));
+    }
+    let memory = Memory::builder().readahead(ByteSize::kib(32));
+    let memory = memory.budget(ByteSize::mib(64)).build().unwrap();
+    let file = memory.open(&path, &memory.root()).unwrap();
+    assert_eq!(file.readahead(), ByteSize::kib(32), "named by the builder");
 }

@@ -107,7 +107,9 @@ fn neighbours_are_one_read_and_a_batch_is_few_system_calls() {
     let data = numbered_file(1024);
     for memory in memories(16) {
         let group = memory.root().child("web").unwrap();
-        let file = memory.open(data.path(), &group).unwrap();
+        // As far as nothing is read ahead of who asks for 64 pages.
+        let options = OpenOptions::new().readahead(ByteSize::kib(128));
+        let file = options.open(&memory, data.path(), &group).unwrap();
         let in_order: Vec<u64> = (0..64).collect();
         assert_eq!(numbers(&file.pin_many(&in_order).unwrap()), in_order);
         let one = memory.stats();

@@ -17,8 +17,10 @@ const NR_PAGES: u64 = 1024;
 const PAGE: u64 = 4096;
 const BYTES: usize = 4096;
 
+/// Reads 128 KiB ahead, whatever the device is set to.
 fn builder() -> Builder {
-    Memory::builder().budget(ByteSize::mib(64))
+    let builder = Memory::builder().budget(ByteSize::mib(64));
+    builder.readahead(ByteSize::kib(128))
 }
 
 /// Reads a page and checks it.

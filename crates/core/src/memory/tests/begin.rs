@@ -152,6 +152,39 @@ fn who_was_faster_keeps_the_page_and_the_frame_goes_back() {
 }
 
 #[test]
+fn neighbours_come_to_frames_that_ascend() {
+    let (memory, group, file) = warm(4096);
+    let ahead = memory.charge_ahead(CPU.into(), group, 16);
+    let here = Here::from(CPU).with_ahead(&ahead);
+    let (nr_begun, begun) = begin_all(&memory, here, group, &keys(file, 0..16));
+    drop(ahead);
+    let frames = end_all(&memory, begun);
+    assert!(nr_begun > 4 && frames.is_sorted(), "{frames:?}");
+}
+
+#[test]
+fn a_page_that_is_named_twice_is_read_once() {
+    let (memory, group, file) = warm(4096);
+    let ahead = memory.charge_ahead(CPU.into(), group, 4);
+    let here = Here::from(CPU).with_ahead(&ahead);
+    let pages = [0, 1, 0, 2].map(|page| key(file, page));
+    let (nr_begun, mut begun) = begin_all(&memory, here, group, &pages);
+    drop(ahead);
+    assert_eq!(nr_begun, 4);
+    let (mut again, io) = begun.remove(2);
+    assert!(io.is_none());
+    let step = again.step(&memory, CPU.into(), &mut Effects::new());
+    assert!(matches!(step, Ok(Step::Wait { .. })) && again.is_reading());
+    assert_eq!(memory.groups().get(group).unwrap().nr_reading(), 3);
+    let frames = end_all(&memory, begun);
+    assert_eq!(again.take_live(&memory), Some(frames[0]));
+    memory.unpin(CPU, frames[0], &mut Effects::new());
+    memory.groups().drain(group);
+    assert_eq!(memory.groups().get(group).unwrap().usage(), 4);
+    memory.check();
+}
+
+#[test]
 fn reads_are_begun_one_by_one_where_more_is_to_be_done() {
     let (memory, group, file) = memory(64, Policy::Gated2q);
     let pages = keys(file, 0..4);

@@ -471,6 +471,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("begin"),
     },
     Mutant {
+        name: "neighbours come to frames as they were freed",
+        file: "memory/begin.rs",
+        find: "        taken[..nr_taken].sort_unstable();\n",
+        replace: "",
+        tests: Tests::Unit("begin"),
+    },
+    Mutant {
         name: "reads begun together leave what was charged for them",
         file: "memory/begin.rs",
         find: "ahead.take(group, nr_pages(nr_taken))",
