@@ -75,6 +75,7 @@ mod memory_wait;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod names;
+mod open_files;
 mod options;
 mod page;
 mod park;

@@ -4,12 +4,13 @@ use crate::alarms::Alarms;
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::cpu;
-use crate::file::{AheadCounts, Open};
+use crate::file::AheadCounts;
 use crate::flusher::Flusher;
 use crate::home::Stay;
 use crate::io::Engine;
 use crate::memory_wait::MemoryWaits;
 use crate::names::{Looks, Names};
+use crate::open_files::{FileKey, OpenFiles};
 use crate::park::{self, Panics};
 use crate::pin_sites::Sites;
 use crate::pins::Pins;
@@ -31,15 +32,12 @@ use pagetide_core::units::{Frame, Node};
 use std::collections::HashMap;
 use std::iter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How long somebody who waits without threads sleeps before he looks again whether somebody else
 /// has reaped what he waits for.
 const REAP: Duration = Duration::from_millis(1);
-
-/// Device and inode of an open file, the order of its pages and where they begin.
-pub(crate) type FileKey = (u64, u64, (u8, u64));
 
 /// One memory. Dropped with its last handle.
 #[derive(Debug)]
@@ -52,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) readahead: AheadCounts,
     names: Mutex<Names>,
     pub(crate) looks: Looks,
-    files: Mutex<HashMap<FileKey, Weak<Open>>>,
+    files: Mutex<OpenFiles>,
     /// A file is no longer open.
     closed: Sleepers,
     /// Files that are no longer open.
@@ -240,15 +238,15 @@ impl Shared {
         locked(&self.names)
     }
 
-    pub(crate) fn files(&self) -> MutexGuard<'_, HashMap<FileKey, Weak<Open>>> {
+    pub(crate) fn files(&self) -> MutexGuard<'_, OpenFiles> {
         locked(&self.files)
     }
 
     /// Waits until a file is no longer open.
     pub(crate) fn wait_closed<'a>(
         &self,
-        files: MutexGuard<'a, HashMap<FileKey, Weak<Open>>>,
-    ) -> MutexGuard<'a, HashMap<FileKey, Weak<Open>>> {
+        files: MutexGuard<'a, OpenFiles>,
+    ) -> MutexGuard<'a, OpenFiles> {
         self.closed.sleep(|closed| closed.wait(files))
     }
 
@@ -261,7 +259,7 @@ impl Shared {
     /// Forgets a file that is no longer open.
     pub(crate) fn forget_file(&self, key: FileKey) {
         let mut files = self.files();
-        files.remove(&key);
+        files.remove(key);
         // Release pairs with the Acquire in `nr_closed`: who sees it finds what was written back.
         self.nr_closed.fetch_add(1, Ordering::Release);
         self.closed.wake_all(&files);
