@@ -191,8 +191,9 @@ impl OpenOptions {
     /// the name becomes durable with the first [`File::sync`] before its last handle goes; its
     /// folder has to be readable for that.
     ///
-    /// However many handles a file has, it takes one descriptor of the process, and two where it
-    /// may be written.
+    /// However many handles a file has, it takes one descriptor of the process, two where it may be
+    /// written, and three where it was open for reading only before that; until the first sync of a
+    /// file that it creates, one of the folder, too.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`]; as [`File::set_len`] where it truncates; with hooks,

@@ -8,6 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 
 fn memory() -> Memory {
     Memory::builder().budget(ByteSize::mib(8)).build().unwrap()
@@ -132,4 +133,47 @@ fn rings_for_which_too_many_files_were_open_are_made_once_that_is_over() {
     limit(enough.current);
     assert!(memory.event_fd().is_some());
     assert_eq!(file.pin(20).unwrap()[..8], 20_u64.to_le_bytes());
+}
+
+/// Descriptors that this process has of a folder and what is in it.
+fn nr_open_in(folder: &Path) -> usize {
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let is_in = |entry: &fs::DirEntry| {
+        let target = fs::read_link(entry.path());
+        target.is_ok_and(|target| target.starts_with(folder))
+    };
+    open.filter(|entry| entry.as_ref().is_ok_and(is_in)).count()
+}
+
+#[test]
+fn a_file_takes_no_more_descriptors_than_is_said_however_many_handles_it_has() {
+    let memory = memory();
+    let root = memory.root();
+    let folder = tempfile::tempdir().unwrap();
+    let (folder, path) = (folder.path(), folder.path().join("data"));
+    let options = OpenOptions::new().write(true).create(true);
+    let file = options.open(&memory, &path, &root).unwrap();
+    // Its folder, too. Fewer where there are no direct reads.
+    assert!((2..=3).contains(&nr_open_in(folder)));
+    file.write_at(&[7; 5000], 0).unwrap();
+    file.sync().unwrap();
+    let more = [
+        memory.open(&path, &root),
+        options.open(&memory, &path, &root),
+    ];
+    assert!((1..=2).contains(&nr_open_in(folder)));
+    drop((file, more));
+    assert_eq!(nr_open_in(folder), 0);
+    let readers = [(); 3].map(|()| memory.open(&path, &root).unwrap());
+    assert_eq!(nr_open_in(folder), 1);
+    let writers = [(); 3].map(|()| memory.open_rw(&path, &root).unwrap());
+    writers[2].write_at(&[8; 5000], 100).unwrap();
+    readers[2].sync().unwrap();
+    assert!((2..=3).contains(&nr_open_in(folder)));
+    drop((readers, writers));
+    assert_eq!(nr_open_in(folder), 0);
+    assert_eq!(
+        fs::read(&path).unwrap(),
+        [vec![7; 100], vec![8; 5000]].concat()
+    );
 }
