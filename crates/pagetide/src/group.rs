@@ -159,7 +159,8 @@ impl Group {
     /// Makes a child without limits of its own.
     ///
     /// Its records, some 3.5 KiB of the budget once it has pages, stay with the memory when it has
-    /// gone: the next groups have them. So what counts is how many there are at a time.
+    /// gone: the next groups have them. So what counts is how many there are at a time. Where they
+    /// do not suffice, those of as many groups again are made at once: up to 7 KiB for each.
     ///
     /// # Errors
     /// [`Error::GroupName`] where the name is empty, longer than 64 bytes, has a slash or a control
