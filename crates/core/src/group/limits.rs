@@ -1,7 +1,7 @@
 //! Limits and protections of groups, and what follows from them.
 
 use super::protect::{Share, effective};
-use super::record::{Event, Group, Limit};
+use super::record::{Event, Group, Limit, as_stored};
 use super::stock::Shares;
 use super::{BATCH, MAX_DEPTH, Tree};
 use crate::sync::Ordering;
@@ -75,8 +75,8 @@ impl Tree {
         let shape = self.shape.lock();
         let (mut min, mut max) = (group.limit(Limit::Min), group.max());
         match limit {
-            Limit::Min => min = pages,
-            Limit::Max => max = pages,
+            Limit::Min => min = as_stored(pages),
+            Limit::Max => max = as_stored(pages),
             Limit::Low | Limit::High => {}
         }
         // Nobody reclaims from outside of the root: its `min` says nothing.

@@ -193,6 +193,14 @@ fn pages(nr_pages: u64) -> u32 {
     u32::try_from(nr_pages).unwrap_or(u32::MAX)
 }
 
+/// A setting as it is read again: [`NO_LIMIT`] for more pages than there can be.
+pub(super) fn as_stored(nr_pages: u64) -> u64 {
+    match pages(nr_pages) {
+        u32::MAX => NO_LIMIT,
+        stored => stored.into(),
+    }
+}
+
 impl Group {
     /// Sets the record up for a new child; a record is used again after its group has gone.
     pub(super) fn reset(&self, parent: u32) {
@@ -287,10 +295,7 @@ impl Group {
     #[must_use]
     #[inline]
     pub fn limit(&self, limit: Limit) -> u64 {
-        match self.limits[limit as usize].load(Ordering::Relaxed) {
-            u32::MAX => NO_LIMIT,
-            pages => pages.into(),
-        }
+        as_stored(self.limits[limit as usize].load(Ordering::Relaxed).into())
     }
 
     /// The hard limit in pages, [`NO_LIMIT`] where there is none.

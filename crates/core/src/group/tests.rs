@@ -164,6 +164,21 @@ fn a_min_over_max_is_refused_either_way() {
 }
 
 #[test]
+fn a_min_of_all_there_is_takes_a_max_of_all_there_is_whichever_comes_first() {
+    let tree = tree(1 << 20);
+    let [first, second] = [(); 2].map(|()| tree.child(A, tree.root()).unwrap());
+    // As bytes of `u64::MAX` come, in pages.
+    let all = u64::MAX >> 12;
+    tree.set_max(first, all).unwrap();
+    tree.set_limit(first, Limit::Min, all).unwrap();
+    tree.set_limit(second, Limit::Min, all).unwrap();
+    tree.set_max(second, all).unwrap();
+    for group in [first, second].map(|id| tree.get(id).unwrap()) {
+        assert_eq!((group.limit(Limit::Min), group.max()), (NO_LIMIT, NO_LIMIT));
+    }
+}
+
+#[test]
 fn a_forced_charge_passes_every_limit_and_is_counted() {
     let tree = tree(1 << 20);
     let parent = tree.child(A, tree.root()).unwrap();
