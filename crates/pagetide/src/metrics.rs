@@ -316,7 +316,12 @@ fn of_limits(encoder: &mut DescriptorEncoder<'_>, groups: &Groups) -> fmt::Resul
         for (path, group) in groups {
             if let Some(bytes) = read(group) {
                 let labels: Labels<'_> = &[("group", path)];
-                metric.encode_family(&labels)?.encode_gauge(&bytes)?;
+                let mut one = metric.encode_family(&labels)?;
+                // "All there is", as `u64::MAX`, is more than the encoder takes as a whole number.
+                match i64::try_from(bytes) {
+                    Ok(bytes) => one.encode_gauge(&bytes)?,
+                    Err(_) => one.encode_gauge(&(bytes as f64))?,
+                }
             }
         }
     }

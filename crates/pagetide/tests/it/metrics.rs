@@ -48,6 +48,22 @@ fn figures_are_those_of_the_library() {
 }
 
 #[test]
+fn protections_of_all_there_is_are_figures_as_others() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let web = memory.root().child("web").unwrap().low(ByteSize(u64::MAX));
+    let web = web.min(ByteSize(u64::MAX)).unwrap();
+    let text = memory.metrics();
+    let samples = samples(&text);
+    for name in ["min", "low"] {
+        let name = format!("pagetide_group_{name}_bytes{{group=\"/web\"}}");
+        let found = samples[name.as_str()].parse::<f64>();
+        assert_eq!(found, Ok(u64::MAX as f64));
+    }
+    assert_eq!(web.limit(), None);
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
 fn every_count_of_the_library_has_a_metric() {
     let (memory, (web, _table), text) = text();
     let names: BTreeSet<&str> = text
