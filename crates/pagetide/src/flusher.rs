@@ -308,16 +308,30 @@ impl Shared {
     /// Starts the thread that writes back, at the first file that is written, unless this memory
     /// has no thread at all.
     pub(crate) fn start_flusher(self: &Arc<Shared>) {
-        // Where none can be started, `sync`, writers and reclaim write as without one.
-        self.flusher.get_or_init(|| match self.has_worker() {
-            true => Flusher::start(self).ok(),
-            false => None,
-        });
+        if self.flusher.get().is_some() || !self.has_worker() {
+            return;
+        }
+        // Where none can be started, `sync`, writers and reclaim write as without one, until the
+        // thread that ticks could start it.
+        let started = Flusher::start(self);
+        self.lacks_flusher
+            .store(started.is_err(), Ordering::Relaxed);
+        if let Ok(flusher) = started {
+            // One that another caller started at the same time stays; this one ends.
+            let _second = self.flusher.set(flusher);
+        }
+    }
+
+    /// Tries again to start the thread that writes back, where that was refused before.
+    pub(crate) fn restart_flusher(self: &Arc<Shared>) {
+        if self.lacks_flusher.load(Ordering::Relaxed) {
+            self.start_flusher();
+        }
     }
 
     /// There is something to write in the background.
     pub(crate) fn tell_flusher(&self) {
-        if let Some(Some(flusher)) = self.flusher.get() {
+        if let Some(flusher) = self.flusher.get() {
             flusher.tell();
         }
     }
@@ -394,7 +408,7 @@ mod tests {
             let _ = bad.write_at(&[1], page * 4096);
         }
         let shared = memory.home();
-        let flusher = || shared.flusher.get().unwrap().as_ref().unwrap();
+        let flusher = || shared.flusher.get().unwrap();
         let is_over = || flusher().thread.as_ref().unwrap().is_finished();
         let flush_until = |is_done: &dyn Fn() -> bool| {
             while !is_done() && !is_over() {

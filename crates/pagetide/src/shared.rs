@@ -31,7 +31,7 @@ use pagetide_core::sync::PerCpu;
 use pagetide_core::units::{Frame, Node};
 use std::collections::HashMap;
 use std::iter;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,9 @@ pub(crate) struct Shared {
     pub(crate) reclaim: Wanted,
     worker: OnceLock<Worker>,
     /// Started with the first file that is written.
-    pub(crate) flusher: OnceLock<Option<Flusher>>,
+    pub(crate) flusher: OnceLock<Flusher>,
+    /// It was not, because no thread could be.
+    pub(crate) lacks_flusher: AtomicBool,
     topology: Topology,
     /// Why the nodes' memory is not bound to them.
     unbound: Option<std::io::Error>,
@@ -158,6 +160,7 @@ impl Shared {
             reclaim: Wanted::default(),
             worker: OnceLock::new(),
             flusher: OnceLock::new(),
+            lacks_flusher: AtomicBool::new(false),
             topology,
             unbound,
             stay: Stay::default(),

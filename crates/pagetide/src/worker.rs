@@ -225,8 +225,9 @@ fn keep_house(stop: &Stop, shared: &Weak<Shared>) {
 }
 
 /// Ticks what is due; returns when to look again.
-fn do_what_is_due(shared: &Shared, next_tick: &mut Instant) -> Duration {
+fn do_what_is_due(shared: &Arc<Shared>, next_tick: &mut Instant) -> Duration {
     if Instant::now() >= *next_tick {
+        shared.restart_flusher();
         *next_tick = Instant::now() + shared.tick();
     }
     let next = shared.wake_due();

@@ -45,9 +45,12 @@ fn refusal(error: &io::Error) -> String {
     format!("io_uring_setup: {error}")
 }
 
-/// Whether a ring may be made the next time: too many files are open.
+/// Whether a ring may be made the next time: too many files are open, or its thread was refused.
 fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN)
+    )
 }
 
 /// Counts of what the engine did.

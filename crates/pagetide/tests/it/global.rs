@@ -1,18 +1,10 @@
 //! The memory of the whole process: each test in a process of its own.
 
 use crate::child;
+use crate::refused_threads::status_bytes;
 use pagetide::{BudgetSource, ByteSize, Error, Memory, memory_limit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::fs;
 use std::sync::Barrier;
-
-/// A line of `/proc/self/status` in bytes.
-fn status_bytes(name: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.unwrap().trim_start_matches(':').trim();
-    kib.strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
-}
 
 #[test]
 fn first_calls_at_once_build_one_memory() {

@@ -64,6 +64,7 @@ mod ranges;
 mod read_options;
 mod readahead;
 mod reclaim;
+mod refused_threads;
 mod registered;
 mod reserve;
 mod reserve_waits;

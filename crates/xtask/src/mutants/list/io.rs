@@ -517,8 +517,29 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a ring for which too many files are open is not made later",
         file: "io/mod.rs",
-        find: "matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))",
-        replace: "false && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))",
+        find: "Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN)",
+        replace: "Some(libc::EAGAIN)",
         tests: Tests::Runtime("descriptors::rings_for"),
+    },
+    Mutant {
+        name: "a ring whose thread was refused is not made later",
+        file: "io/mod.rs",
+        find: "Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN)",
+        replace: "Some(libc::EMFILE | libc::ENFILE)",
+        tests: Tests::Runtime("refused_threads::"),
+    },
+    Mutant {
+        name: "the thread that writes back is not started later",
+        file: "worker.rs",
+        find: "shared.restart_flusher();",
+        replace: "",
+        tests: Tests::Runtime("refused_threads::"),
+    },
+    Mutant {
+        name: "the thread that reaps waits for a page as others do",
+        file: "io/mod.rs",
+        find: "true => self.is_reaper(),",
+        replace: "true => false,",
+        tests: Tests::Runtime("tasks::a_waker_that_reads"),
     },
 ];
