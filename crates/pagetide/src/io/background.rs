@@ -77,9 +77,14 @@ impl State {
         }
     }
 
+    /// Whether the calling thread is the one that reaps.
+    fn is_reaper(&self) -> bool {
+        self.reaper.get() == Some(&thread::current().id())
+    }
+
     /// Whether the calling thread is one that hands over.
     fn hands_over(&self) -> bool {
-        !self.has_reaper || self.reaper.get() == Some(&thread::current().id())
+        !self.has_reaper || self.is_reaper()
     }
 
     /// Hands over what waits, or has the thread do it that does.
@@ -209,6 +214,11 @@ impl Background {
     /// Ends what has landed; whether something had.
     pub(crate) fn reap(&self) -> bool {
         self.state.reap()
+    }
+
+    /// Whether the calling thread is the one that reaps.
+    pub(crate) fn is_reaper(&self) -> bool {
+        self.state.is_reaper()
     }
 
     /// Readable since a read landed, until [`Background::clear_event`].

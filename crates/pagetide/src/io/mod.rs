@@ -389,10 +389,19 @@ impl Engine {
         background.reap()
     }
 
-    /// Whether somebody who waits for a page may have to reap its read.
+    /// Whether the caller, who waits for a page, may have to reap its read: there is no thread that
+    /// does, or it is that thread, in a waker.
     #[inline]
     pub(crate) fn is_reaped_by_waiters(&self) -> bool {
-        !self.has_threads && self.nr_flights.load(Ordering::Acquire) > 0
+        match self.has_threads {
+            true => self.is_reaper(),
+            false => self.nr_flights.load(Ordering::Acquire) > 0,
+        }
+    }
+
+    fn is_reaper(&self) -> bool {
+        let background = self.background.get();
+        background.is_some_and(|made| made.as_ref().is_some_and(Background::is_reaper))
     }
 
     /// Reaps what has landed, or sleeps until something has or `longest` is over; false where
@@ -401,7 +410,7 @@ impl Engine {
         let Some(Some(background)) = self.background.get() else {
             return false;
         };
-        if !self.reap() {
+        if !self.reap_here() {
             background.wait(longest);
         }
         true

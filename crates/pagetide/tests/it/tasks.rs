@@ -9,7 +9,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -438,4 +438,44 @@ fn a_task_may_close_its_file_on_the_thread_that_wakes_it() {
         let file = memory.open(data.path(), &group).unwrap();
         assert_eq!(number(&file.pin(7).unwrap()), 7);
     }
+}
+
+/// A waker that reads a page before it returns, which was not begun before.
+struct Reads {
+    file: File,
+    page: u64,
+    found: mpsc::Sender<u64>,
+}
+
+impl Wake for Reads {
+    fn wake(self: Arc<Reads>) {
+        self.file.prefetch([self.page]);
+        let page = self.file.pin(self.page).unwrap();
+        self.found.send(number(&page)).unwrap();
+    }
+}
+
+#[test]
+fn a_waker_that_reads_a_page_keeps_neither_itself_nor_others_waiting() {
+    let data = numbered_file(64);
+    let builder = Memory::builder().budget(ByteSize::mib(8));
+    let memory = builder.readahead(ByteSize(0)).build().unwrap();
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    let (found, reads) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Reads {
+        file: file.clone(),
+        page: 63,
+        found,
+    }));
+    let mut context = Context::from_waker(&waker);
+    let mut tasks: Vec<_> = (0..60).map(|page| Box::pin(file.pin_async(page))).collect();
+    // Of one whose read ends while it is begun nobody is woken.
+    let mut polled = tasks
+        .iter_mut()
+        .map(|task| task.as_mut().poll(&mut context));
+    assert!(polled.any(|polled| polled.is_pending()));
+    let found = reads.recv_timeout(Duration::from_secs(30));
+    assert_eq!(found, Ok(63), "the waker has not returned");
+    file.prefetch([62]);
+    assert_eq!(number(&file.pin(62).unwrap()), 62);
 }

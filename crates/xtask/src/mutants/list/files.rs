@@ -252,7 +252,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who reads ahead hands its reads over itself",
         file: "io/background.rs",
-        find: "!self.has_reaper || self.reaper.get() == Some(&thread::current().id())",
+        find: "!self.has_reaper || self.is_reaper()",
         replace: "true",
         tests: Tests::Fork("a_page_comes_though"),
     },

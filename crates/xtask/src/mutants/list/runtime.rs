@@ -338,8 +338,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who has reaped sleeps",
         file: "io/mod.rs",
-        find: "if !self.reap() {\n            background.wait(longest);",
-        replace: "self.reap();\n        {\n            background.wait(longest);",
+        find: "if !self.reap_here() {\n            background.wait(longest);",
+        replace: "self.reap_here();\n        {\n            background.wait(longest);",
         tests: Tests::Runtime("in_flight::who_reaps"),
     },
     Mutant {
