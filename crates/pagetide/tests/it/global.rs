@@ -1,7 +1,7 @@
 //! The memory of the whole process: each test in a process of its own.
 
 use crate::child;
-use crate::refused_threads::status_bytes;
+use crate::status::status_bytes;
 use pagetide::{BudgetSource, ByteSize, Error, Memory, memory_limit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Barrier;

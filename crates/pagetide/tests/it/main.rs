@@ -73,6 +73,7 @@ mod sizing;
 mod slow;
 mod slow_stores;
 mod sparse;
+mod status;
 mod swift;
 mod syncs;
 mod system_calls;

@@ -3,6 +3,7 @@
 
 use crate::child;
 use crate::data::numbered_file;
+use crate::status::status_bytes;
 use pagetide::{ByteSize, IoEngine, Memory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
@@ -11,14 +12,6 @@ use std::time::{Duration, Instant};
 
 /// How long a thread may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A line of `/proc/self/status` in bytes.
-pub(super) fn status_bytes(name: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.unwrap().trim_start_matches(':').trim();
-    kib.strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
-}
 
 /// Waits until something is so.
 fn wait_until(is_so: impl Fn() -> bool, what: &str) {

@@ -5,6 +5,7 @@ use crate::by_cpu;
 use crate::child;
 use crate::data::numbered_file;
 use crate::many::number;
+use crate::status::status_bytes;
 use pagetide::{Builder, ByteSize, Error, File, Memory, Page, Registered};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -233,10 +234,7 @@ pub(crate) fn may_lock_only(limit: Rlimit) -> bool {
 
 /// Bytes that the kernel keeps in place for this process.
 fn pinned_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
-    let kib = line.unwrap().trim().trim_end_matches("kB").trim();
-    kib.parse::<u64>().unwrap() * 1024
+    status_bytes("VmPin")
 }
 
 #[test]
