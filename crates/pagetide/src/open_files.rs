@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Weak;
 
-/// Device and inode of an open file, the order of its pages and where they begin.
-pub(crate) type FileKey = (u64, u64, (u8, u64));
-
 /// The order of a file's pages and where they begin.
 type Paging = (u8, u64);
+
+/// Device and inode of an open file, and its pages.
+pub(crate) type FileKey = (u64, u64, Paging);
 
 /// What is open of one file.
 type OfOne = SmallVec<[(Paging, Weak<Open>); 1]>;

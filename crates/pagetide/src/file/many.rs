@@ -316,10 +316,7 @@ impl File {
         distinct.extend_from_slice(missing);
         distinct.dedup_by_key(|missing| missing.key);
         for missing in distinct.chunks(MAX_BEGUN) {
-            let core = &self.open.shared.core;
-            let nr_missing = u32::try_from(missing.len()).expect("a chunk is short");
-            let nr_pages = nr_missing * self.open.order.nr_pages();
-            let ahead = core.charge_ahead(begun.here(), group.id(), nr_pages);
+            let ahead = self.charge_ahead(begun, group, missing.len());
             let begin = self.begin_chunk((begun, &ahead), group, missing, &mut begins);
             // What is left goes back before the reads, which may take long.
             drop(ahead);
@@ -327,6 +324,13 @@ impl File {
             begin?;
         }
         Ok(begins)
+    }
+
+    /// Charges what some pages of this file need, whose reads are begun next.
+    fn charge_ahead<'a>(&'a self, begun: &Begun<'_>, group: &Group, nr_pages: usize) -> Ahead<'a> {
+        let (core, order) = (&self.open.shared.core, self.open.order);
+        let nr_pages = u32::try_from(nr_pages).expect("a chunk is short");
+        core.charge_ahead(begun.here(), group.id(), nr_pages * order.nr_pages())
     }
 
     /// Begins the reads of pages that are charged ahead: together as far as that goes, else by

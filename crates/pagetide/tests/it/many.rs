@@ -396,6 +396,22 @@ fn a_prefetch_brings_in_without_being_a_fault() {
 }
 
 #[test]
+fn a_page_that_a_prefetch_names_twice_is_read_and_counted_once() {
+    let data = numbered_file(64);
+    for memory in memories(16) {
+        let group = memory.root().child("web").unwrap();
+        let file = memory.open(data.path(), &group).unwrap();
+        // Of a group that has had no page, and of one that has.
+        for first in [0, 20] {
+            let named = [0, 0, 1, 0].map(|page| first + page);
+            assert_eq!(file.prefetch(named), 2);
+            await_resident(&memory, &file, first..first + 2);
+        }
+        assert_eq!(memory.stats().bytes_read, 4 * 4096);
+    }
+}
+
+#[test]
 fn a_prefetch_takes_a_sixteenth_and_evicts_no_more_than_it_brings_in() {
     let data = numbered_file(4096);
     for memory in memories(32) {

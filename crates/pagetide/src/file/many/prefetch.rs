@@ -109,10 +109,8 @@ impl File {
         if absent.is_empty() {
             return (0, false);
         }
-        let (shared, order) = (&self.open.shared, self.open.order);
-        let nr_absent = u32::try_from(absent.len()).expect("a batch is short");
-        let nr_pages = nr_absent * order.nr_pages();
-        let ahead = shared.core.charge_ahead(begun.here(), group.id(), nr_pages);
+        let shared = &self.open.shared;
+        let ahead = self.charge_ahead(begun, group, absent.len());
         let here = begun.here().with_ahead(&ahead);
         let mut nr_begun = 0;
         let mut left = absent;
@@ -133,6 +131,11 @@ impl File {
                 left = &left[nr_together..];
                 continue;
             }
+            left = &left[1..];
+            // Named twice, or others were faster.
+            if shared.core.is_resident(first) {
+                continue;
+            }
             let op = PageIn::missing(first, group.id(), Access::Prefetch);
             match begun.begin(here, op) {
                 Ok(Begin::Reading(_)) => nr_begun += 1,
@@ -140,7 +143,6 @@ impl File {
                 Ok(Begin::Done(_) | Begin::Latched { .. }) => {}
                 Err(_) => return (nr_begun, true),
             }
-            left = &left[1..];
         }
         (nr_begun, false)
     }

@@ -116,6 +116,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("many::a_prefetch_takes_a_sixteenth"),
     },
     Mutant {
+        name: "a page that a prefetch names twice counts twice",
+        file: "file/many/prefetch.rs",
+        find: "if shared.core.is_resident(first) {",
+        replace: "if false {",
+        tests: Tests::Runtime("many::a_page_that_a_prefetch"),
+    },
+    Mutant {
         name: "a prefetch begins no reads together",
         file: "file/many/prefetch.rs",
         find: "        if absent.is_empty() {\n",
