@@ -66,6 +66,10 @@ pub(crate) const ALLOWED_SKIPS: &[(&str, &str)] = &[
         "a socket is tried as another user where root may become one that can run something",
     ),
     (
+        "threads without stacks",
+        "a limit of the address space refuses them, which the sanitizer's own memory is beyond",
+    ),
+    (
         "leases",
         "a lease is taken by python3 where there is one, on a file system that has them",
     ),

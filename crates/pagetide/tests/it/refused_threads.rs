@@ -33,7 +33,7 @@ fn has_thread(name: &str) -> bool {
 fn threads_that_were_refused_are_started_once_they_can_be() {
     let test = "refused_threads::threads_that_were_refused_are_started_once_they_can_be";
     if child::is_sanitized() {
-        return println!("skipped: AddressSanitizer maps memory of its own");
+        return println!("skipped: threads without stacks: the sanitizer maps memory of its own");
     }
     if child::role().is_none() {
         return child::run(test, "short");

@@ -310,7 +310,7 @@ fn cpus_are_fenced_once_for_many_pages_of_a_file_that_is_closed() {
     let nr_fences = |trace: &str| trace.matches(" membarrier(").count();
     // The first call is for leave to fence.
     if nr_fences(before) == 0 {
-        return println!("skipped: the machine has no restartable sequences");
+        return println!("skipped: restartable sequences: no leave to fence was asked for");
     }
     // A CPU that is isolated for itself has none, and others are fenced one by one then.
     let nr_cpus = std::thread::available_parallelism().unwrap().get();
