@@ -6,6 +6,7 @@
 
 use crate::shared::locked;
 use crate::snapshot::Snapshot;
+use crate::worker::piece;
 use crate::{Error, Group, Memory};
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem;
+use std::net::Shutdown;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -79,6 +81,8 @@ struct State {
     memory: Memory,
     listener: UnixListener,
     is_closed: AtomicBool,
+    /// Who is answered, to be heard no longer when it is closed.
+    heard: Mutex<Option<UnixStream>>,
     /// What the program told, by the id of the group, which no later one has.
     requests: Mutex<HashMap<u32, u64>>,
 }
@@ -107,6 +111,7 @@ impl Memory {
             memory: self.clone(),
             listener,
             is_closed: AtomicBool::new(false),
+            heard: Mutex::default(),
             requests: Mutex::default(),
         });
         let served = Arc::clone(&state);
@@ -117,7 +122,7 @@ impl Memory {
             thread: None,
         };
         let thread = thread::Builder::new().name("pagetide-watch".to_owned());
-        let thread = thread.spawn(move || served.serve());
+        let thread = thread.spawn(move || served.serve(|stream| served.answer(stream)));
         watch.thread = Some(thread.map_err(failed)?);
         Ok(watch)
     }
@@ -162,6 +167,9 @@ impl Drop for Watch {
         }
         // Ends the `accept` that the thread waits in.
         let _ended = net::shutdown(&self.state.listener, net::Shutdown::Both);
+        if let Some(heard) = &*locked(&self.state.heard) {
+            let _gone_away = heard.shutdown(Shutdown::Read);
+        }
         let Some(thread) = self.thread.take() else {
             return;
         };
@@ -174,33 +182,46 @@ impl Drop for Watch {
 }
 
 impl State {
-    fn serve(&self) {
+    fn serve(&self, answer: impl Fn(&UnixStream) -> io::Result<()>) {
         for stream in self.listener.incoming() {
+            let heard = stream.and_then(|stream| Ok((stream.try_clone()?, stream)));
+            let (heard, stream) = heard.ok().unzip();
+            *locked(&self.heard) = heard;
+            // Looked at behind that: who closes it says so before he looks who is heard.
             if self.is_closed.load(Ordering::Relaxed) {
                 break;
             }
-            // Who went away, or may not ask, is nobody's trouble but their own. Out of descriptors,
-            // the next `accept` fails at once: not to spin then, it waits.
             match stream {
-                Ok(stream) => drop(self.answer(&stream)),
-                Err(_) => thread::sleep(Duration::from_millis(50)),
+                // Who went away, or may not ask, is nobody's trouble but their own; nor is it the
+                // next one's where something unwinds, as a waker that is run here.
+                Some(stream) => drop(piece(|| answer(&stream))),
+                // Out of descriptors, the next `accept` fails at once: not to spin, it waits.
+                None => thread::sleep(Duration::from_millis(50)),
             }
+            *locked(&self.heard) = None;
         }
     }
 
     fn answer(&self, stream: &UnixStream) -> io::Result<()> {
-        let answer = match is_allowed(stream)? {
-            true => {
-                let mut question = String::new();
-                let timed = Timed::new(stream).take(MAX_QUESTION);
-                BufReader::new(timed).read_line(&mut question)?;
-                self.view(question.trim_end_matches(['\r', '\n']))
-            }
-            false => Answer::Error("this socket answers its own user and root only".to_owned()),
+        if !is_allowed(stream)? {
+            let problem = "this socket answers its own user and root only";
+            return tell(stream, &Answer::Error(problem.to_owned()));
+        }
+        let mut question = Vec::new();
+        let timed = Timed::new(stream).take(MAX_QUESTION);
+        BufReader::new(timed).read_until(b'\n', &mut question)?;
+        if question.len() as u64 == MAX_QUESTION && !question.ends_with(b"\n") {
+            let problem = format!("a question of more than {MAX_QUESTION} bytes");
+            tell(stream, &Answer::Error(problem))?;
+            // To close with bytes unread would take the answer away from who sends them.
+            stream.shutdown(Shutdown::Write)?;
+            return io::copy(&mut Timed::new(stream), &mut io::sink()).map(drop);
+        }
+        let answer = match str::from_utf8(&question) {
+            Ok(question) => self.view(question.trim_end_matches(['\r', '\n'])),
+            Err(_) => Answer::Error("a question that is no UTF-8".to_owned()),
         };
-        let mut line = serde_json::to_vec(&answer)?;
-        line.push(b'\n');
-        Timed::new(stream).write_all(&line)
+        tell(stream, &answer)
     }
 
     fn view(&self, question: &str) -> Answer {
@@ -258,6 +279,12 @@ impl State {
         drop(told);
         snapshot
     }
+}
+
+fn tell(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    Timed::new(stream).write_all(&line)
 }
 
 fn no_view(question: &str) -> String {
@@ -401,6 +428,37 @@ mod tests {
     use super::*;
     use bytesize::ByteSize;
     use std::sync::mpsc;
+
+    #[test]
+    fn an_answer_that_unwinds_is_not_the_last_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("socket");
+        let (listener, _) = listen(&path, &path).expect("new");
+        let memory = Memory::builder().budget(ByteSize::mib(8)).build();
+        let state = Arc::new(State {
+            memory: memory.expect("a small memory"),
+            listener,
+            is_closed: AtomicBool::new(false),
+            heard: Mutex::default(),
+            requests: Mutex::default(),
+        });
+        let (tell, told) = mpsc::channel();
+        let served = Arc::clone(&state);
+        let serves = thread::spawn(move || {
+            served.serve(|_| {
+                tell.send(()).expect("it is awaited");
+                // Without a word to the panic hook.
+                std::panic::resume_unwind(Box::new("an answer that unwinds"));
+            });
+        });
+        for _ in 0..2 {
+            let _asks = UnixStream::connect(&path).expect("somebody listens");
+            told.recv().expect("it is served");
+        }
+        state.is_closed.store(true, Ordering::Relaxed);
+        net::shutdown(&state.listener, net::Shutdown::Both).expect("it listens");
+        serves.join().expect("it ends");
+    }
 
     #[test]
     fn a_socket_may_be_dropped_by_the_thread_that_answers() {

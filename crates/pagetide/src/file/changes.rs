@@ -264,6 +264,7 @@ impl File {
     /// As [`File::write_at`], and [`Error::TimedOut`] as [`File::pin_async`].
     pub async fn write_at_async(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         self.check_may_write()?;
+        self.check_end(buf, offset)?;
         self.look_ahead_of(self.part_at(offset, buf));
         let mut done = 0;
         while done < buf.len() {

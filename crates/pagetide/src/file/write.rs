@@ -105,11 +105,12 @@ impl File {
     /// [`Error::ReadOnly`]; [`Error::WritebackFailed`] where dirty pages of this file cannot be
     /// written; [`Error::DirtyLimit`] where they wait for the log of a file with hooks;
     /// [`Error::PageBusy`] where a page stays pinned, also by the caller;
-    /// [`Error::PastEnd`] beyond the last page that can be numbered; as [`File::read_at`]. Pages
-    /// before the one that failed have the new bytes.
+    /// [`Error::PastEnd`] where not all of them lie in pages that can be numbered: nothing is
+    /// written; as [`File::read_at`]. Pages before the one that failed have the new bytes.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize, Error> {
         let page_bytes = self.open.order.bytes() as u64;
         self.check_handle()?;
+        self.check_end(buf, offset)?;
         self.look_ahead_of(self.part_at(offset, buf));
         let mut begun = Some(self.begin_change(offset / page_bytes)?);
         let mut done = 0;
@@ -140,6 +141,15 @@ impl File {
         drop(begun);
         self.open.shared.pay_debt();
         Ok(done)
+    }
+
+    /// Whether all bytes that go to `offset` on have pages.
+    pub(super) fn check_end(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        let Some(to_last) = (bytes.len() as u64).checked_sub(1) else {
+            return Ok(());
+        };
+        let (last_page, _) = self.place(offset.saturating_add(to_last));
+        self.key_to_write(last_page).map(drop)
     }
 
     /// The part of the bytes that go to `at` on, for the page that they begin in.

@@ -2,6 +2,7 @@
 //! files. Each gives a clear error at once, and loses nothing.
 
 use crate::data::numbered_file;
+use futures_executor::block_on;
 use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -49,6 +50,22 @@ fn reads_past_the_end_give_what_there_is() {
                 assert!(matches!(pinned, Err(Error::PastEnd { .. })), "page {far}");
             }
         }
+    }
+}
+
+#[test]
+fn a_write_of_which_no_page_has_the_end_writes_nothing() {
+    let data = numbered_file(1);
+    let memory = memory();
+    let file = memory.open_rw(data.path(), &memory.root()).unwrap();
+    let end = 1 << 52;
+    for at in [end - 5, end, u64::MAX - 20, u64::MAX] {
+        let written = file.write_at(&[1; 10], at);
+        assert!(matches!(written, Err(Error::PastEnd { .. })), "at {at}");
+        let written = block_on(file.write_at_async(&[1; 10], at));
+        assert!(matches!(written, Err(Error::PastEnd { .. })), "at {at}");
+        assert_eq!(file.len(), PAGE as u64, "at {at}");
+        assert_eq!(file.write_at(&[], at).unwrap(), 0);
     }
 }
 

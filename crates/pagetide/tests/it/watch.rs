@@ -4,7 +4,7 @@ use crate::child;
 use pagetide::{Answer, ByteSize, Error, Memory, Order, Snapshot, VIEWS, Watch};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -147,8 +147,19 @@ fn what_cannot_be_answered_is_said() {
     assert_eq!(of_web("web"), of_web("/web"));
     // Who hangs up, or sends what is no text, costs the next one nothing.
     drop(UnixStream::connect(&path).unwrap());
-    let mut rubbish = UnixStream::connect(&path).unwrap();
-    rubbish.write_all(&[0xFF, 0xFE, b'\n']).unwrap();
+    for (rubbish, expected) in [
+        (&[0xFF, 0xFE, b'\n'][..], "a question that is no UTF-8"),
+        (&[b'v'; 100_000], "a question of more than 4096 bytes"),
+    ] {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.write_all(rubbish).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let Answer::Error(error) = serde_json::from_str(&answer).unwrap() else {
+            panic!("{answer}")
+        };
+        assert_eq!(error, expected);
+    }
     assert!(text(&path, "vmstat").contains("pgalloc"));
 }
 
@@ -173,6 +184,22 @@ fn who_is_slow_to_ask_holds_nobody_up_for_long() {
         "it was heard out"
     );
     assert!(asks.join().unwrap() < 200);
+}
+
+#[test]
+fn a_socket_is_closed_at_once_whoever_is_silent() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut least = Duration::MAX;
+    for _ in 0..5 {
+        let (_memory, watch, path) = watched(&dir);
+        let _silent = [(); 3].map(|()| UnixStream::connect(&path).unwrap());
+        // It waits for the first of them by then, mostly.
+        std::thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        drop(watch);
+        least = least.min(begun.elapsed());
+    }
+    assert!(least < Duration::from_millis(500), "{least:?}");
 }
 
 #[test]

@@ -541,4 +541,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "        let needed_pages = own_pages.saturating_add(MIN_PAGES);",
         tests: Tests::Unit("the_least_budget_is"),
     },
+    Mutant {
+        name: "an answer that unwinds is the last one",
+        file: "watch.rs",
+        find: "drop(piece(|| answer(&stream)))",
+        replace: "drop(answer(&stream))",
+        tests: Tests::RuntimeUnit("watch::"),
+    },
+    Mutant {
+        name: "who closes a socket waits for who is silent",
+        file: "watch.rs",
+        find: "let _gone_away = heard.shutdown(Shutdown::Read);",
+        replace: "let _ = heard;",
+        tests: Tests::Runtime("watch::a_socket_is_closed_at_once"),
+    },
+    Mutant {
+        name: "a socket answers a question of which it has read the beginning",
+        file: "watch.rs",
+        find: "return io::copy(&mut Timed::new(stream), &mut io::sink()).map(drop);",
+        replace: "return Ok(());",
+        tests: Tests::Runtime("watch::what_cannot"),
+    },
 ];

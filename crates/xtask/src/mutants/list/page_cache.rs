@@ -535,4 +535,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "take_while(|&(ticket, _)| ticket <= first + 5)",
         tests: Tests::RuntimeUnit("memory_wait"),
     },
+    Mutant {
+        name: "bytes are written before it is seen that the last of them have no page",
+        file: "file/write.rs",
+        find: "self.check_end(buf, offset)?;",
+        replace: "",
+        tests: Tests::Runtime("a_write_of_which_no_page"),
+    },
+    Mutant {
+        name: "a task writes bytes before it is seen that the last of them have no page",
+        file: "file/changes.rs",
+        find: "self.check_end(buf, offset)?;",
+        replace: "",
+        tests: Tests::Runtime("a_write_of_which_no_page"),
+    },
 ];
