@@ -104,7 +104,13 @@ impl Write for Timed {
 
 /// What a line says.
 fn answer(socket: &Path, line: &[u8]) -> Result<Answer, Failure> {
-    serde_json::from_slice(line).map_err(|_| {
+    serde_json::from_slice(line).map_err(|error| {
+        // As a process does that ends meanwhile, or that has waited for us for too long.
+        let is_whole = line.ends_with(b"\n") || line.len() as u64 == MAX_ANSWER_BYTES;
+        if error.is_eof() && !is_whole {
+            let socket = socket.display();
+            return Failure::Run(format!("{socket} hung up before the end of its answer"));
+        }
         // An answer of another version is an object, too.
         let is_object = serde_json::from_slice::<serde_json::Map<_, _>>(line).is_ok();
         match is_object {
@@ -252,6 +258,28 @@ mod tests {
             panic!("nobody knows it")
         };
         assert!(newer.contains("this version does not know"), "{newer}");
-        assert!(of(b"").is_err_and(|error| error.contains("no socket of pagetide's")));
+        assert!(of(b"\n").is_err_and(|error| error.contains("no socket of pagetide's")));
+    }
+
+    #[test]
+    fn who_hangs_up_before_the_end_is_not_taken_for_another() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let begun = [&b""[..], b"{", br#"{"text":"pgscan 1\npgst"#];
+        let ends = thread::spawn(move || {
+            for begun in begun {
+                let (mut stream, _) = listener.accept().expect("a question");
+                let mut heard = BufReader::new(&stream);
+                heard.read_line(&mut String::new()).expect("a line");
+                stream.write_all(begun).expect("a reader");
+            }
+        });
+        for _ in begun {
+            let cut = text(&socket, "vmstat").expect_err("no end").to_string();
+            let told = "hung up before the end of its answer";
+            assert_eq!(cut, format!("{} {told}", socket.display()));
+        }
+        ends.join().expect("it does not panic");
     }
 }
