@@ -375,7 +375,8 @@ impl Group {
         ByteSize(bytes_of(self.record().usage()))
     }
 
-    /// Pages of this group, without its children, that were not resident when asked for.
+    /// Pages of this group, without its children, that were not resident when asked for. Those of
+    /// children that are gone are not among them, either, as they are in [`Group::stat`].
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.record().count(Count::Pgmajfault)

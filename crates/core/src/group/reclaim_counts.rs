@@ -3,7 +3,7 @@
 //! A group without pages has none, so that its own record stays small. The record of a group that
 //! goes is its parent's, if that has none yet, so that counting on needs no memory.
 
-use super::{Group, Tree};
+use super::{Count, Group, Tree};
 use crate::sync::{AtomicU64, NoMetadata, Ordering};
 use crate::units::Cpu;
 
@@ -107,6 +107,25 @@ impl Tree {
 }
 
 impl Group {
+    /// Takes over what a child that goes has counted. Its faults are kept apart from the group's
+    /// own, which are set beside the requests of those who use it.
+    pub(super) fn inherit(&self, child: &Group) {
+        for (count, of_child) in child.counts.iter().enumerate() {
+            let own = match count == Count::Pgmajfault as usize {
+                true => &self.faults_of_gone,
+                false => &self.counts[count],
+            };
+            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let of_gone = child.faults_of_gone.load(Ordering::Relaxed);
+        self.faults_of_gone.fetch_add(of_gone, Ordering::Relaxed);
+    }
+
+    /// [`Count::Pgmajfault`] of this group, and of groups below it that are gone.
+    pub(crate) fn faults(&self) -> u64 {
+        self.count(Count::Pgmajfault) + self.faults_of_gone.load(Ordering::Relaxed)
+    }
+
     /// Takes a record of counts; false where it has one already.
     fn take_reclaim_counts(&self, id: u32) -> bool {
         // Release pairs with the Acquire in `Tree::reclaim_counts`.

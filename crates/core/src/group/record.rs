@@ -149,7 +149,7 @@ pub struct Group {
     pub(super) parked: AtomicU32,
     /// Bytes of the subtree by [`Item`], signed.
     pub(super) state: [AtomicU64; NR_ITEMS],
-    counts: [AtomicU64; NR_COUNTS],
+    pub(super) counts: [AtomicU64; NR_COUNTS],
     gauges: [AtomicU32; NR_GAUGES],
     pub(super) pressure: Pressure,
     /// Claims by `min` and by `low`.
@@ -176,6 +176,8 @@ pub struct Group {
     pub(super) reclaim_counts: AtomicU32,
     /// How its pages are replaced, in a number of those who do that, and its swappiness: half each.
     policy: AtomicU32,
+    /// [`Count::Pgmajfault`] of groups below it that are gone.
+    pub(super) faults_of_gone: AtomicU64,
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -218,7 +220,7 @@ impl Group {
             count.store(0, Ordering::Relaxed);
         }
         let counts = self.counts.iter().chain(&self.state);
-        for count in counts.chain([&self.usage]) {
+        for count in counts.chain([&self.usage, &self.faults_of_gone]) {
             count.store(0, Ordering::Relaxed);
         }
         for (own, children) in self.claims.own.iter().zip(&self.claims.children) {
@@ -359,7 +361,8 @@ impl Group {
         }
     }
 
-    /// What this very group counted so far, and the groups below it that are gone.
+    /// What this very group counted so far, and, but for [`Count::Pgmajfault`], the groups below it
+    /// that are gone.
     #[must_use]
     pub fn count(&self, count: Count) -> u64 {
         self.counts[count as usize].load(Ordering::Relaxed)
@@ -396,13 +399,6 @@ impl Group {
     /// The end of [`Group::add_gauge`].
     pub fn sub_gauge(&self, gauge: Gauge, nr_pages: u32) {
         self.gauges[gauge as usize].fetch_sub(nr_pages, Ordering::Relaxed);
-    }
-
-    /// Takes over what a child that goes has counted.
-    pub(super) fn inherit(&self, child: &Group) {
-        for (own, of_child) in self.counts.iter().zip(&child.counts) {
-            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
     }
 
     /// Pages of this very group whose content is being read.

@@ -123,7 +123,7 @@ impl Memory {
         stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
         stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
         stat.stock += u64::from(group.parked());
-        stat.pgmajfault += group.count(Count::Pgmajfault);
+        stat.pgmajfault += group.faults();
         self.add_reclaim_counts(id, stat);
         stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
         stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);

@@ -1,7 +1,7 @@
 //! The book's page of counters.
 
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Memory};
+use pagetide::{ByteSize, Hint, Memory};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -117,4 +117,32 @@ fn what_is_counted_does_not_fall_where_a_group_goes() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn what_a_group_that_went_has_missed_is_in_its_parents_stat_and_no_miss_of_the_parent() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    let (tenant, data) = (memory.root().child("tenant").unwrap(), numbered_file(16));
+    let own = memory.open(data.path(), &tenant).unwrap();
+    own.advise(Hint::Random);
+    drop(own.pin(0).unwrap());
+    let nr_own = tenant.misses();
+    for round in 0..3 {
+        let query = tenant.child("query").unwrap();
+        let deep = query.child("deep").unwrap();
+        let file = own.for_group(&deep);
+        file.advise(Hint::Random);
+        file.pin(3).unwrap();
+        assert_eq!(deep.misses(), 1);
+        drop((file, deep, query));
+        memory.tick();
+        assert_eq!(tenant.misses(), nr_own, "round {round}");
+        assert_eq!(tenant.stat().pgmajfault, nr_own + round + 1);
+    }
+    drop((own, tenant));
+    memory.tick();
+    assert_eq!(
+        (memory.root().misses(), memory.root().stat().pgmajfault),
+        (0, nr_own + 3)
+    );
 }
