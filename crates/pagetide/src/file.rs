@@ -446,9 +446,7 @@ impl File {
             // No pin of this call's: who is above `high` is slowed down here.
             open.shared.pay_debt();
             match self.bring_in_once(make(key), fill) {
-                Err(error)
-                    if self.may_fit(group, &[page])
-                        && patience.goes_on(&open.shared.core, &error) => {}
+                Err(error) if self.may_fit(group, &[page]) && patience.goes_on(group, &error) => {}
                 Err(error) => return Err(self.error(group, error, page)),
                 Ok(pin) => return Ok(pin),
             }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 /// For which part of the time a group's tasks, its children's included, waited for memory.
 ///
-/// Waiting for memory is reclaim, being slowed down at `high`, and reading a page again that was
-/// evicted too early. Shown as the kernel shows `memory.pressure`:
+/// Waiting for memory is reclaim, being slowed down at `high`, a thread's wait until others give
+/// some back, and reading a page again that was evicted too early. Shown as the kernel shows
+/// `memory.pressure`:
 /// ```text
 /// some avg10=0.00 avg60=0.00 avg300=0.00 total=0
 /// full avg10=0.00 avg60=0.00 avg300=0.00 total=0

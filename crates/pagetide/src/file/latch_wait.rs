@@ -219,7 +219,7 @@ impl<'a> LatchWait<'a> {
             }
         }
         let may_fit = self.file.may_fit(self.group, &[page]);
-        match may_fit && self.patience.goes_on(&self.file.home().core, &error) {
+        match may_fit && self.patience.goes_on(self.group, &error) {
             true => Ok(()),
             false => Err(self.file.error(self.group, error, page)),
         }

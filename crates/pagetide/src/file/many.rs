@@ -172,7 +172,7 @@ impl File {
                 }
                 // None of these pages is held meanwhile.
                 Err(Stop::Page(_, error))
-                    if self.may_fit(group, pages) && patience.goes_on(&shared.core, &error) => {}
+                    if self.may_fit(group, pages) && patience.goes_on(group, &error) => {}
                 Err(stop) => return Err(self.stopped(group, stop)),
             }
         }

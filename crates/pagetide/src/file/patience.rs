@@ -3,6 +3,7 @@
 
 use crate::memory_wait::MemoryWait;
 use crate::shrinker::is_shrinking;
+use crate::stall::Stall;
 use crate::{Error, Group, PAGE_BYTES};
 use pagetide_core::memory::{AllocError, Memory, PageError};
 use std::task::{Poll, Waker};
@@ -67,14 +68,15 @@ impl Patience {
         }
     }
 
-    /// Whether to ask again after a refusal. Then others have run; the caller holds no page.
-    pub(super) fn goes_on(&mut self, core: &Memory, error: &PageError) -> bool {
+    /// Whether to ask again after a refusal of memory of a group. Then others have run, for which
+    /// the thread has stalled; the caller holds no page.
+    pub(super) fn goes_on(&mut self, group: &Group, error: &PageError) -> bool {
         // Nothing is freed for who asks from within a shrinker.
         let is_worth_it = matches!(error, PageError::Alloc(error) if is_passing(error));
         if !is_worth_it || is_shrinking() {
             return false;
         }
-        self.nr_hopeless = match is_hopeless(core, error) {
+        self.nr_hopeless = match is_hopeless(&group.shared().core, error) {
             true => self.nr_hopeless + 1,
             false => 0,
         };
@@ -90,6 +92,7 @@ impl Patience {
         let took = self.began.map_or(Duration::ZERO, |began| now - began);
         // Without hope it ends in a moment.
         let is_short = took < least || self.nr_hopeless > 0;
+        let _stall = Stall::begin(group.shared(), group.id());
         if self.nr_yields < MAX_YIELDS && is_short {
             self.nr_yields += 1;
             thread::yield_now();

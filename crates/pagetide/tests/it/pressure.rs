@@ -60,6 +60,34 @@ fn a_group_that_is_reclaimed_from_for_itself_has_some_and_its_sibling_has_none()
     assert!(memory.root().pressure().some.total >= some);
 }
 
+/// Which part of a wait for pins that stay is a stall.
+fn stalled_part(group: &Group, refused: impl FnOnce() -> bool) -> f64 {
+    let (before, begin) = (group.pressure().some.total, Instant::now());
+    assert!(refused());
+    let (took, after) = (begin.elapsed(), group.pressure().some.total);
+    (after - before).as_secs_f64() / took.as_secs_f64()
+}
+
+#[test]
+fn who_sleeps_until_others_let_pages_go_stalls_all_the_time() {
+    let memory = memory();
+    let data = data::numbered_file(64);
+    let web = group(&memory).max(ByteSize::kib(64)).unwrap();
+    let file = memory.open_rw(data.path(), &web).unwrap();
+    let pins: Vec<_> = (0..16).map(|page| file.pin(page).unwrap()).collect();
+    let ways: [&dyn Fn() -> bool; 3] = [
+        &|| file.pin(40).is_err(),
+        &|| file.pin_many(&[40, 50]).is_err(),
+        &|| file.write_at(&[7], 40 * 4096).is_err(),
+    ];
+    for (number, refused) in ways.into_iter().enumerate() {
+        // Beside others it may get no CPU for a while, between two stalls perhaps.
+        let mut parts = (0..10).map(|_| stalled_part(&web, refused));
+        assert!(parts.any(|part| part > 0.7), "way {number}");
+    }
+    drop(pins);
+}
+
 #[test]
 fn a_trigger_on_a_group_that_never_waits_never_fires() {
     let memory = memory();

@@ -441,6 +441,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("waits::large_pages"),
     },
     Mutant {
+        name: "who sleeps until others let pages go does not stall",
+        file: "file/patience.rs",
+        find: "        let _stall = Stall::begin(group.shared(), group.id());\n",
+        replace: "",
+        tests: Tests::Runtime("pressure::who_sleeps"),
+    },
+    Mutant {
         name: "a task that finds no block is refused at once",
         file: "file/patience.rs",
         find: "Err(error) if is_passing(&error) => {",
