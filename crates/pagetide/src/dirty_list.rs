@@ -122,14 +122,17 @@ impl DirtyList {
         taken.is_ok().then(|| Room { list: self })
     }
 
-    /// Lists a page as dirty since `now`, which is asked if it is not there.
-    pub(crate) fn insert(&self, page: u64, now: impl FnOnce() -> u32, room: Room<'_>) {
+    /// Lists a page as dirty since `now`, which is asked if it is not there. Whether no page was.
+    #[must_use = "the file is one of those with dirty pages from then on"]
+    pub(crate) fn insert(&self, page: u64, now: impl FnOnce() -> u32, room: Room<'_>) -> bool {
         let mut listed = locked(&self.listed);
+        let is_first = listed.since.is_empty();
         listed.since.entry(page).or_insert_with(|| {
             // It is taken until the page goes.
             std::mem::forget(room);
             now()
         });
+        is_first
     }
 
     /// Takes those of `pages` off that `may_go`, which is asked under the lock. It is held for all
@@ -245,9 +248,10 @@ mod tests {
     }
 
     fn put(memory: &Memory, list: &DirtyList, page: u64) {
+        let is_empty = list.len() == 0;
         let room = list.make_room(memory.home(), memory.home().here()).unwrap();
         check(memory, list, 1);
-        list.insert(page, || 0, room);
+        assert_eq!(list.insert(page, || 0, room), is_empty);
         check(memory, list, 0);
     }
 
@@ -281,7 +285,7 @@ mod tests {
         assert_eq!((list.len(), shared.core.reserved_bytes()), (0, 0));
         // With a room in somebody's hand its chunk stays.
         let room = list.make_room(shared, shared.here()).unwrap();
-        list.insert(3, || 0, list.make_room(shared, shared.here()).unwrap());
+        assert!(list.insert(3, || 0, list.make_room(shared, shared.here()).unwrap()));
         list.remove_if(shared, std::iter::once(3), |_| true);
         check(&memory, &list, 1);
         assert_eq!(shared.core.reserved_bytes(), CHUNK_BYTES);
@@ -305,7 +309,7 @@ mod tests {
                         for page in 0..150 {
                             let room = list.make_room(shared, shared.here()).unwrap();
                             if page % 3 != round % 3 {
-                                list.insert(thread * 1000 + page, || 0, room);
+                                _ = list.insert(thread * 1000 + page, || 0, room);
                             }
                         }
                         let pages = (0..150).map(|page| thread * 1000 + page);

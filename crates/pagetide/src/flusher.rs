@@ -1,7 +1,10 @@
 //! Writing back in the background: pages that are dirty for long, and groups with many of them.
 
+mod dirty_files;
 mod held;
 mod turns;
+
+pub(crate) use dirty_files::DirtyFiles;
 
 use crate::arena::Alive;
 use crate::backing::Backing;
@@ -292,14 +295,14 @@ impl Shared {
             return;
         }
         let until = Some(Instant::now() + SLICE);
-        // Not kept open: the write of one of them may take long.
-        let others: Vec<Weak<Backing>> = self.backings().values().map(Arc::downgrade).collect();
         let is_meant = |other: &Arc<Backing>| {
             other.mapping != own.mapping
                 && !other.is_failing.load(Ordering::Relaxed)
                 && !other.pace.is_slow(self)
         };
-        let mut others = others.iter().filter_map(Weak::upgrade).filter(is_meant);
+        let others = self.dirty_files.all(self);
+        let others = others.iter().filter_map(|(_, other)| other.upgrade());
+        let mut others = others.filter(is_meant);
         if !others.all(|other| write_some(&other, until)) {
             self.tell_flusher();
         }

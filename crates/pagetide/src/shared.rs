@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::cpu;
 use crate::file::AheadCounts;
+use crate::flusher::DirtyFiles;
 use crate::flusher::Flusher;
 use crate::home::Stay;
 use crate::io::Engine;
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     nr_closed: AtomicU64,
     /// What stands behind open files, by the number of their mapping in page keys.
     backings: Mutex<HashMap<u32, Arc<Backing>>>,
+    /// Of which files pages may be dirty.
+    pub(crate) dirty_files: DirtyFiles,
     pub(crate) landings: Landings,
     pub(crate) swap: Swap,
     pub(crate) pins: Pins,
@@ -140,6 +143,7 @@ impl Shared {
             files: Mutex::default(),
             closed: Sleepers::default(),
             backings: Mutex::default(),
+            dirty_files: DirtyFiles::default(),
             landings: Landings::default(),
             swap: Swap::new(swap),
             pins: Pins::default(),

@@ -53,8 +53,14 @@ impl Backing {
     /// Anon pages are not listed: only reclaim writes them.
     pub(crate) fn note_dirty(&self, shared: &Shared, page: u64, room: Room<'_>) {
         match room {
-            Room::Listed(room) => self.dirty.insert(page, || shared.second(), room),
+            Room::Listed(room) => self.list_dirty(shared, page, room),
             Room::Expected(expected) => expected.changed(),
+        }
+    }
+
+    fn list_dirty(&self, shared: &Shared, page: u64, room: dirty_list::Room<'_>) {
+        if self.dirty.insert(page, || shared.second(), room) {
+            shared.dirty_files.add(self.number());
         }
     }
 
@@ -70,7 +76,7 @@ impl Backing {
             Room::Listed(room) => {
                 // One that is dirty is listed, and nobody writes it while the caller has it.
                 if !shared.core.frames().word(frame).has(flag::DIRTY) {
-                    self.dirty.insert(page, || shared.second(), room);
+                    self.list_dirty(shared, page, room);
                 }
                 false
             }

@@ -6,8 +6,8 @@ use crate::shared::Shared;
 use crate::trace;
 use crate::writeback::Which;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// For how long a file is written before the next one has its turn.
@@ -54,13 +54,7 @@ impl Turns {
     /// Cost: O(dirty pages of files) where a group is above its limit; O(groups) for each file of
     /// which some were written for that.
     pub(super) fn round(&mut self, shared: &Shared, now: u32) -> bool {
-        // Not kept open: the turn of one of them may take long.
-        let backings = shared.backings();
-        let dirty = backings.values().filter(|file| file.last_dirty().is_some());
-        let files: Vec<(u32, Weak<Backing>)> = dirty
-            .map(|file| (file.mapping, Arc::downgrade(file)))
-            .collect();
-        drop(backings);
+        let files = shared.dirty_files.all(shared);
         let is_there = |mapping| files.iter().any(|&(other, _)| other == mapping);
         self.next.retain(|&(_, mapping), _| is_there(mapping));
         let begin = Instant::now();

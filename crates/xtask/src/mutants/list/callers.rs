@@ -541,8 +541,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who writes in the background keeps closed files open",
         file: "flusher/turns.rs",
-        find: "drop(backings);",
-        replace: "let _kept: Vec<_> = backings.values().cloned().collect();\n drop(backings);",
+        find: "let files = shared.dirty_files.all(shared);",
+        replace: "let _kept: Vec<_> = shared.backings().values().cloned().collect();\n\
+                  let files = shared.dirty_files.all(shared);",
         tests: Tests::Runtime("slow_stores::a_file_that_is_closed"),
     },
     Mutant {

@@ -562,4 +562,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "return Ok(());",
         tests: Tests::Runtime("watch::what_cannot"),
     },
+    Mutant {
+        name: "a file is one with dirty pages before its first one is listed",
+        file: "backing/dirty.rs",
+        find: "        if self.dirty.insert(page, || shared.second(), room) {\n",
+        replace: "        shared.dirty_files.add(self.number());\n\
+                  if self.dirty.insert(page, || shared.second(), room) && false {\n",
+        tests: Tests::RuntimeUnit("dirty_files::"),
+    },
+    Mutant {
+        name: "a file whose pages were written stays one with dirty pages",
+        file: "flusher/dirty_files.rs",
+        find: "            dirty.is_some()\n",
+        replace: "            file.is_some()\n",
+        tests: Tests::RuntimeUnit("dirty_files::"),
+    },
 ];
