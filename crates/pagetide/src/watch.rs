@@ -7,7 +7,7 @@
 use crate::shared::locked;
 use crate::snapshot::Snapshot;
 use crate::worker::piece;
-use crate::{Error, Group, Memory};
+use crate::{Error, Group, Memory, group};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -21,7 +21,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -83,8 +83,8 @@ struct State {
     is_closed: AtomicBool,
     /// Who is answered, to be heard no longer when it is closed.
     heard: Mutex<Option<UnixStream>>,
-    /// What the program told, by the id of the group, which no later one has.
-    requests: Mutex<HashMap<u32, u64>>,
+    /// What the program told of groups, by their ids.
+    requests: Mutex<HashMap<u32, (Weak<group::Node>, u64)>>,
 }
 
 impl Memory {
@@ -145,10 +145,10 @@ impl Watch {
         );
         let mut told = locked(&self.state.requests);
         if told.len() == told.capacity() {
-            let groups = self.state.memory.home().core.groups();
-            told.retain(|&id, _| groups.get(id).is_some_and(|group| !group.is_dead()));
+            let root = self.state.memory.home().core.groups().root();
+            told.retain(|&id, (group, _)| id == root || group.strong_count() > 0);
         }
-        told.insert(group.id(), requests);
+        told.insert(group.id(), (group.downgrade(), requests));
     }
 }
 
@@ -274,7 +274,8 @@ impl State {
         let (mut snapshot, groups) = self.memory.snapshot_of_groups();
         let told = locked(&self.requests);
         for (of_group, (_, group)) in snapshot.groups.iter_mut().zip(&groups) {
-            of_group.requests = told.get(&group.id()).copied();
+            let told = told.get(&group.id()).filter(|(of, _)| group.is(of));
+            of_group.requests = told.map(|&(_, requests)| requests);
         }
         drop(told);
         snapshot

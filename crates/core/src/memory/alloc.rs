@@ -260,7 +260,7 @@ impl Memory {
                 };
                 if yields < most {
                     yields += 1;
-                    yield_now();
+                    here.platform.stall(group, &mut yield_now);
                     continue;
                 }
                 retries += 1;
@@ -452,7 +452,7 @@ impl Memory {
                         false => self.rounds_worth(over),
                     };
                     // Others may have in hand what is charged ahead, and give it back.
-                    yield_now();
+                    here.platform.stall(group, &mut yield_now);
                 }
             }
             charged = gathered.charge_rest(here.cpu, rounds.do_others_take());

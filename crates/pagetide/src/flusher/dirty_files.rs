@@ -70,6 +70,10 @@ mod tests {
             assert_eq!((nr_listed(), nr_listed()), (1, 1));
             files[2].flush_range(..).unwrap();
             assert_eq!((nr_listed(), nr_listed()), (0, 0));
+            assert!(
+                locked(&shared.dirty_files.numbers).is_empty(),
+                "looked at for nothing"
+            );
         }
         files[0].write_at(&[1], 0).unwrap();
         drop(files);

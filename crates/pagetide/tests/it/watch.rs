@@ -122,6 +122,14 @@ fn what_was_told_of_a_group_is_not_said_of_its_successor() {
     assert_eq!(requests(&path), None);
     watch.set_requests(&web, 3);
     assert_eq!(requests(&path), Some(3));
+    // Nor of one that has its id again, as one of the next thousands has.
+    drop(web);
+    for nr_groups in 1..=4100 {
+        let _web = memory.root().child("web").unwrap();
+        assert!(nr_groups < 4090 || requests(&path).is_none(), "{nr_groups}");
+    }
+    watch.set_requests(&memory.root(), 5);
+    assert_eq!(snapshot(&path).groups[0].requests, Some(5));
 }
 
 #[test]

@@ -230,9 +230,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a charge is refused while others have the stocks in hand",
         file: "memory/alloc.rs",
-        find: "                    yield_now();\n                }\n            }\n            \
-               charged",
-        replace: "                }\n            }\n            charged",
+        find: "here.platform.stall(group, &mut yield_now);\n                }\n            \
+               }\n            charged",
+        replace: "}\n            }\n            charged",
         tests: Tests::Shuttle,
     },
     Mutant {
