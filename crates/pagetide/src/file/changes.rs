@@ -72,11 +72,19 @@ impl<'a> TaskWait<'a> {
                 self.intent.is_on(at.0);
                 poll_fn(|context| self.poll_holder(page, at, context.waker())).await
             }
-            Obstacle::Missing { page, access } => {
+            Obstacle::Missing {
+                page,
+                access,
+                is_needed,
+            } => {
                 self.intent.withdraw();
                 let (file, access) = (self.file, self.tries.access(access));
-                drop(BringIn::new(file, file.key_to_write(page)?, access).await?);
-                self.tries.nr_read += 1;
+                match BringIn::new(file, file.key_to_write(page)?, access).await {
+                    Ok(_pin) => self.tries.nr_read += 1,
+                    // For others: it is not there any more.
+                    Err(Error::Io { .. }) if !is_needed => {}
+                    Err(error) => return Err(error),
+                }
                 Ok(())
             }
             Obstacle::Refused {

@@ -38,8 +38,13 @@ pub(super) enum Obstacle {
     Refused { page: u64, error: PageError },
     /// There is no place for it among the dirty ones, or in the map of its region.
     Unlisted { page: u64, error: AllocError },
-    /// It has to be read, which counts as this use of it.
-    Missing { page: u64, access: Access },
+    /// It has to be read, which counts as this use of it; where nothing of it `is_needed`, because
+    /// others are reading it.
+    Missing {
+        page: u64,
+        access: Access,
+        is_needed: bool,
+    },
 }
 
 impl Obstacle {
@@ -177,7 +182,7 @@ impl<'a> LatchWait<'a> {
             Obstacle::Unlisted { page, error } => {
                 self.on_refusal(page, PageError::Alloc(error), false)
             }
-            Obstacle::Missing { page, access } => self.on_missing(page, access),
+            Obstacle::Missing { page, access, .. } => self.on_missing(page, access),
         }
     }
 

@@ -320,18 +320,26 @@ impl File {
                     return Ok(Err(Obstacle::Held { page, at }));
                 }
                 Latch::Miss if is_read_for_others() => {
-                    let access = Access::Pin;
-                    return Ok(Err(Obstacle::Missing { page, access }));
+                    return Ok(Err(Obstacle::Missing {
+                        page,
+                        access: Access::Pin,
+                        is_needed: !is_new,
+                    }));
                 }
                 Latch::Miss if is_new => match self.latched_new(group, key, may_reclaim) {
                     Ok(Some(frame)) => return Ok(Ok((frame, room))),
                     // Whoever asks for it from here on finds what it was.
                     Ok(None) => is_new = false,
+                    // Others read it, of which nothing is needed.
+                    Err(PageError::Io(_)) => {}
                     Err(error) => return Ok(Err(Obstacle::Refused { page, error })),
                 },
                 Latch::Miss if !tries.may_read() && backing.stored_of(page) > 0 => {
-                    let access = Access::Pin;
-                    return Ok(Err(Obstacle::Missing { page, access }));
+                    return Ok(Err(Obstacle::Missing {
+                        page,
+                        access: Access::Pin,
+                        is_needed: true,
+                    }));
                 }
                 Latch::Miss => {
                     let op = PageIn::new(key, group.id(), Access::Pin);

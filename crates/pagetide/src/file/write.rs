@@ -337,8 +337,11 @@ impl File {
                     if is_read_for_others()
                         || !tries.may_read() && !part.covers(backing.stored_of(part.page)) =>
                 {
-                    let page = part.page;
-                    return Ok(Err(Obstacle::Missing { page, access }));
+                    return Ok(Err(Obstacle::Missing {
+                        page: part.page,
+                        access,
+                        is_needed: !part.covers(backing.stored_of(part.page)),
+                    }));
                 }
                 Latched::Miss => match self.bring_in_changed(key, part, may_reclaim)? {
                     Ok(false) => {}
@@ -367,7 +370,13 @@ impl File {
         };
         let fill = Fill::changed(part, room).reclaiming(may_reclaim);
         let op = PageIn::new(key, self.group.id(), Access::Copy);
-        let pin = self.bring_in_once(op, &fill);
+        let pin = match self.bring_in_once(op, &fill) {
+            // Others read it, of which nothing is needed.
+            Err(PageError::Io(_)) if part.covers(backing.stored_of(part.page)) => {
+                return Ok(Ok(false));
+            }
+            pin => pin,
+        };
         Ok(pin.map(|_| fill.is_done()))
     }
 

@@ -1,7 +1,8 @@
 //! Views that write: whose they are, who waits for them, what is dirty after them.
 
-use crate::disk::Disk;
+use crate::disk::{Disk, EIO, Fault};
 use crate::gate::Gated;
+use futures_executor::block_on;
 use pagetide::{ByteSize, Error, File, Group, Memory, Page, PageMut};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -222,6 +223,39 @@ fn a_new_page_is_not_read_and_makes_the_file_longer_once_it_is_let_go() {
     file.set_len(6 * PAGE as u64 + 100).unwrap();
     file.pin_new(6).unwrap()[200] = 1;
     assert_eq!(file.len(), 7 * PAGE as u64);
+}
+
+/// A read ahead of a page that is torn, perhaps, fails while somebody makes that page anew.
+#[test]
+fn who_gives_a_page_new_content_needs_no_read_of_it_that_fails() {
+    type Change = fn(&File) -> Result<(), Error>;
+    fn fill(mut view: PageMut) {
+        view.fill(8);
+    }
+
+    let changes: [Change; 4] = [
+        |file| file.pin_new(1).map(fill),
+        |file| file.write_at(&[8; PAGE], PAGE as u64).map(drop),
+        |file| block_on(file.pin_new_async(1)).map(fill),
+        |file| block_on(file.write_at_async(&[8; PAGE], PAGE as u64)).map(drop),
+    ];
+    let memory = Memory::builder().budget(ByteSize::mib(8)).build().unwrap();
+    for change in changes {
+        let gated = Gated::of(vec![7; 4 * PAGE]);
+        let file = gated.open(&memory, &memory.root());
+        gated.disk.fail_next(1, Fault::Error(EIO));
+        let shut = gated.reads.shut();
+        assert_eq!(file.prefetch([1]), 1);
+        shut.await_one();
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| change(&file));
+            // Enough to meet the read, mostly; who comes later finds nothing in the way.
+            std::thread::sleep(Duration::from_millis(20));
+            drop(shut);
+            changing.join().unwrap().unwrap();
+        });
+        assert!(file.pin(1).unwrap().iter().all(|&byte| byte == 8));
+    }
 }
 
 #[test]
