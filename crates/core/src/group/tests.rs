@@ -97,6 +97,33 @@ fn a_dead_group_goes_with_its_last_charge() {
 }
 
 #[test]
+fn faults_of_a_group_that_went_are_its_parents_apart() {
+    let tree = tree(1 << 20);
+    let parent = tree.child(A, tree.root()).unwrap();
+    let group = |id| tree.get(id).unwrap();
+    let fault = |id, nr_faults| group(id).add_count(Count::Pgmajfault, nr_faults);
+    let bury = |id| {
+        tree.kill(id);
+        assert!(tree.bury(id).is_some());
+    };
+    fault(parent, 1);
+    for round in 1..=2 {
+        let child = tree.child(A, parent).unwrap();
+        let deep = tree.child(A, child).unwrap();
+        fault(deep, 4);
+        fault(child, 10);
+        group(child).add_count(Count::WorkingsetRefaultFile, 3);
+        bury(deep);
+        assert_eq!(group(child).faults(), 14);
+        bury(child);
+        assert_eq!(group(parent).count(Count::Pgmajfault), 1);
+        assert_eq!(group(parent).faults(), 1 + 14 * round);
+        let refaults = group(parent).count(Count::WorkingsetRefaultFile);
+        assert_eq!(refaults, 3 * round);
+    }
+}
+
+#[test]
 fn a_tree_has_a_bounded_depth() {
     let tree = tree(1 << 20);
     let mut id = tree.root();

@@ -150,14 +150,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "group/reclaim_counts.rs",
         find: "true => &self.faults_of_gone,",
         replace: "true => &self.counts[count],",
-        tests: Tests::Runtime("counters::what_a_group_that_went"),
+        tests: Tests::Unit("faults_of_a_group_that_went"),
     },
     Mutant {
         name: "what groups below one that goes have missed goes with it",
         file: "group/reclaim_counts.rs",
         find: "        self.faults_of_gone.fetch_add(of_gone, Ordering::Relaxed);\n",
         replace: "",
-        tests: Tests::Runtime("counters::what_a_group_that_went"),
+        tests: Tests::Unit("faults_of_a_group_that_went"),
     },
     Mutant {
         name: "a parent's new record of counts takes the place of a child's",
