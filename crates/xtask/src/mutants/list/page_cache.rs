@@ -549,4 +549,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::Runtime("a_write_of_which_no_page"),
     },
+    Mutant {
+        name: "who overwrites a page fails with the read of another",
+        file: "file/write.rs",
+        find: "Err(PageError::Io(_)) if part",
+        replace: "Err(PageError::Io(_)) if false && part",
+        tests: Tests::Runtime("views::who_gives_a_page_new_content"),
+    },
+    Mutant {
+        name: "a task that gives a page new content fails with the read of another",
+        file: "file/changes.rs",
+        find: "Err(Error::Io { .. }) if !is_needed => {}",
+        replace: "",
+        tests: Tests::Runtime("views::who_gives_a_page_new_content"),
+    },
+    Mutant {
+        name: "who makes a page anew fails with the read of another",
+        file: "file/view.rs",
+        find: "                    Err(PageError::Io(_)) => {}\n",
+        replace: "",
+        tests: Tests::Runtime("views::who_gives_a_page_new_content"),
+    },
 ];
