@@ -87,7 +87,8 @@ impl OpenOptions {
         self
     }
 
-    /// Cuts the file to no bytes, for all who have it open; needs [`OpenOptions::write`].
+    /// Cuts the file to no bytes, for all who have it open; needs [`OpenOptions::write`]. One that
+    /// ends before its [`OpenOptions::base_offset`] gets as long as that.
     pub fn truncate(mut self, truncate: bool) -> OpenOptions {
         self.truncate = truncate;
         self

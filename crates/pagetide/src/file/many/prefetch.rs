@@ -28,8 +28,8 @@ impl File {
     /// that being read, and evicts what is cold for it, a batch more than it brings in. It ends at
     /// the first page beyond the end of the file, or for which there is no memory: pages of files
     /// that have to be written first are left to others. A read that fails is tried again by
-    /// whoever needs the page. `pages` is asked for 256 numbers at a time, whose reads are begun
-    /// then.
+    /// whoever asks for the page afterwards; who waits for it by then has its error. `pages` is
+    /// asked for 256 numbers at a time, whose reads are begun then.
     pub fn prefetch(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
         self.prefetch_by(Begun::by_hint(&self.open), &self.group, pages)
     }
