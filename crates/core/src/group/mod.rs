@@ -314,8 +314,7 @@ impl Tree {
         self.count_burial();
         if let Some(parent) = self.get(group.parent()) {
             self.leave_for_good(group, parent);
-            parent.inherit(group);
-            self.inherit_reclaim_counts(parent, group);
+            self.inherit(parent, group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }
         self.groups.remove(id);

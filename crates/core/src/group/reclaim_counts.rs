@@ -39,9 +39,12 @@ pub enum ReclaimCount {
     Pgactivate,
     /// Pages that were no longer taken for that.
     Pgdeactivate,
+    /// [`Count::Pgmajfault`] of groups below it that are gone: its own stands beside the requests
+    /// of those who use it.
+    PgmajfaultOfGone,
 }
 
-const NR_COUNTS: usize = 13;
+const NR_COUNTS: usize = 14;
 
 /// The record.
 #[derive(Debug, Default)]
@@ -92,40 +95,26 @@ impl Tree {
     }
 
     /// Takes over what a child that goes has counted.
-    pub(super) fn inherit_reclaim_counts(&self, parent: &Group, child: &Group) {
+    pub(super) fn inherit(&self, parent: &Group, child: &Group) {
+        parent.inherit(child);
         let id = child.reclaim_counts.swap(0, Ordering::AcqRel);
-        if id == 0 || parent.take_reclaim_counts(id) {
-            return;
+        if id != 0 && !parent.take_reclaim_counts(id) {
+            let records = self.reclaim_counts.get(id).zip(self.reclaim_counts(parent));
+            let (of_child, own) = records.expect("both have one");
+            for (own, of_child) in own.0.iter().zip(&of_child.0) {
+                own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            self.reclaim_counts.remove(id);
         }
-        let records = self.reclaim_counts.get(id).zip(self.reclaim_counts(parent));
-        let (of_child, own) = records.expect("both have one");
-        for (own, of_child) in own.0.iter().zip(&of_child.0) {
-            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
+        let nr_faults = child.count(Count::Pgmajfault);
+        if let Some(own) = self.reclaim_counts(parent).filter(|_| nr_faults > 0) {
+            let of_gone = &own.0[ReclaimCount::PgmajfaultOfGone as usize];
+            of_gone.fetch_add(nr_faults, Ordering::Relaxed);
         }
-        self.reclaim_counts.remove(id);
     }
 }
 
 impl Group {
-    /// Takes over what a child that goes has counted. Its faults are kept apart from the group's
-    /// own, which are set beside the requests of those who use it.
-    pub(super) fn inherit(&self, child: &Group) {
-        for (count, of_child) in child.counts.iter().enumerate() {
-            let own = match count == Count::Pgmajfault as usize {
-                true => &self.faults_of_gone,
-                false => &self.counts[count],
-            };
-            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        let of_gone = child.faults_of_gone.load(Ordering::Relaxed);
-        self.faults_of_gone.fetch_add(of_gone, Ordering::Relaxed);
-    }
-
-    /// [`Count::Pgmajfault`] of this group, and of groups below it that are gone.
-    pub(crate) fn faults(&self) -> u64 {
-        self.count(Count::Pgmajfault) + self.faults_of_gone.load(Ordering::Relaxed)
-    }
-
     /// Takes a record of counts; false where it has one already.
     fn take_reclaim_counts(&self, id: u32) -> bool {
         // Release pairs with the Acquire in `Tree::reclaim_counts`.

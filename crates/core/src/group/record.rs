@@ -149,7 +149,7 @@ pub struct Group {
     pub(super) parked: AtomicU32,
     /// Bytes of the subtree by [`Item`], signed.
     pub(super) state: [AtomicU64; NR_ITEMS],
-    pub(super) counts: [AtomicU64; NR_COUNTS],
+    counts: [AtomicU64; NR_COUNTS],
     gauges: [AtomicU32; NR_GAUGES],
     pub(super) pressure: Pressure,
     /// Claims by `min` and by `low`.
@@ -176,8 +176,6 @@ pub struct Group {
     pub(super) reclaim_counts: AtomicU32,
     /// How its pages are replaced, in a number of those who do that, and its swappiness: half each.
     policy: AtomicU32,
-    /// [`Count::Pgmajfault`] of groups below it that are gone.
-    pub(super) faults_of_gone: AtomicU64,
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -220,7 +218,7 @@ impl Group {
             count.store(0, Ordering::Relaxed);
         }
         let counts = self.counts.iter().chain(&self.state);
-        for count in counts.chain([&self.usage, &self.faults_of_gone]) {
+        for count in counts.chain([&self.usage]) {
             count.store(0, Ordering::Relaxed);
         }
         for (own, children) in self.claims.own.iter().zip(&self.claims.children) {
@@ -399,6 +397,14 @@ impl Group {
     /// The end of [`Group::add_gauge`].
     pub fn sub_gauge(&self, gauge: Gauge, nr_pages: u32) {
         self.gauges[gauge as usize].fetch_sub(nr_pages, Ordering::Relaxed);
+    }
+
+    /// Takes over what a child that goes has counted, but its faults.
+    pub(super) fn inherit(&self, child: &Group) {
+        let counts = self.counts.iter().zip(&child.counts).enumerate();
+        for (_, (own, of_child)) in counts.filter(|&(at, _)| at != Count::Pgmajfault as usize) {
+            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     /// Pages of this very group whose content is being read.

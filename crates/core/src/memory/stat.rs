@@ -123,7 +123,7 @@ impl Memory {
         stat.file_dirty += bytes(group.gauge(Gauge::FileDirty));
         stat.file_writeback += bytes(group.gauge(Gauge::FileWriteback));
         stat.stock += u64::from(group.parked());
-        stat.pgmajfault += group.faults();
+        stat.pgmajfault += group.count(Count::Pgmajfault);
         self.add_reclaim_counts(id, stat);
         stat.workingset_refault_file += group.count(Count::WorkingsetRefaultFile);
         stat.workingset_refault_anon += group.count(Count::WorkingsetRefaultAnon);
@@ -154,7 +154,7 @@ impl Memory {
         stat.anon = bytes(group.usage()).saturating_sub(others);
     }
 
-    /// Adds what reclaim counted of one group's own pages.
+    /// Adds what reclaim counted of one group's own pages, and the faults of groups that are gone.
     fn add_reclaim_counts(&self, id: u32, stat: &mut Stat) {
         for (sum, count) in [
             (&mut stat.pgscan_kswapd, ReclaimCount::PgscanKswapd),
@@ -170,6 +170,7 @@ impl Memory {
             (&mut stat.pgrefill, ReclaimCount::Pgrefill),
             (&mut stat.pgactivate, ReclaimCount::Pgactivate),
             (&mut stat.pgdeactivate, ReclaimCount::Pgdeactivate),
+            (&mut stat.pgmajfault, ReclaimCount::PgmajfaultOfGone),
         ] {
             *sum += self.groups.reclaim_count(id, count);
         }
