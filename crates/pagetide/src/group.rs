@@ -12,8 +12,7 @@ use pagetide_core::alloc;
 use pagetide_core::group::{ChildError, Count, CpuMask};
 use pagetide_core::units::{self, Cpu, NodeMask, index};
 use std::fmt;
-use std::ptr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -127,6 +126,19 @@ impl Memory {
     }
 }
 
+#[cfg(feature = "watch")]
+impl Group {
+    /// The group, but not kept: another one may have its id later, after 4,096 in its place.
+    pub(crate) fn downgrade(&self) -> std::sync::Weak<Node> {
+        Arc::downgrade(&self.node)
+    }
+
+    /// Whether it is this one of those that have had its id. There is one root.
+    pub(crate) fn is(&self, other: &std::sync::Weak<Node>) -> bool {
+        self.node.parent.is_none() || std::ptr::eq(Arc::as_ptr(&self.node), other.as_ptr())
+    }
+}
+
 impl Group {
     pub(crate) fn root(shared: &Home) -> Group {
         let id = shared.core.groups().root();
@@ -142,16 +154,6 @@ impl Group {
 
     pub(crate) fn id(&self) -> u32 {
         self.node.id
-    }
-
-    /// The group, but not kept: another one may have its id later, after 4,096 in its place.
-    pub(crate) fn downgrade(&self) -> Weak<Node> {
-        Arc::downgrade(&self.node)
-    }
-
-    /// Whether it is this one of those that have had its id. There is one root.
-    pub(crate) fn is(&self, other: &Weak<Node>) -> bool {
-        self.node.parent.is_none() || ptr::eq(Arc::as_ptr(&self.node), other.as_ptr())
     }
 
     pub(crate) fn shared(&self) -> &Home {

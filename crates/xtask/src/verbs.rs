@@ -153,6 +153,8 @@ fn quick_steps(workspace: &Workspace) -> Vec<Step> {
     vec![
         run("fmt", "fmt --all --check"),
         run("clippy", "clippy --workspace --all-targets -- -D warnings"),
+        // In the workspace the command has all features on.
+        run("without features", "clippy -p pagetide -- -D warnings"),
         Step {
             name: "tidy",
             action: Action::Call(tidy::run),
@@ -363,6 +365,7 @@ mod tests {
             "setup",
             "fmt",
             "clippy",
+            "without features",
             "tidy",
             "unit tests",
             "integration and model tests",
