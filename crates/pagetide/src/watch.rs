@@ -107,13 +107,7 @@ impl Memory {
         // It is removed from there wherever the process is by then.
         let whole = std::path::absolute(path).map_err(failed)?;
         let (listener, inode) = listen(path, &whole).map_err(failed)?;
-        let state = Arc::new(State {
-            memory: self.clone(),
-            listener,
-            is_closed: AtomicBool::new(false),
-            heard: Mutex::default(),
-            requests: Mutex::default(),
-        });
+        let state = Arc::new(State::new(self.clone(), listener));
         let served = Arc::clone(&state);
         let mut watch = Watch {
             path: whole,
@@ -182,6 +176,16 @@ impl Drop for Watch {
 }
 
 impl State {
+    fn new(memory: Memory, listener: UnixListener) -> State {
+        State {
+            memory,
+            listener,
+            is_closed: AtomicBool::new(false),
+            heard: Mutex::default(),
+            requests: Mutex::default(),
+        }
+    }
+
     fn serve(&self, answer: impl Fn(&UnixStream) -> io::Result<()>) {
         for stream in self.listener.incoming() {
             let heard = stream.and_then(|stream| Ok((stream.try_clone()?, stream)));
@@ -436,13 +440,7 @@ mod tests {
         let path = dir.path().join("socket");
         let (listener, _) = listen(&path, &path).expect("new");
         let memory = Memory::builder().budget(ByteSize::mib(8)).build();
-        let state = Arc::new(State {
-            memory: memory.expect("a small memory"),
-            listener,
-            is_closed: AtomicBool::new(false),
-            heard: Mutex::default(),
-            requests: Mutex::default(),
-        });
+        let state = Arc::new(State::new(memory.expect("a small memory"), listener));
         let (tell, told) = mpsc::channel();
         let served = Arc::clone(&state);
         let serves = thread::spawn(move || {

@@ -170,6 +170,12 @@ pub(crate) struct Skip {
     pub(crate) reason: String,
 }
 
+impl Skip {
+    pub(crate) fn is_allowed(&self) -> bool {
+        ALLOWED_SKIPS.iter().any(|(what, _)| *what == self.what)
+    }
+}
+
 /// Reads a test's word that it skipped something (`skipped: <what>: <reason>`).
 ///
 /// A line without a reason is a skip too, one that no list allows.
@@ -257,7 +263,7 @@ impl Report {
     /// Names the first skip that is not allowed.
     pub(crate) fn check_skips(&self) -> Result<(), Error> {
         for (step, skip) in &self.skips {
-            if !ALLOWED_SKIPS.iter().any(|(what, _)| *what == skip.what) {
+            if !skip.is_allowed() {
                 let text = format!("{}: {} (step `{step}`)", skip.what, skip.reason);
                 return Err(Error::Skipped(text));
             }

@@ -314,7 +314,11 @@ impl Tree {
         self.count_burial();
         if let Some(parent) = self.get(group.parent()) {
             self.leave_for_good(group, parent);
-            self.inherit(parent, group);
+            parent.inherit(group);
+            // With a page, and so before a fault, it has a record of counts.
+            let nr_faults = group.count(Count::Pgmajfault);
+            self.add_reclaim_count(id, ReclaimCount::PgmajfaultOfGone, nr_faults);
+            self.inherit_reclaim_counts(parent, group);
             parent.nr_children.fetch_sub(1, Ordering::Relaxed);
         }
         self.groups.remove(id);

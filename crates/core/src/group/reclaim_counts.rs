@@ -3,7 +3,7 @@
 //! A group without pages has none, so that its own record stays small. The record of a group that
 //! goes is its parent's, if that has none yet, so that counting on needs no memory.
 
-use super::{Count, Group, Tree};
+use super::{Group, Tree};
 use crate::sync::{AtomicU64, NoMetadata, Ordering};
 use crate::units::Cpu;
 
@@ -39,8 +39,8 @@ pub enum ReclaimCount {
     Pgactivate,
     /// Pages that were no longer taken for that.
     Pgdeactivate,
-    /// [`Count::Pgmajfault`] of groups below it that are gone: its own stands beside the requests
-    /// of those who use it.
+    /// [`Count::Pgmajfault`](super::Count::Pgmajfault) of groups below it that are gone: its own
+    /// stands beside the requests of those who use it.
     PgmajfaultOfGone,
 }
 
@@ -95,22 +95,17 @@ impl Tree {
     }
 
     /// Takes over what a child that goes has counted.
-    pub(super) fn inherit(&self, parent: &Group, child: &Group) {
-        parent.inherit(child);
+    pub(super) fn inherit_reclaim_counts(&self, parent: &Group, child: &Group) {
         let id = child.reclaim_counts.swap(0, Ordering::AcqRel);
-        if id != 0 && !parent.take_reclaim_counts(id) {
-            let records = self.reclaim_counts.get(id).zip(self.reclaim_counts(parent));
-            let (of_child, own) = records.expect("both have one");
-            for (own, of_child) in own.0.iter().zip(&of_child.0) {
-                own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            self.reclaim_counts.remove(id);
+        if id == 0 || parent.take_reclaim_counts(id) {
+            return;
         }
-        let nr_faults = child.count(Count::Pgmajfault);
-        if let Some(own) = self.reclaim_counts(parent).filter(|_| nr_faults > 0) {
-            let of_gone = &own.0[ReclaimCount::PgmajfaultOfGone as usize];
-            of_gone.fetch_add(nr_faults, Ordering::Relaxed);
+        let records = self.reclaim_counts.get(id).zip(self.reclaim_counts(parent));
+        let (of_child, own) = records.expect("both have one");
+        for (own, of_child) in own.0.iter().zip(&of_child.0) {
+            own.fetch_add(of_child.load(Ordering::Relaxed), Ordering::Relaxed);
         }
+        self.reclaim_counts.remove(id);
     }
 }
 

@@ -314,6 +314,7 @@ impl File {
             false => Access::Copy,
         };
         let is_read_for_others = || tries.is_task && shared.core.is_resident(key);
+        let is_needed = || !part.covers(backing.stored_of(part.page));
         loop {
             match shared.latch(key, tries.access(access)) {
                 Latched::Held(frame) => {
@@ -333,14 +334,11 @@ impl File {
                     let (page, at) = (part.page, (frame, version));
                     return Ok(Err(Obstacle::Held { page, at }));
                 }
-                Latched::Miss
-                    if is_read_for_others()
-                        || !tries.may_read() && !part.covers(backing.stored_of(part.page)) =>
-                {
+                Latched::Miss if is_read_for_others() || !tries.may_read() && is_needed() => {
                     return Ok(Err(Obstacle::Missing {
                         page: part.page,
                         access,
-                        is_needed: !part.covers(backing.stored_of(part.page)),
+                        is_needed: is_needed(),
                     }));
                 }
                 Latched::Miss => match self.bring_in_changed(key, part, may_reclaim)? {

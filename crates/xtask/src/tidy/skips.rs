@@ -1,36 +1,27 @@
 //! What tests skip: CI refuses a skip that is not listed, wherever it comes up first.
 
 use super::Violation;
-use crate::report::ALLOWED_SKIPS;
+use crate::report::parse_skip;
 
-/// Where a test tells a skip, the name of the check follows.
+/// Where a skip is told.
 const TOLD: &str = "\"skipped: ";
 
-/// Names of skipped checks that `ALLOWED_SKIPS` does not have, and skips without a reason.
+/// Skips that CI refuses, as far as the text shows: not those that are a value as a whole.
 pub(super) fn check(path: &str, text: &str) -> Vec<Violation> {
     // The list's own tests, and steps that are named elsewhere.
     if path.starts_with("crates/xtask/") {
         return Vec::new();
     }
-    let told = |(line, text): (usize, &str)| {
-        let (_, told) = text.split_once(TOLD)?;
-        let message = refused(told)?;
-        Some(Violation::new(path, line + 1, message))
+    let refused = |(line, text): (usize, &str)| {
+        let told = &text[text.find(TOLD)? + 1..];
+        let skip = parse_skip(told).filter(|skip| !skip.what.starts_with('{'))?;
+        let message = format!(
+            "a skip of `{}`, which ALLOWED_SKIPS does not list",
+            skip.what
+        );
+        (!skip.is_allowed()).then(|| Violation::new(path, line + 1, message))
     };
-    text.lines().enumerate().filter_map(told).collect()
-}
-
-/// Why CI refuses a skip that is told so, if the text alone shows it.
-fn refused(told: &str) -> Option<String> {
-    // The whole skip is a value, which only a run shows.
-    if told.starts_with('{') {
-        return None;
-    }
-    let Some((what, _)) = told.split_once(": ") else {
-        return Some("a skip without a reason: `skipped: <what>: <reason>`".to_owned());
-    };
-    let is_listed = ALLOWED_SKIPS.iter().any(|&(listed, _)| listed == what);
-    (!is_listed).then(|| format!("a skip of `{what}`, which ALLOWED_SKIPS does not list"))
+    text.lines().enumerate().filter_map(refused).collect()
 }
 
 #[cfg(test)]

@@ -140,9 +140,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what reclaim counted of a group goes with it",
-        file: "group/reclaim_counts.rs",
-        find: "if id != 0 && !parent.take_reclaim_counts(id) {",
-        replace: "if id != 0 && false {",
+        file: "group/mod.rs",
+        find: "self.inherit_reclaim_counts(parent, group);",
+        replace: "",
         tests: Tests::Unit("stat::"),
     },
     Mutant {
@@ -154,9 +154,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "what groups below one that goes have missed goes with it",
-        file: "group/reclaim_counts.rs",
-        find: "            of_gone.fetch_add(nr_faults, Ordering::Relaxed);\n",
-        replace: "            let _ = of_gone;\n",
+        file: "group/mod.rs",
+        find: "self.add_reclaim_count(id, ReclaimCount::PgmajfaultOfGone, nr_faults);",
+        replace: "let _ = nr_faults;",
         tests: Tests::Unit("faults_of_a_group_that_went"),
     },
     Mutant {
