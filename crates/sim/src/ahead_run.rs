@@ -64,16 +64,16 @@ impl AheadCache {
                 true if !is_marked(marks, number) => None,
                 true => self.streams.marked(number, self.bounds),
                 false => {
-                    let before = (0..page).rev();
                     let cache = &self.cache;
                     let cached = |most| {
-                        let before = before.take(pagetide_core::units::index(most));
+                        let before = (0..page).rev().take(pagetide_core::units::index(most));
                         before
                             .take_while(|&page| cache.is_cached(page))
                             .map(|_| 1)
                             .sum()
                     };
-                    Some(self.streams.missed(number..number + 1, self.bounds, cached))
+                    let bounds = || Some(self.bounds);
+                    self.streams.missed(number..number + 1, bounds, cached)
                 }
             };
             ahead.map_or(Ok(()), |ahead| self.read_ahead(ahead))?;

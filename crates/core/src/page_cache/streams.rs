@@ -11,10 +11,12 @@ use super::readahead::{self, Start, Window};
 use core::mem;
 use core::ops::Range;
 
-/// Readers that are told apart.
+/// Readers that are told apart, and as many who may become some.
 pub const NR_STREAMS: usize = 16;
-/// A reader that was not heard of while so many pages were read gives way to any other.
+/// A reader that was not heard of while so many pages were read is forgotten.
 const MAX_REST: u64 = 4096;
+/// The same of one for whom only a history spoke. Measured: `docs/readahead.md`.
+const MAX_REST_OF_GUESS: u64 = 64;
 
 /// Windows in a row, begun for a history alone, whose readers never came: from then on a history
 /// is looked for at few misses only.
@@ -44,12 +46,11 @@ pub struct Ahead {
     pub was_lost: bool,
 }
 
-/// One reader.
+/// A sequential reader.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// What was read for it last. Until it is known to be sequential, what it asked for.
+    /// What was read for it last.
     window: Window,
-    is_sequential: bool,
     /// Only a history spoke for it: it was not heard of since.
     is_guess: bool,
     /// The page where it was last heard of, and when that was.
@@ -59,36 +60,32 @@ struct Stream {
 
 impl Stream {
     fn is_old(&self, now: u64) -> bool {
-        !self.is_sequential || now - self.seen > MAX_REST
-    }
-
-    /// Whether a miss there goes on with it.
-    fn reads(&self, page: u64) -> bool {
-        let end = self.window.end();
-        page == end || self.is_sequential && (self.at + 1..end).contains(&page)
+        let most = match self.is_guess {
+            true => MAX_REST_OF_GUESS,
+            false => MAX_REST,
+        };
+        now - self.seen > most
     }
 }
+
+/// A request of nobody: no file has such a page.
+const NOBODY: Range<u64> = u64::MAX..u64::MAX;
 
 /// The readers of a file.
 #[derive(Debug)]
 pub struct Streams {
     streams: [Option<Stream>; NR_STREAMS],
+    /// The last requests that nothing spoke for, by turns: who asks for the page behind one of them
+    /// is a sequential reader.
+    alone: [Range<u64>; NR_STREAMS],
+    /// Whose turn it is.
+    turn: usize,
     /// Pages read, as far as told.
     clock: u64,
     /// Guesses in a row whose readers never came.
     nr_vain: u8,
     /// The markers may be others than [`Streams::take_news`] said.
     has_news: bool,
-}
-
-/// What the table says of a miss.
-struct Look {
-    /// Whose next page it is: of several, who is nearest.
-    going_on: Option<usize>,
-    /// Readers that are not old.
-    nr_there: u32,
-    /// Who gives way to another one: who matters least.
-    least: usize,
 }
 
 impl Default for Streams {
@@ -103,6 +100,8 @@ impl Streams {
     pub const fn new() -> Streams {
         Streams {
             streams: [None; NR_STREAMS],
+            alone: [const { NOBODY }; NR_STREAMS],
+            turn: 0,
             clock: 0,
             nr_vain: 0,
             has_news: false,
@@ -117,9 +116,7 @@ impl Streams {
     /// The pages to tell of when they are read: of each reader one at most. O([`NR_STREAMS`]).
     #[must_use]
     pub fn markers(&self) -> [Option<u64>; NR_STREAMS] {
-        let sequential = |one: Option<Stream>| one.filter(|one| one.is_sequential);
-        self.streams
-            .map(|one| sequential(one).map(|one| one.window.marker()))
+        self.streams.map(|one| one.map(|one| one.window.marker()))
     }
 
     /// The same for a hit to look at: no others are told of than those whose number, modulo 64, is
@@ -131,63 +128,53 @@ impl Streams {
     }
 
     /// Page `request.start` was missed by a request of these pages. `cached` tells how many pages
-    /// directly before it are cached, looking at no more than it is given.
+    /// directly before it are cached, looking at no more than it is given. `bounds` is asked where
+    /// anything depends on it, which is not so of most who read a page here and there; `None` where
+    /// it has none.
     ///
     /// What is to be read has the page, is no longer than the reader's part and ends with the file.
     /// Of a reader who is not sequential it is what was asked for.
-    /// O([`NR_STREAMS`]), and one call of `cached` at most.
+    /// O([`NR_STREAMS`]), and two calls of `cached` at most.
     ///
     /// # Panics
-    /// Where `bounds.max` is 0.
+    /// Where `max` of the bounds is 0.
     pub fn missed(
         &mut self,
         request: Range<u64>,
-        bounds: Bounds,
-        cached: impl FnOnce(u32) -> u32,
-    ) -> Ahead {
+        bounds: impl FnOnce() -> Option<Bounds>,
+        cached: impl Fn(u32) -> u32,
+    ) -> Option<Ahead> {
         self.clock += 1;
         let page = request.start;
-        let look = self.look(page);
-        let max = share(bounds, look.nr_there);
-        let nr_asked = request.end.saturating_sub(page).max(1);
-        let nr_asked = u32::try_from(nr_asked).unwrap_or(u32::MAX);
-        let Some(index) = look.going_on else {
-            let start = match page == 0 || nr_asked > max {
-                true => Start::Sequential,
-                false if self.has_doubts() => Start::After(0),
-                false => Start::After(cached(max)),
-            };
-            let window = readahead::first(page, nr_asked, start, max);
-            let asked = Window {
-                start: page,
-                size: nr_asked.min(max),
-                async_size: 1,
-            };
-            let reader = Stream {
-                window: window.unwrap_or(asked),
-                is_sequential: window.is_some(),
-                is_guess: window.is_some() && start != Start::Sequential,
-                at: page,
-                seen: self.clock,
-            };
-            return self.begin(reader, look.least, bounds);
+        if let Some(index) = self.reader_at(page) {
+            return self.reads_on(index, request, bounds);
+        }
+        let nr_asked = nr_asked(&request);
+        if let Some(place) = self.alone.iter().position(|one| one.end == page) {
+            let bounds = bounds()?;
+            let window = readahead::first(page, nr_asked, Start::Sequential, self.share(bounds));
+            let window = window.expect("there is a window for who is sequential");
+            let passed = mem::replace(&mut self.alone[place], NOBODY);
+            self.clock += passed.end - passed.start;
+            return Some(self.begin(window, passed, false, bounds));
+        }
+        let has_history = !self.has_doubts() && cached(1) > 0;
+        if nr_asked == 1 && page > 0 && !has_history {
+            return Some(self.stays_alone(page..page + 1));
+        }
+        let bounds = bounds()?;
+        let max = self.share(bounds);
+        let start = match page == 0 || nr_asked > max {
+            true => Start::Sequential,
+            false if has_history => Start::After(cached(max)),
+            false => Start::After(0),
         };
-        self.has_news = true;
-        let stream = self.streams[index].as_mut().expect("found just now");
-        let goes_on = stream.is_sequential && page == stream.window.end();
-        let was_lost = stream.is_sequential && !goes_on;
-        stream.window = match goes_on {
-            true => stream.window.next(max),
-            false => readahead::first(page, nr_asked, Start::Sequential, max)
-                .expect("there is a window for who is sequential"),
-        };
-        stream.is_sequential = true;
-        let read = up_to(stream.window.pages(), bounds);
-        let passed = self.pass(index, page);
-        Ahead {
-            read,
-            passed,
-            was_lost,
+        match readahead::first(page, nr_asked, start, max) {
+            Some(window) => {
+                let is_guess = start != Start::Sequential;
+                Some(self.begin(window, page..page, is_guess, bounds))
+            }
+            None => Some(self.stays_alone(up_to(request, bounds))),
         }
     }
 
@@ -197,62 +184,101 @@ impl Streams {
     /// # Panics
     /// Where `bounds.max` is 0.
     pub fn marked(&mut self, page: u64, bounds: Bounds) -> Option<Ahead> {
-        let is_there = |one: &Option<Stream>| {
-            one.is_some_and(|one| one.is_sequential && one.window.marker() == page)
-        };
+        let is_there = |one: &Option<Stream>| one.is_some_and(|one| one.window.marker() == page);
         let index = self.streams.iter().position(is_there)?;
-        let max = share(bounds, self.look(page).nr_there);
-        self.has_news = true;
-        let stream = self.streams[index].as_mut().expect("found just now");
-        stream.window = stream.window.next(max);
-        let read = up_to(stream.window.pages(), bounds);
-        let passed = self.pass(index, page);
+        let max = self.share(bounds);
+        Some(self.go_on(index, page, |window| window.next(max), bounds))
+    }
+
+    /// The reader whose next page a missed one is, at its window's end, or not read any more within
+    /// it: of several, who is nearest.
+    fn reader_at(&self, page: u64) -> Option<usize> {
+        let there = self.streams.iter().zip(0..);
+        let there = there.filter_map(|(one, index)| one.as_ref().map(|one| (one, index)));
+        let readers = there.filter(|(one, _)| (one.at + 1..=one.window.end()).contains(&page));
+        let nearest = readers.max_by_key(|(one, _)| one.at);
+        nearest.map(|(_, index)| index)
+    }
+
+    /// A reader missed its next page.
+    fn reads_on(
+        &mut self,
+        index: usize,
+        request: Range<u64>,
+        bounds: impl FnOnce() -> Option<Bounds>,
+    ) -> Option<Ahead> {
+        let bounds = bounds()?;
+        let (page, max) = (request.start, self.share(bounds));
+        let was_lost = self.streams[index].is_some_and(|one| one.window.end() != page);
+        let next = |window: Window| match was_lost {
+            false => window.next(max),
+            true => readahead::first(page, nr_asked(&request), Start::Sequential, max)
+                .expect("there is a window for who is sequential"),
+        };
         Some(Ahead {
-            read,
-            passed,
-            was_lost: false,
+            was_lost,
+            ..self.go_on(index, page, next, bounds)
         })
     }
 
-    /// Looks at all readers, once.
-    fn look(&self, page: u64) -> Look {
-        let (mut nearest, mut going_on, mut nr_there) = (0, None, 0);
-        let (mut least_weight, mut least) = (u64::MAX, 0);
-        for (index, one) in self.streams.iter().enumerate() {
-            // Nobody matters less than who is old, and who is old than who is not.
-            let mut weight = 0;
-            if let Some(one) = one {
-                let is_there = !one.is_old(self.clock);
-                nr_there += u32::from(is_there);
-                weight = (u64::from(is_there) << 63) + one.seen + 1;
-                if one.reads(page) && one.at >= nearest {
-                    (nearest, going_on) = (one.at, Some(index));
-                }
-            }
-            if weight < least_weight {
-                (least_weight, least) = (weight, index);
-            }
+    /// Nothing speaks for what was asked for: nothing else is read. Whether a reader is old is
+    /// asked here, of one after the other.
+    fn stays_alone(&mut self, asked: Range<u64>) -> Ahead {
+        let place = self.turn;
+        self.turn = (place + 1) % NR_STREAMS;
+        if self.streams[place].is_some_and(|one| one.is_old(self.clock)) {
+            self.forget(place);
         }
-        Look {
-            going_on,
-            nr_there,
-            least,
+        self.alone[place] = asked.clone();
+        Ahead {
+            passed: asked.start..asked.start,
+            read: asked,
+            was_lost: false,
         }
     }
 
-    /// A reader of whom nothing was known, in the place of another one.
-    fn begin(&mut self, reader: Stream, place: usize, bounds: Bounds) -> Ahead {
-        let before = self.streams[place].replace(reader);
-        let was = |is: fn(Stream) -> bool| before.is_some_and(is);
-        if was(|before| before.is_guess) {
-            self.nr_vain = (self.nr_vain + 1).min(MAX_VAIN);
-        }
-        self.has_news |= reader.is_sequential || was(|before| before.is_sequential);
+    /// A reader of whom nothing was known, in the place of who was not heard of for longest.
+    fn begin(
+        &mut self,
+        window: Window,
+        passed: Range<u64>,
+        is_guess: bool,
+        bounds: Bounds,
+    ) -> Ahead {
+        let when = |one: &Option<Stream>| one.map_or(0, |one| one.seen);
+        let least = (0..NR_STREAMS).min_by_key(|&index| when(&self.streams[index]));
+        let index = least.expect("there are some");
+        self.forget(index);
+        self.streams[index] = Some(Stream {
+            window,
+            is_guess,
+            at: passed.end,
+            seen: self.clock,
+        });
+        self.has_news = true;
         Ahead {
-            read: up_to(reader.window.pages(), bounds),
-            passed: reader.at..reader.at,
+            read: up_to(window.pages(), bounds),
+            passed,
             was_lost: false,
         }
+    }
+
+    fn forget(&mut self, index: usize) {
+        let Some(gone) = self.streams[index].take() else {
+            return;
+        };
+        self.has_news = true;
+        if gone.is_guess {
+            self.nr_vain = (self.nr_vain + 1).min(MAX_VAIN);
+        }
+    }
+
+    /// Pages that are read at once at most for one of the readers, or for a further one.
+    fn share(&self, bounds: Bounds) -> u32 {
+        let readers = self.streams.iter().flatten();
+        let there = readers.filter(|one| !one.is_old(self.clock));
+        let nr_there = there.fold(0, |nr_there, _| nr_there + 1);
+        bounds.max.min(bounds.all / nr_there.max(1)).max(1)
     }
 
     /// Whether no history is looked for at this miss: pages are read here and there.
@@ -260,23 +286,35 @@ impl Streams {
         self.nr_vain == MAX_VAIN && !self.clock.is_multiple_of(PROBED)
     }
 
-    /// A reader came to a page: which ones it has left behind.
-    fn pass(&mut self, index: usize, page: u64) -> Range<u64> {
+    /// A reader came to a page: its next window is brought in.
+    fn go_on(
+        &mut self,
+        index: usize,
+        page: u64,
+        next: impl FnOnce(Window) -> Window,
+        bounds: Bounds,
+    ) -> Ahead {
         let stream = self.streams[index].as_mut().expect("the caller found it");
-        let passed = stream.at..page;
         if mem::take(&mut stream.is_guess) {
             self.nr_vain = 0;
         }
-        stream.at = page;
+        let passed = mem::replace(&mut stream.at, page)..page;
+        stream.window = next(stream.window);
         self.clock += page.saturating_sub(passed.start);
         stream.seen = self.clock;
-        passed
+        self.has_news = true;
+        Ahead {
+            read: up_to(stream.window.pages(), bounds),
+            passed,
+            was_lost: false,
+        }
     }
 }
 
-/// Pages that are read at once at most for one of so many readers.
-fn share(bounds: Bounds, nr_there: u32) -> u32 {
-    bounds.max.min(bounds.all / nr_there.max(1)).max(1)
+/// Pages of a request: one at least.
+fn nr_asked(request: &Range<u64>) -> u32 {
+    let nr_asked = request.end.saturating_sub(request.start).max(1);
+    u32::try_from(nr_asked).unwrap_or(u32::MAX)
 }
 
 /// Whether [`Streams::marks`] has a page's bit.

@@ -194,11 +194,17 @@ impl LruvecRecord {
 pub struct Lists<'a> {
     lists: Guard<'a, Lruvec, { rank::LRUVEC }>,
     record: &'a LruvecRecord,
+    /// What is published may not be what they are.
+    is_changed: bool,
 }
 
 impl<'a> Lists<'a> {
     fn of(record: &'a LruvecRecord, lists: Guard<'a, Lruvec, { rank::LRUVEC }>) -> Lists<'a> {
-        Lists { lists, record }
+        Lists {
+            lists,
+            record,
+            is_changed: false,
+        }
     }
 
     /// The record whose lists they are.
@@ -220,7 +226,10 @@ impl<'a> Lists<'a> {
     }
 
     /// Publishes what became of the lists: before the end, for who says so himself.
-    pub fn publish(&self) {
+    pub fn publish(&mut self) {
+        if !core::mem::take(&mut self.is_changed) {
+            return;
+        }
         for page_type in PageType::ALL {
             // Most groups have pages of files alone, and are asked at each page that comes in.
             let published = &self.record.published[page_type.index()];
@@ -261,6 +270,7 @@ impl Deref for Lists<'_> {
 
 impl DerefMut for Lists<'_> {
     fn deref_mut(&mut self) -> &mut Lruvec {
+        self.is_changed = true;
         &mut self.lists
     }
 }

@@ -65,7 +65,7 @@ proptest! {
                                 let pages = (0..page).rev().take(most as usize);
                                 pages.take_while(|page| cached.contains(page)).map(|_| 1).sum()
                             };
-                            Some(streams.missed(page..end, bounds, before))
+                            streams.missed(page..end, || Some(bounds), before)
                         } else if is_marked(streams.marks(), page) {
                             let ahead = streams.marked(page, bounds);
                             prop_assert_eq!(ahead.is_some(), is_marker);
@@ -102,7 +102,7 @@ proptest! {
             let request = start..(start + nr_asked).min(nr_pages);
             for page in request.clone() {
                 let ahead = if page >= end {
-                    Some(streams.missed(page..request.end, bounds, |_| 0))
+                    streams.missed(page..request.end, || Some(bounds), |_| 0)
                 } else if is_marked(streams.marks(), page) {
                     streams.marked(page, bounds)
                 } else {

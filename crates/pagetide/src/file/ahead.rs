@@ -289,11 +289,11 @@ impl File {
     /// The first of these pages, which somebody asks for, is missing: reads a window from there on,
     /// unless nothing speaks for it. Whether that was tried: the page may be there.
     pub(super) fn missed(&self, group: &Group, asked: Range<u64>, access: Access, by: By) -> bool {
-        let Some(bounds) = self.bounds(group) else {
+        if !self.wish.is_any() {
             return by == By::Caller && self.read_asked(group, asked, access);
-        };
+        }
         let page = asked.start;
-        let Some(ahead) = self.ask_about(asked, bounds) else {
+        let Some(ahead) = self.ask_about(asked, || self.bounds(group)) else {
             return false;
         };
         if !self.read_ahead(group, ahead, by) {
@@ -309,26 +309,29 @@ impl File {
     /// [`File::missed`] of who reads all that he asks for himself: reads what is behind that, in
     /// the background. More than a window at once is read fast enough by those reads alone.
     pub(super) fn missed_some(&self, group: &Group, asked: Range<u64>) {
-        let bounds = self.bounds(group);
         let is_small = |bounds: &Bounds| asked.end - asked.start <= bounds.max.into();
-        let Some(bounds) = bounds.filter(is_small) else {
-            return;
-        };
-        if let Some(mut ahead) = self.ask_about(asked.clone(), bounds) {
+        let bounds = || self.bounds(group).filter(is_small);
+        if self.wish.is_any()
+            && let Some(mut ahead) = self.ask_about(asked.clone(), bounds)
+        {
             ahead.read.start = asked.end.min(ahead.read.end);
             self.read_ahead(group, ahead, By::Background);
         }
     }
 
     /// What the table says of a miss of the first of these pages.
-    fn ask_about(&self, asked: Range<u64>, bounds: Bounds) -> Option<Ahead> {
+    fn ask_about(
+        &self,
+        asked: Range<u64>,
+        bounds: impl FnOnce() -> Option<Bounds>,
+    ) -> Option<Ahead> {
         let page = asked.start;
         let cached = |most: u32| {
             let before = (0..page).rev().take(pagetide_core::units::index(most));
             let cached = before.take_while(|&page| self.is_cached(page));
             cached.map(|_| 1).sum()
         };
-        let ask = |streams: &mut Streams| Some(streams.missed(asked, bounds, cached));
+        let ask = |streams: &mut Streams| streams.missed(asked, bounds, cached);
         self.open.readers.ask(ask)
     }
 
@@ -353,7 +356,7 @@ impl File {
         let open = &*self.open;
         // Most ask for one page, and go on with their misses.
         let is_more = |end: u64| end > asked.start + 1;
-        if !is_more(asked.end) || self.wish.is_any() || open.backing.source.file().is_none() {
+        if !is_more(asked.end) || open.backing.source.file().is_none() {
             return false;
         }
         let Some(room) = self.room(group) else {
@@ -452,7 +455,7 @@ mod tests {
         // A reader whose marker is not on the list, and shares its bit with one that is.
         let begun_at = |page: u64| {
             let mut streams = Streams::new();
-            streams.missed(page..page + 1, bounds, |most| most);
+            streams.missed(page..page + 1, || Some(bounds), |most| most);
             let marker = marker_of(&streams)?;
             (marker != told && marker % 64 == told % 64).then_some((streams, marker))
         };

@@ -108,7 +108,7 @@ impl World<'_> {
                     let before = (0..page).rev().take(index(most));
                     before.take_while(is_cached).map(|_| 1).sum()
                 };
-                Some(streams.missed(page..page + 1, bounds, cached))
+                streams.missed(page..page + 1, || Some(bounds), cached)
             }
         };
         let mut read = ahead?.read;

@@ -3,6 +3,7 @@
 extern crate std;
 
 use super::*;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
@@ -42,7 +43,9 @@ impl Cached {
                         .map(|_| 1)
                         .sum()
                 };
-                let ahead = self.streams.missed(page..request.end, self.bounds, cached);
+                let bounds = || Some(self.bounds);
+                let ahead = self.streams.missed(page..request.end, bounds, cached);
+                let ahead = ahead.expect("there are bounds");
                 assert_eq!(ahead.read.start, page, "a window begins with the page");
                 Some(ahead)
             } else if is_marked(self.streams.marks(), page) {
@@ -138,17 +141,48 @@ fn the_table_is_bounded_and_the_one_unheard_of_goes() {
         file.read_each(reader * 1000 + 10..reader * 1000 + 14);
     }
     let known = |file: &Cached| {
-        file.streams
-            .streams
-            .iter()
-            .flatten()
-            .map(|one| one.at)
-            .min()
+        let there = file.streams.streams.iter().flatten();
+        there.map(|one| one.at).min()
     };
     assert_eq!(known(&file), Some(1012));
-    // Those who read one page only give way first.
+    // Who reads one page only takes nobody's place.
     (0..100).for_each(|nr| file.read_each(500_000 + nr * 10..500_001 + nr * 10));
-    assert_eq!(known(&file), Some(2012));
+    assert_eq!(known(&file), Some(1012));
+}
+
+#[test]
+fn who_was_not_heard_of_for_long_is_forgotten() {
+    let mut file = Cached::new(1 << 20);
+    file.read_each(10..14);
+    file.read_each(1000..1004);
+    assert_eq!(file.streams.markers().into_iter().flatten().count(), 2);
+    // One of them goes on, at times, beside who reads here and there.
+    let mut told = file.streams.markers();
+    for nr in 0..MAX_REST + NR_STREAMS as u64 {
+        let are_told = file.streams.take_news() || file.streams.markers() == told;
+        assert!(are_told, "{nr}: markers that nobody was told of");
+        told = file.streams.markers();
+        file.read_each(500_000 + nr * 10..500_001 + nr * 10);
+        if nr % 1000 == 0 {
+            file.read_each(1004 + nr / 20..1054 + nr / 20);
+        }
+    }
+    let there: Vec<u64> = file.streams.markers().into_iter().flatten().collect();
+    assert!(matches!(there[..], [marker] if marker > 1000), "{there:?}");
+    assert_eq!(file.streams.marks().count_ones(), 1);
+}
+
+#[test]
+fn who_only_a_history_spoke_for_is_forgotten_soon() {
+    let mut file = Cached::new(1 << 20);
+    file.pages.extend(500..520);
+    file.read_each(520..521);
+    let nr_there = |file: &Cached| file.streams.markers().into_iter().flatten().count();
+    assert_eq!(nr_there(&file), 1);
+    for nr in 0..MAX_REST_OF_GUESS + NR_STREAMS as u64 {
+        file.read_each(500_000 + nr * 10..500_001 + nr * 10);
+    }
+    assert_eq!((nr_there(&file), file.streams.nr_vain), (0, 1));
 }
 
 #[test]
@@ -157,8 +191,13 @@ fn a_page_that_is_gone_before_it_is_read_begins_anew() {
     file.read_each(0..70);
     file.pages.remove(&71);
     let bounds = file.bounds;
-    assert!(!file.streams.missed(500..501, bounds, |_| 0).was_lost);
-    let ahead = file.streams.missed(71..72, bounds, |_| 0);
+    let mut missed = |page| {
+        file.streams
+            .missed(page..page + 1, || Some(bounds), |_| 0)
+            .unwrap()
+    };
+    assert!(!missed(500).was_lost);
+    let ahead = missed(71);
     assert!(ahead.was_lost);
     assert_eq!(ahead.read, 71..75);
 }
@@ -184,14 +223,15 @@ fn many_readers_share_what_may_be_read_ahead() {
 fn histories_after_which_nobody_comes_are_looked_for_less_until_one_is_right() {
     let mut file = Cached::new(1 << 22);
     let bounds = file.bounds;
-    let mut nr_looks = 0;
-    let mut miss = |streams: &mut Streams, nr: u64| {
+    let nr_looks = Cell::new(0);
+    let miss = |streams: &mut Streams, nr: u64| {
         let page = nr * 1000;
-        let cached = |_| {
-            nr_looks += 1;
-            2
+        let cached = |most: u32| {
+            nr_looks.update(|nr_looks| nr_looks + usize::from(most == 1));
+            most.min(2)
         };
-        streams.missed(page..page + 1, bounds, cached).read
+        let ahead = streams.missed(page..page + 1, || Some(bounds), cached);
+        ahead.unwrap().read
     };
     // A table full of guesses, and four that had to give way.
     let is_looked = |nr: u64| nr <= NR_STREAMS as u64 + 4 || nr.is_multiple_of(PROBED);
@@ -206,7 +246,10 @@ fn histories_after_which_nobody_comes_are_looked_for_less_until_one_is_right() {
     assert!(file.streams.marked(1_600_002, bounds).is_some());
     let read = miss(&mut file.streams, 1601);
     assert_eq!(read, 1_601_000..1_601_003);
-    assert_eq!(nr_looks, (1..=1600).filter(|&nr| is_looked(nr)).count() + 1);
+    assert_eq!(
+        nr_looks.get(),
+        (1..=1600).filter(|&nr| is_looked(nr)).count() + 1
+    );
 }
 
 #[test]
@@ -214,11 +257,15 @@ fn pages_here_and_there_are_no_news() {
     let mut file = Cached::new(1 << 22);
     let (bounds, streams) = (file.bounds, &mut file.streams);
     for page in (1..100).map(|nr| nr * 1000) {
-        streams.missed(page..page + 1, bounds, |_| 0);
+        // Nothing depends on what may be read ahead.
+        let ahead = streams.missed(page..page + 1, || panic!("{page}"), |_| 0);
+        assert_eq!(ahead.unwrap().read, page..page + 1);
         assert!(!streams.take_news(), "{page}");
     }
     // Who goes on with one of them.
-    streams.missed(99_001..99_002, bounds, |_| 0);
+    assert_eq!(streams.missed(99_001..99_002, || None, |_| 0), None);
+    assert!(!streams.take_news());
+    streams.missed(99_001..99_002, || Some(bounds), |_| 0);
     assert!(streams.take_news());
     assert_eq!(streams.markers().into_iter().flatten().count(), 1);
     assert!(!streams.take_news());

@@ -201,11 +201,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("streams"),
     },
     Mutant {
-        name: "nobody is told that a reader has given way",
+        name: "nobody is told that a reader is forgotten",
         file: "page_cache/streams.rs",
-        find: "self.has_news |= reader.is_sequential ||",
-        replace: "self.has_news |= false &&",
-        tests: Tests::Model("readahead"),
+        find: "            return;\n        };\n        self.has_news = true;\n",
+        replace: "            return;\n        };\n",
+        tests: Tests::Unit("streams"),
+    },
+    Mutant {
+        name: "who only a history spoke for is remembered as long as any reader",
+        file: "page_cache/streams.rs",
+        find: "true => MAX_REST_OF_GUESS,",
+        replace: "true => MAX_REST,",
+        tests: Tests::Unit("streams"),
+    },
+    Mutant {
+        name: "who reads here and there forgets no reader",
+        file: "page_cache/streams.rs",
+        find: "self.streams[place].is_some_and(|one| one.is_old(self.clock))",
+        replace: "false",
+        tests: Tests::Unit("streams"),
     },
     Mutant {
         name: "a reader is read for beyond the end of the file",
@@ -510,8 +524,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who asks for more than a window at once is a reader",
         file: "file/ahead.rs",
-        find: "bounds.filter(is_small) else",
-        replace: "bounds.filter(|bounds| true || is_small(bounds)) else",
+        find: "self.bounds(group).filter(is_small)",
+        replace: "self.bounds(group).filter(|bounds| true || is_small(bounds))",
         tests: Tests::Runtime("readahead::who_asks_for_a_few"),
     },
     Mutant {
