@@ -41,8 +41,9 @@ impl Group {
     /// not told so, but wait until their deadlines.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::OverLimit`] at once where a limit is below what is asked for;
-    /// [`Error::NoBlock`] as [`Group::alloc`].
+    /// [`Error::TimedOut`], or [`Error::SwapOut`] where the spill file is full or fails;
+    /// [`Error::OverLimit`] at once where a limit is below what is asked for; [`Error::NoBlock`] as
+    /// [`Group::alloc`].
     pub fn alloc_by(&self, order: Order, deadline: Instant) -> Result<Buf, Error> {
         let order = order.to_core();
         let wait = MemoryWait::new(self, order.bytes() as u64, None, deadline);

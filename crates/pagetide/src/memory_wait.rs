@@ -241,7 +241,7 @@ impl MemoryWait {
     ///
     /// # Errors
     /// [`Error::OverLimit`] where a limit never allows it, [`Error::WouldDeadlock`],
-    /// [`Error::TimedOut`], and what else `attempt` says.
+    /// [`Error::TimedOut`], [`Error::SwapOut`], and what else `attempt` says.
     pub(crate) fn poll<T>(
         &mut self,
         waker: &Waker,
@@ -250,16 +250,20 @@ impl MemoryWait {
         self.group.shared().check_process()?;
         let is_over = Instant::now() >= self.wanted.deadline;
         let mut level = self.group.id();
+        let mut is_unwritten = false;
         for _ in 0..MAX_TRIES {
             let ahead = self.turn(waker).filter(|_| !is_over);
             let refused = match ahead.filter(|_| self.may_wait()) {
                 Some(ahead) => ahead,
                 None => match attempt() {
                     Err(
-                        AllocError::OverLimit { group }
+                        error @ (AllocError::OverLimit { group }
                         | AllocError::Unwritten { group }
-                        | AllocError::Thrashing { group },
-                    ) if self.may_wait() => group,
+                        | AllocError::Thrashing { group }),
+                    ) if self.may_wait() => {
+                        is_unwritten = matches!(error, AllocError::Unwritten { .. });
+                        group
+                    }
                     done => {
                         self.leave();
                         return Poll::Ready(done.map_err(|error| self.error(error)));
@@ -278,7 +282,7 @@ impl MemoryWait {
         }
         if is_over {
             self.leave();
-            return Poll::Ready(Err(self.timed_out(level)));
+            return Poll::Ready(Err(self.timed_out(level, is_unwritten)));
         }
         Poll::Pending
     }
@@ -358,14 +362,19 @@ impl MemoryWait {
     }
 
     #[cold]
-    fn timed_out(&self, level: u32) -> Error {
+    fn timed_out(&self, level: u32, is_unwritten: bool) -> Error {
         let shared = self.group.shared();
         shared.core.groups().count_event(level, Event::Oom);
+        let asked_pages = self.wanted.nr_pages();
+        // Pins are not why.
+        if is_unwritten && let Some(error) = shared.not_swapped_out(level, asked_pages) {
+            return error;
+        }
         let record = shared.core.groups().get(level);
         Error::TimedOut {
             group: shared.path_of(level),
             what: "memory",
-            asked_pages: self.wanted.nr_pages(),
+            asked_pages,
             usage_pages: record.map_or(0, |group| group.usage()),
             max_pages: record.map_or(0, |group| group.max()),
             by_file: shared.pinned_by_file(level),

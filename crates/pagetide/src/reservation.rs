@@ -172,8 +172,9 @@ impl Reservation {
     /// served only by what they keep themselves, the last to come is refused.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::WouldDeadlock`]; [`Error::OverLimit`] at once where a limit is
-    /// below the new size. The reservation is as it was.
+    /// [`Error::TimedOut`], or [`Error::SwapOut`] where the spill file is full or fails;
+    /// [`Error::WouldDeadlock`]; [`Error::OverLimit`] at once where a limit is below the new size.
+    /// The reservation is as it was.
     pub fn grow_by(&self, more: ByteSize, deadline: Instant) -> Result<(), Error> {
         let more = self.check_more(more)?;
         self.grow_in(self.wait_for(more, deadline), more)

@@ -455,35 +455,40 @@ impl Shared {
     /// A limit that is met, with what the group has then: a look at every group.
     #[cold]
     fn over_limit(&self, id: u32, asked_pages: u64, is_unwritten: bool) -> Error {
-        let record = self.core.groups().get(id);
-        let usage_pages = record.map_or(0, |group| group.usage());
-        let max_pages = record.map_or(0, |group| group.max());
-        let group = self.path_of(id);
-        let swap_error = is_unwritten.then(|| self.swap.last_error()).flatten();
-        if let Some(source) = swap_error.filter(|_| self.dirty_anon_pages(id).any(|_| true)) {
-            let (used_bytes, max_bytes) = self.swap.used_bytes();
-            return Error::SwapOut {
-                group,
-                asked_pages,
-                usage_pages,
-                max_pages,
-                used_bytes,
-                max_bytes,
-                source,
-            };
+        if is_unwritten && let Some(error) = self.not_swapped_out(id, asked_pages) {
+            return error;
         }
+        let record = self.core.groups().get(id);
         let stat = self.core.stat(id);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         Error::OverLimit {
-            group,
+            group: self.path_of(id),
             asked_pages,
-            usage_pages,
-            max_pages,
+            usage_pages: record.map_or(0, |group| group.usage()),
+            max_pages: record.map_or(0, |group| group.max()),
             anon_pages: pages(stat.anon),
             reserved_pages: stat.slab_unreclaimable.div_ceil(PAGE_BYTES as u64),
             file_pages: pages(stat.file),
             dirty_pages: pages(stat.file_dirty),
         }
+    }
+
+    /// A limit that is met by anon pages that were refused by the spill file, where there are some.
+    #[cold]
+    pub(crate) fn not_swapped_out(&self, id: u32, asked_pages: u64) -> Option<Error> {
+        let source = self.swap.last_error()?;
+        self.dirty_anon_pages(id).next()?;
+        let record = self.core.groups().get(id);
+        let (used_bytes, max_bytes) = self.swap.used_bytes();
+        Some(Error::SwapOut {
+            group: self.path_of(id),
+            asked_pages,
+            usage_pages: record.map_or(0, |group| group.usage()),
+            max_pages: record.map_or(0, |group| group.max()),
+            used_bytes,
+            max_bytes,
+            source,
+        })
     }
 
     pub(crate) fn count_read(&self, bytes: u64) {

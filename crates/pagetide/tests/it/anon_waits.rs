@@ -6,7 +6,9 @@ use crate::rseq::Over;
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::swift::sleeps_of;
 use crate::tasks::{Flag, poll};
+use futures_executor::block_on;
 use pagetide::{Anon, ByteSize, Error, File, Memory, Order, Shrinker, Topology};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -375,4 +377,24 @@ fn a_deadline_of_a_task_is_kept_while_the_spill_file_hangs() {
         thread::sleep(MS);
     };
     assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+}
+
+#[test]
+fn a_task_that_waited_in_vain_is_told_that_the_disk_is_full() {
+    let full = Forgets(|_: &[u8], _| Err(io::Error::from_raw_os_error(libc::ENOSPC)));
+    let builder = Memory::builder().budget(ByteSize::mib(16));
+    let memory = builder.spill_store(Arc::new(full)).build().unwrap();
+    let group = group_of(&memory, "full", 64);
+    let region = group.anon(100).unwrap();
+    let refused = (0..100).find_map(|page| region.write_at(&[5; 4096], page * PAGE).err());
+    let is_told = |error: Option<Error>| match error {
+        Some(Error::SwapOut { source, .. }) => source.raw_os_error() == Some(libc::ENOSPC),
+        _ => false,
+    };
+    assert!(is_told(refused));
+    let soon = || Instant::now() + 50 * MS;
+    let tasks = block_on(group.alloc_async(Order::new(0), soon()));
+    assert!(is_told(tasks.err()));
+    assert!(is_told(group.reserve_by(ByteSize::kib(4), soon()).err()));
+    assert!(is_told(block_on(region.pin_async(99)).err()));
 }

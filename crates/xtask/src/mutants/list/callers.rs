@@ -12,6 +12,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Runtime("unwritten::who_waits_for_memory"),
     },
     Mutant {
+        name: "who waited in vain is not told that the spill file is full",
+        file: "memory_wait.rs",
+        find: "if is_unwritten && let Some",
+        replace: "if !is_unwritten && let Some",
+        tests: Tests::Runtime("anon_waits::a_task_that_waited_in_vain"),
+    },
+    Mutant {
         name: "readers are refused beside a page that cannot be written",
         file: "file/patience.rs",
         find: "AllocError::OverLimit { .. } | AllocError::Unwritten { .. } | AllocError::NoBlock",
