@@ -19,6 +19,7 @@ use crate::release::Release;
 use crate::shrinker::{Shrinkers, is_shrinking};
 use crate::sleepers::Sleepers;
 use crate::spill::{self, Swap};
+use crate::stall;
 use crate::topology::Topology;
 use crate::trace;
 use crate::wait::Waiters;
@@ -353,7 +354,7 @@ impl Shared {
     /// Parks until the frame's version is no longer `version`.
     pub(crate) fn wait(&self, frame: Frame, version: u32) {
         let is_same = || self.core.frames().word(frame).version() == version;
-        while self.io.is_reaped_by_waiters() && is_same() {
+        while self.may_have_to_read() && is_same() {
             self.reap_or_wait(frame, is_same);
         }
         // Whoever reads the page now is a thread: reads in the background count before their page
@@ -361,10 +362,20 @@ impl Shared {
         self.waiters.wait_while(frame, is_same);
     }
 
-    /// Reaps what has landed, or sleeps until something has, the frame has changed, or others may
-    /// have reaped it.
+    /// Whether the caller, who waits for a page, may have to end its read, or to do it: inside a
+    /// store all threads that read may be, and wait for pages that none of them has begun.
+    fn may_have_to_read(&self) -> bool {
+        self.io.is_reaped_by_waiters() || stall::is_reading(self)
+    }
+
+    /// Reads the page where that is queued, reaps what has landed, or sleeps until something has,
+    /// the frame has changed, or others may have reaped it.
     fn reap_or_wait(&self, frame: Frame, is_same: impl Fn() -> bool) {
-        if !self.io.reap_or_wait(REAP) {
+        // No other page: that may need one which this thread has in hand.
+        if stall::is_reading(self) && self.io.read_queued(frame) {
+            return;
+        }
+        if !self.io.is_reaped_by_waiters() || !self.io.reap_or_wait(REAP) {
             // Another thread reads.
             let _changed = self
                 .waiters
@@ -379,7 +390,7 @@ impl Shared {
             return false;
         }
         let is_same = || self.core.frames().word(frame).version() == version;
-        while self.io.is_reaped_by_waiters() && is_same() && Instant::now() < deadline {
+        while self.may_have_to_read() && is_same() && Instant::now() < deadline {
             self.reap_or_wait(frame, is_same);
         }
         self.waiters.wait_until(frame, deadline, is_same)

@@ -8,6 +8,7 @@ use crate::io::Flight;
 use crate::memory_wait::MemoryWait;
 use crate::page;
 use crate::pins::Counted;
+use crate::stall;
 use crate::wait::Ticket;
 use crate::{Error, Page};
 use pagetide_core::memory::{PageError, PageIn};
@@ -131,6 +132,12 @@ impl<'a> BringIn<'a> {
         polled.map(|done| done?.map_err(|error| self.error(error)))
     }
 
+    /// Whether it waits for a read inside another one.
+    fn is_read_in_store(&self) -> bool {
+        let is_reading = self.op.as_ref().is_some_and(PageIn::is_reading);
+        is_reading && stall::is_reading(&self.file.open.shared)
+    }
+
     fn error(&self, error: PageError) -> Error {
         self.file.error(self.group, error, self.key.page())
     }
@@ -157,6 +164,10 @@ impl<'a> Future for BringIn<'a> {
             };
             match step {
                 Stepped::Done(pin) => return Poll::Ready(Ok(pin)),
+                // In a store, on whose threads the page may have to be read.
+                Stepped::Wait { frame, version } if self.is_read_in_store() => {
+                    shared.wait(frame, version);
+                }
                 Stepped::Wait { frame, version } => {
                     let is_same = || shared.core.frames().word(frame).version() == version;
                     self.ticket = shared.waiters.register(frame, context.waker(), is_same);

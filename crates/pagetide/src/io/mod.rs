@@ -28,6 +28,7 @@ use crate::park::Panics;
 use crate::shared::locked;
 use crate::trace;
 use background::Background;
+use pagetide_core::units::Frame;
 use pool::Pool;
 use std::collections::VecDeque;
 use std::fmt;
@@ -424,6 +425,12 @@ impl Engine {
             _ => false,
         };
         self.pool.help(run::file_of(backing)) || has_reaped
+    }
+
+    /// Does the read of a page that is queued for the threads; whether it was.
+    pub(crate) fn read_queued(&self, frame: Frame) -> bool {
+        let has_page = |run: &Run| run.frames().any(|other| other == frame);
+        self.pool.help_with_one(has_page)
     }
 
     /// A read in the background begins, or something that may begin one.

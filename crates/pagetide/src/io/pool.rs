@@ -79,6 +79,20 @@ impl<J: Job> Queue<J> {
         job
     }
 
+    /// A job that nobody has begun. O(jobs).
+    fn take_one(&mut self, is_it: impl Fn(&J) -> bool) -> Option<J> {
+        let mut files = self.files.iter().enumerate();
+        let (file, at) =
+            files.find_map(|(file, (_, jobs))| Some((file, jobs.iter().position(&is_it)?)))?;
+        let jobs = &mut self.files[file].1;
+        let job = jobs.remove(at);
+        if jobs.is_empty() {
+            self.files.remove(file);
+        }
+        self.nr_jobs -= 1;
+        job
+    }
+
     /// The next job for a thread.
     fn begin(&mut self) -> Option<J> {
         let begun = mem::take(&mut self.begun);
@@ -227,6 +241,12 @@ impl<J: Job> Pool<J> {
     /// Does a job of a file on this thread that nobody has begun; whether there was one.
     pub(crate) fn help(&self, file: usize) -> bool {
         self.help_with(1, |other| other == file)
+    }
+
+    /// Does one on this thread where nobody has begun it; whether that is so.
+    pub(crate) fn help_with_one(&self, is_it: impl Fn(&J) -> bool) -> bool {
+        let job = locked(&self.state.queue).take_one(is_it);
+        job.map(Job::run).is_some()
     }
 
     /// Does so many jobs of these files at most.

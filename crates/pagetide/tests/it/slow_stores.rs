@@ -1,12 +1,13 @@
 //! Stores that are slow or fail, and who waits for them.
 
-use crate::gate::Gated;
+use crate::gate::{Gate, Gated};
 use crate::slow::{Forgets, PAGE, group_of};
+use crate::tasks::poll;
 use futures_executor::block_on;
 use pagetide::{ByteSize, File, Group, Hint, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -389,4 +390,89 @@ fn a_task_waits_for_no_reads_of_another_files_store() {
     thread::sleep(50 * MS);
     drop(block_on(other.pin_async(7)).unwrap());
     drop(shut);
+}
+
+/// A store that keeps its bytes in another file of the same memory, and is behind a gate.
+struct Above {
+    below: File,
+    gate: Gate,
+    is_task: bool,
+}
+
+impl Store for Above {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.gate.pass();
+        let read = match self.is_task {
+            true => block_on(self.below.read_at_async(buf, offset)),
+            false => self.below.read_at(buf, offset),
+        };
+        read.map_err(io::Error::other)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.below.len())
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_at(&self, buf: &[u8], _offset: u64) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.gate.pass();
+        block_on(self.below.sync_async()).map_err(io::Error::other)
+    }
+}
+
+/// Files in stores above one that remembers nothing, which the first of them is in.
+fn stacked(memory: &Memory, gate: &Gate, nr_files: usize, is_task: bool) -> (File, Vec<File>) {
+    let below = Forgets(|bytes: &[u8], _| Ok(bytes.len()));
+    let below = memory.open_store(Box::new(below), "below", &memory.root());
+    let below = below.unwrap();
+    let above = (0..nr_files).map(|_| {
+        let above = Above {
+            below: below.clone(),
+            gate: gate.clone(),
+            is_task,
+        };
+        memory.open_store(Box::new(above), "above", &memory.root())
+    });
+    let above = above.collect::<Result<_, _>>().unwrap();
+    (below, above)
+}
+
+#[test]
+fn stores_read_another_file_of_their_memory_though_all_threads_are_in_one() {
+    for is_task in [false, true] {
+        let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+        let gate = Gate::default();
+        let (below, above) = stacked(&memory, &gate, 2, is_task);
+        below.advise(Hint::Random);
+        above.iter().for_each(|above| above.advise(Hint::Random));
+        let shut = gate.shut();
+        let begin = |file: &File, page| {
+            let file = file.clone();
+            let mut read = Box::pin(async move { file.pin_async(page).await });
+            assert!(poll(&mut read, &Arc::default()).is_pending());
+            read
+        };
+        // As many as there are threads.
+        let mut reads: Vec<_> = (0..16)
+            .map(|nr| begin(&above[nr % 2], nr as u64 / 2))
+            .collect();
+        shut.await_some(16);
+        // No thread begins these.
+        reads.extend((0..8).map(|page| begin(&below, page)));
+        drop(shut);
+        let (end, has_ended) = mpsc::channel();
+        thread::spawn(move || {
+            let all = reads.into_iter().map(|read| block_on(read).is_ok());
+            end.send(all.collect::<Vec<_>>()).unwrap();
+        });
+        let ended = has_ended.recv_timeout(Duration::from_secs(20));
+        assert_eq!(ended.expect("they wait for each other"), [true; 24]);
+    }
 }

@@ -549,4 +549,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "true => false,",
         tests: Tests::Runtime("tasks::a_waker_that_reads"),
     },
+    Mutant {
+        name: "who waits inside a store's read leaves what is queued to threads that wait",
+        file: "shared.rs",
+        find: "if stall::is_reading(self) && self.io.read_queued(frame)",
+        replace: "if !stall::is_reading(self) && self.io.read_queued(frame)",
+        tests: Tests::Runtime("slow_stores::stores_read"),
+    },
 ];
