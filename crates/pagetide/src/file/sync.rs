@@ -188,10 +188,10 @@ impl File {
 
     /// [`File::sync`] as a future, for any executor: a thread of the memory writes and waits for
     /// the store, one for each file and up to 16 at a time. Under
-    /// [`Builder::without_thread`](crate::Builder::without_thread), and where none can be started,
-    /// the first poll does. Dropped, it may go on, unless no thread has begun it; whoever drops the
-    /// last handle of the file then waits for its writes, and not for the store to make them
-    /// durable.
+    /// [`Builder::without_thread`](crate::Builder::without_thread), where none can be started, and
+    /// inside a store of the memory, the first poll does. Dropped, it may go on, unless no thread
+    /// has begun it; whoever drops the last handle of the file then waits for its writes, and not
+    /// for the store to make them durable.
     ///
     /// # Errors
     /// As [`File::sync`].
@@ -211,7 +211,9 @@ impl File {
     /// As [`File::sync_async`].
     pub async fn sync_range_async(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
-        if !self.open.shared.io.syncs.has_threads() {
+        let shared = &self.open.shared;
+        // As in `have_done`.
+        if !shared.io.syncs.has_threads() || shared.is_called() {
             return self.sync_range(range);
         }
         let synced = Syncing::begin(self, Work::Sync(bytes_of(range))).await?;

@@ -476,3 +476,27 @@ fn stores_read_another_file_of_their_memory_though_all_threads_are_in_one() {
         assert_eq!(ended.expect("they wait for each other"), [true; 24]);
     }
 }
+
+#[test]
+fn stores_sync_another_file_of_their_memory_though_all_threads_are_in_one() {
+    let memory = Memory::builder().budget(ByteSize::mib(16)).build().unwrap();
+    let gate = Gate::default();
+    let (below, above) = stacked(&memory, &gate, 16, true);
+    below.write_at(&[1], 0).unwrap();
+    let shut = gate.shut();
+    let syncs = above.into_iter().map(|above| {
+        let mut sync = Box::pin(async move { above.sync_async().await });
+        assert!(poll(&mut sync, &Arc::default()).is_pending());
+        sync
+    });
+    let syncs: Vec<_> = syncs.collect();
+    shut.await_some(16);
+    drop(shut);
+    let (end, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        let all = syncs.into_iter().map(|sync| block_on(sync).is_ok());
+        end.send(all.collect::<Vec<_>>()).unwrap();
+    });
+    let ended = has_ended.recv_timeout(Duration::from_secs(20));
+    assert_eq!(ended.expect("they wait for each other"), [true; 16]);
+}

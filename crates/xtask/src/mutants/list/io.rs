@@ -556,4 +556,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "if !stall::is_reading(self) && self.io.read_queued(frame)",
         tests: Tests::Runtime("slow_stores::stores_read"),
     },
+    Mutant {
+        name: "who syncs inside a store waits for a thread that may be its own",
+        file: "file/sync.rs",
+        find: "!shared.io.syncs.has_threads() || shared.is_called()",
+        replace: "!shared.io.syncs.has_threads()",
+        tests: Tests::Runtime("slow_stores::stores_sync"),
+    },
 ];
