@@ -15,7 +15,8 @@ use core::ops::Range;
 pub const NR_STREAMS: usize = 16;
 /// A reader that was not heard of while so many pages were read is forgotten.
 const MAX_REST: u64 = 4096;
-/// The same of one for whom only a history spoke. Measured: `docs/readahead.md`.
+/// The same of one for whom only a history spoke, or twice its window where that is more. Measured:
+/// `docs/readahead.md`.
 const MAX_REST_OF_GUESS: u64 = 64;
 
 /// Windows in a row, begun for a history alone, whose readers never came: from then on a history
@@ -61,7 +62,7 @@ struct Stream {
 impl Stream {
     fn is_old(&self, now: u64) -> bool {
         let most = match self.is_guess {
-            true => MAX_REST_OF_GUESS,
+            true => MAX_REST_OF_GUESS.max(2 * u64::from(self.window.size)),
             false => MAX_REST,
         };
         now - self.seen > most

@@ -183,6 +183,14 @@ fn who_only_a_history_spoke_for_is_forgotten_soon() {
         file.read_each(500_000 + nr * 10..500_001 + nr * 10);
     }
     assert_eq!((nr_there(&file), file.streams.nr_vain), (0, 1));
+    // Who has much to read comes later.
+    file.bounds.max = 1024;
+    file.pages.extend(10_000..10_500);
+    file.read_each(10_500..10_501);
+    for nr in 0..900 {
+        file.read_each(600_000 + nr * 10..600_001 + nr * 10);
+    }
+    assert_eq!((nr_there(&file), file.streams.nr_vain), (1, 1));
 }
 
 #[test]

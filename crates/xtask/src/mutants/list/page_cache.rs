@@ -210,8 +210,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who only a history spoke for is remembered as long as any reader",
         file: "page_cache/streams.rs",
-        find: "true => MAX_REST_OF_GUESS,",
-        replace: "true => MAX_REST,",
+        find: "true => MAX_REST_OF_GUESS.max",
+        replace: "true => MAX_REST.max",
+        tests: Tests::Unit("streams"),
+    },
+    Mutant {
+        name: "who only a history spoke for is forgotten before it can have read its window",
+        file: "page_cache/streams.rs",
+        find: "MAX_REST_OF_GUESS.max(2 * u64::from(self.window.size))",
+        replace: "MAX_REST_OF_GUESS",
         tests: Tests::Unit("streams"),
     },
     Mutant {
