@@ -38,7 +38,9 @@ impl File {
     /// none. What is missing is read together.
     ///
     /// While it waits for memory, or for somebody who changes one of the pages, it holds none of
-    /// them: of tasks that each need most of what there is, one comes after the other.
+    /// them: of tasks that each need most of what there is, one comes after the other. Beside
+    /// writers of whom there is always one who changes one of the pages, it waits until it is
+    /// dropped.
     ///
     /// # Errors
     /// As [`File::pin_async`], for the first page that fails: no page stays pinned, and those that
