@@ -370,13 +370,13 @@ impl MemoryWait {
         if is_unwritten && let Some(error) = shared.not_swapped_out(level, asked_pages) {
             return error;
         }
-        let record = shared.core.groups().get(level);
+        let (usage_pages, max_pages) = shared.usage_and_max(level);
         Error::TimedOut {
             group: shared.path_of(level),
             what: "memory",
             asked_pages,
-            usage_pages: record.map_or(0, |group| group.usage()),
-            max_pages: record.map_or(0, |group| group.max()),
+            usage_pages,
+            max_pages,
             by_file: shared.pinned_by_file(level),
         }
     }

@@ -469,14 +469,14 @@ impl Shared {
         if is_unwritten && let Some(error) = self.not_swapped_out(id, asked_pages) {
             return error;
         }
-        let record = self.core.groups().get(id);
+        let (usage_pages, max_pages) = self.usage_and_max(id);
         let stat = self.core.stat(id);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         Error::OverLimit {
             group: self.path_of(id),
             asked_pages,
-            usage_pages: record.map_or(0, |group| group.usage()),
-            max_pages: record.map_or(0, |group| group.max()),
+            usage_pages,
+            max_pages,
             anon_pages: pages(stat.anon),
             reserved_pages: stat.slab_unreclaimable.div_ceil(PAGE_BYTES as u64),
             file_pages: pages(stat.file),
@@ -484,18 +484,24 @@ impl Shared {
         }
     }
 
+    /// Pages charged to a group, and how many may be: 0 of one that is gone.
+    pub(crate) fn usage_and_max(&self, id: u32) -> (u64, u64) {
+        let record = self.core.groups().get(id);
+        record.map_or((0, 0), |group| (group.usage(), group.max()))
+    }
+
     /// A limit that is met by anon pages that were refused by the spill file, where there are some.
     #[cold]
     pub(crate) fn not_swapped_out(&self, id: u32, asked_pages: u64) -> Option<Error> {
         let source = self.swap.last_error()?;
         self.dirty_anon_pages(id).next()?;
-        let record = self.core.groups().get(id);
+        let (usage_pages, max_pages) = self.usage_and_max(id);
         let (used_bytes, max_bytes) = self.swap.used_bytes();
         Some(Error::SwapOut {
             group: self.path_of(id),
             asked_pages,
-            usage_pages: record.map_or(0, |group| group.usage()),
-            max_pages: record.map_or(0, |group| group.max()),
+            usage_pages,
+            max_pages,
             used_bytes,
             max_bytes,
             source,

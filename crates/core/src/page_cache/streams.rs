@@ -150,15 +150,14 @@ impl Streams {
         if let Some(index) = self.reader_at(page) {
             return self.reads_on(index, request, bounds);
         }
-        let nr_asked = nr_asked(&request);
         if let Some(place) = self.alone.iter().position(|one| one.end == page) {
             let bounds = bounds()?;
-            let window = readahead::first(page, nr_asked, Start::Sequential, self.share(bounds));
-            let window = window.expect("there is a window for who is sequential");
+            let window = sequential(&request, self.share(bounds));
             let passed = mem::replace(&mut self.alone[place], NOBODY);
             self.clock += passed.end - passed.start;
             return Some(self.begin(window, passed, false, bounds));
         }
+        let nr_asked = nr_asked(&request);
         let has_history = !self.has_doubts() && cached(1) > 0;
         if nr_asked == 1 && page > 0 && !has_history {
             return Some(self.stays_alone(page..page + 1));
@@ -213,8 +212,7 @@ impl Streams {
         let was_lost = self.streams[index].is_some_and(|one| one.window.end() != page);
         let next = |window: Window| match was_lost {
             false => window.next(max),
-            true => readahead::first(page, nr_asked(&request), Start::Sequential, max)
-                .expect("there is a window for who is sequential"),
+            true => sequential(&request, max),
         };
         Some(Ahead {
             was_lost,
@@ -316,6 +314,12 @@ impl Streams {
 fn nr_asked(request: &Range<u64>) -> u32 {
     let nr_asked = request.end.saturating_sub(request.start).max(1);
     u32::try_from(nr_asked).unwrap_or(u32::MAX)
+}
+
+/// The first window of a sequential reader.
+fn sequential(request: &Range<u64>, max: u32) -> Window {
+    readahead::first(request.start, nr_asked(request), Start::Sequential, max)
+        .expect("there is a window for who is sequential")
 }
 
 /// Whether [`Streams::marks`] has a page's bit.

@@ -154,12 +154,20 @@ impl File {
 
     /// Has a thread of the memory do it, but for syncs.
     pub(super) async fn have_done(&self, work: Work) -> Result<(), Error> {
-        let shared = &self.open.shared;
-        // Who is called by a store may be on the very thread that he would wait for.
-        match shared.io.syncs.has_threads() && !shared.is_called() {
+        match self.may_wait_for_threads() {
             true => Syncing::begin(self, work).await?.result,
-            false => self.open.backing.do_for_writers(shared, work, true),
+            false => self
+                .open
+                .backing
+                .do_for_writers(&self.open.shared, work, true),
         }
+    }
+
+    /// Whether a thread of the memory is to do it. Who is called by a store may be on the very
+    /// thread that he would wait for.
+    fn may_wait_for_threads(&self) -> bool {
+        let shared = &self.open.shared;
+        shared.io.syncs.has_threads() && !shared.is_called()
     }
 
     /// Makes durable whatever was written to the file before: through any handle of it.
@@ -211,9 +219,7 @@ impl File {
     /// As [`File::sync_async`].
     pub async fn sync_range_async(&self, range: impl RangeBounds<u64>) -> Result<(), Error> {
         self.check_process()?;
-        let shared = &self.open.shared;
-        // As in `have_done`.
-        if !shared.io.syncs.has_threads() || shared.is_called() {
+        if !self.may_wait_for_threads() {
             return self.sync_range(range);
         }
         let synced = Syncing::begin(self, Work::Sync(bytes_of(range))).await?;

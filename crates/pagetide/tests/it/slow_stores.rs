@@ -4,7 +4,7 @@ use crate::gate::{Gate, Gated};
 use crate::slow::{Forgets, PAGE, group_of};
 use crate::tasks::poll;
 use futures_executor::block_on;
-use pagetide::{ByteSize, File, Group, Hint, Memory, Order, Store};
+use pagetide::{ByteSize, Error, File, Group, Hint, Memory, Order, Store};
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -444,6 +444,17 @@ fn stacked(memory: &Memory, gate: &Gate, nr_files: usize, is_task: bool) -> (Fil
     (below, above)
 }
 
+/// Which of these tasks end well, all of them within a time.
+fn in_time<T>(tasks: Vec<impl Future<Output = Result<T, Error>> + Send + 'static>) -> Vec<bool> {
+    let (end, has_ended) = mpsc::channel();
+    thread::spawn(move || {
+        let all = tasks.into_iter().map(|task| block_on(task).is_ok());
+        end.send(all.collect()).unwrap();
+    });
+    let ended = has_ended.recv_timeout(Duration::from_secs(20));
+    ended.expect("they wait for each other")
+}
+
 #[test]
 fn stores_read_another_file_of_their_memory_though_all_threads_are_in_one() {
     for is_task in [false, true] {
@@ -467,13 +478,7 @@ fn stores_read_another_file_of_their_memory_though_all_threads_are_in_one() {
         // No thread begins these.
         reads.extend((0..8).map(|page| begin(&below, page)));
         drop(shut);
-        let (end, has_ended) = mpsc::channel();
-        thread::spawn(move || {
-            let all = reads.into_iter().map(|read| block_on(read).is_ok());
-            end.send(all.collect::<Vec<_>>()).unwrap();
-        });
-        let ended = has_ended.recv_timeout(Duration::from_secs(20));
-        assert_eq!(ended.expect("they wait for each other"), [true; 24]);
+        assert_eq!(in_time(reads), [true; 24]);
     }
 }
 
@@ -492,11 +497,5 @@ fn stores_sync_another_file_of_their_memory_though_all_threads_are_in_one() {
     let syncs: Vec<_> = syncs.collect();
     shut.await_some(16);
     drop(shut);
-    let (end, has_ended) = mpsc::channel();
-    thread::spawn(move || {
-        let all = syncs.into_iter().map(|sync| block_on(sync).is_ok());
-        end.send(all.collect::<Vec<_>>()).unwrap();
-    });
-    let ended = has_ended.recv_timeout(Duration::from_secs(20));
-    assert_eq!(ended.expect("they wait for each other"), [true; 16]);
+    assert_eq!(in_time(syncs), [true; 16]);
 }

@@ -559,8 +559,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who syncs inside a store waits for a thread that may be its own",
         file: "file/sync.rs",
-        find: "!shared.io.syncs.has_threads() || shared.is_called()",
-        replace: "!shared.io.syncs.has_threads()",
+        find: "if !self.may_wait_for_threads() {",
+        replace: "if !self.open.shared.io.syncs.has_threads() {",
         tests: Tests::Runtime("slow_stores::stores_sync"),
     },
 ];
