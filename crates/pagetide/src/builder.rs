@@ -338,6 +338,7 @@ impl Builder {
             config.fit(pages);
             countable(config.budget_pages.into())?;
         }
+        let arena_bytes = bytes_of(config.arena_pages.max(config.budget_pages).into());
         let core = Core::try_new(config).map_err(|error| match error {
             BuildError::BudgetTooSmall {
                 budget_pages,
@@ -345,6 +346,7 @@ impl Builder {
             } => Error::BudgetTooSmall {
                 budget_bytes: bytes_of(u64::from(budget_pages)),
                 needed_bytes: bytes_of(u64::from(needed_pages)),
+                arena_bytes,
             },
             BuildError::Config(error) => config_error(error),
             BuildError::NoMetadata(_) => Error::NoMetadata { what: "frames" },

@@ -15,13 +15,17 @@ pub enum Error {
     /// The budget is smaller than its own records and a few pages.
     #[error(
         "a budget of {budget_bytes} bytes is too small: at least {needed_bytes} are needed, \
-         in whole pages of 4096 bytes"
+         in whole pages of 4096 bytes{}",
+        arena_text(*arena_bytes, *needed_bytes)
     )]
     BudgetTooSmall {
         /// The budget asked for.
         budget_bytes: u64,
-        /// The least that works on this machine.
+        /// The least that works on this machine, with this arena.
         needed_bytes: u64,
+        /// How far the budget could be raised: all of that has records.
+        /// See [`Builder::arena_max`](crate::Builder::arena_max).
+        arena_bytes: u64,
     },
     /// The budget exceeds what frame numbers can count.
     #[error("a budget of {budget_bytes} bytes is too large: at most {max_bytes}")]
@@ -111,8 +115,9 @@ pub enum Error {
     #[error(
         "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, \
          {what}: {anon_pages} are anon or working memory, {reserved_pages} reserved, {file_pages} \
-         of files, {dirty_pages} of these dirty",
-        what = over_text(*asked_pages, *max_pages, *file_pages)
+         of files, {dirty_pages} of these dirty{own}",
+        what = over_text(*asked_pages, *max_pages, *file_pages),
+        own = own_text(*kernel_pages)
     )]
     OverLimit {
         /// The group whose limit it is.
@@ -132,6 +137,8 @@ pub enum Error {
         file_pages: u64,
         /// Of them, pages that have to be written first.
         dirty_pages: u64,
+        /// Of its usage, pagetide's own records: see [`GroupStat::kernel`](crate::GroupStat::kernel).
+        kernel_pages: u64,
     },
     /// The budget is used up, and all that could be evicted came in less than
     /// [`Builder::min_ttl`](crate::Builder::min_ttl) ago.
@@ -185,7 +192,8 @@ pub enum Error {
     #[error(
         "group {group} is still {over_pages} pages over its new max: of {usage_pages} in use, \
          {pinned_pages} are pinned, {dirty_pages} dirty, {anon_pages} anon or working memory, \
-         {reserved_pages} reserved"
+         {reserved_pages} reserved{}",
+        own_text(*kernel_pages)
     )]
     StillOver {
         /// The group.
@@ -203,6 +211,8 @@ pub enum Error {
         anon_pages: u64,
         /// Of them, reserved for the program's own heap: bytes, rounded up to a page.
         reserved_pages: u64,
+        /// Of them, pagetide's own records: see [`GroupStat::kernel`](crate::GroupStat::kernel).
+        kernel_pages: u64,
     },
     /// A `min` that the group's `max` would never let it reach.
     #[error("group {group}: min of {min_pages} pages is over max of {max_pages}")]
@@ -493,6 +503,22 @@ fn over_text(asked_pages: u64, max_pages: u64, file_pages: u64) -> &'static str 
              min keeps)"
         }
         false => "none can be evicted",
+    }
+}
+
+/// They are the root's.
+fn own_text(kernel_pages: u64) -> String {
+    match kernel_pages {
+        0 => String::new(),
+        _ => format!(", {kernel_pages} pagetide's own records"),
+    }
+}
+
+/// Where more can be asked for later than is needed, that is why.
+fn arena_text(arena_bytes: u64, needed_bytes: u64) -> String {
+    match arena_bytes > needed_bytes {
+        true => format!(", with records of the {arena_bytes} bytes of Builder::arena_max"),
+        false => String::new(),
     }
 }
 

@@ -155,6 +155,7 @@ impl Group {
             Err(BadBudget { least, .. }) if pages < least => Err(Error::BudgetTooSmall {
                 budget_bytes: bytes_of(pages),
                 needed_bytes: bytes_of(least),
+                arena_bytes: bytes_of(shared.core.config().arena_pages.into()),
             }),
             Err(BadBudget { most, .. }) => Err(Error::BudgetTooLarge {
                 budget_bytes: bytes_of(pages),
@@ -176,6 +177,7 @@ impl Group {
             dirty_pages: stat.file_dirty / page_bytes + dirty_anon.sum::<u64>(),
             anon_pages: stat.anon / page_bytes,
             reserved_pages: stat.slab_unreclaimable.div_ceil(page_bytes),
+            kernel_pages: stat.kernel / page_bytes,
         }
     }
 

@@ -481,6 +481,7 @@ impl Shared {
             reserved_pages: stat.slab_unreclaimable.div_ceil(PAGE_BYTES as u64),
             file_pages: pages(stat.file),
             dirty_pages: pages(stat.file_dirty),
+            kernel_pages: pages(stat.kernel),
         }
     }
 

@@ -211,6 +211,26 @@ fn budgets_that_cannot_be_are_refused() {
         file.write_at(&[8; 4096], page * 4096).unwrap();
     }
     file.sync().unwrap();
+    // What the whole of it is: mostly records.
+    let file = memory.open(data.path(), &group).unwrap();
+    let mut pins = Vec::new();
+    let error = (0..256).find_map(|page| file.pin(page).map(|pin| pins.push(pin)).err());
+    let error = error.expect("they are not as many as the file's");
+    let Error::OverLimit {
+        usage_pages,
+        file_pages,
+        kernel_pages,
+        ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert!(kernel_pages > file_pages && kernel_pages + file_pages <= usage_pages);
+    let over = memory.set_budget(ByteSize(needed_bytes - 4096));
+    let small = over.unwrap_err().to_string();
+    assert!(small.ends_with("in whole pages of 4096 bytes"), "{small}");
+    let own = format!(", {kernel_pages} pagetide's own records");
+    assert!(error.to_string().ends_with(&own), "{error}");
 }
 
 #[test]

@@ -102,6 +102,8 @@ fn the_budget_moves_within_the_arena_and_says_what_it_cannot() {
     assert!(matches!(error, Error::BudgetTooLarge { .. }), "{error}");
     let error = memory.set_budget(ByteSize::kib(1)).unwrap_err();
     assert!(matches!(error, Error::BudgetTooSmall { .. }), "{error}");
+    let why = ", with records of the 100663296 bytes of Builder::arena_max";
+    assert!(error.to_string().ends_with(why), "{error}");
     assert_eq!(memory.budget(), ByteSize::mib(48));
 }
 
