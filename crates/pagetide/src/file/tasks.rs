@@ -7,6 +7,7 @@ use crate::group::Group;
 use crate::io::Flight;
 use crate::memory_wait::MemoryWait;
 use crate::page;
+use crate::park::Panics;
 use crate::pins::Counted;
 use crate::stall;
 use crate::wait::Ticket;
@@ -36,8 +37,11 @@ impl Drop for BringIn<'_> {
         if self.file.open.shared.is_forked() {
             return;
         }
-        self.forget();
-        self.abandon();
+        // Wakers are foreign, and may unwind: its own one as it goes, and those who are woken.
+        let mut panics = Panics::default();
+        panics.catch(|| self.forget());
+        panics.catch(|| self.abandon());
+        panics.go_on();
     }
 }
 

@@ -124,6 +124,43 @@ fn a_page_is_let_go_where_a_waker_unwinds() {
     again.unwrap();
 }
 
+/// A waker that unwinds as it goes.
+struct UnwindsInTheEnd;
+
+impl Wake for UnwindsInTheEnd {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for UnwindsInTheEnd {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new("a waker that unwinds as it goes"));
+    }
+}
+
+#[test]
+fn a_page_that_is_read_is_let_go_where_its_waker_unwinds_as_it_goes() {
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.io_engine(IoEngine::Threads).build().unwrap();
+    let store = Gated::of(vec![7; 4 * PAGE_BYTES]);
+    let file = store.open(&memory, &memory.root());
+    let shut = store.reads.shut();
+    let mut task = Box::pin(file.pin_async(0));
+    let waker = Waker::from(Arc::new(UnwindsInTheEnd));
+    let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    // The library has the last one.
+    drop(waker);
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(task)));
+    assert!(dropped.is_err(), "it keeps the waker");
+    drop(shut);
+    // As soon as the read has ended.
+    let began = Instant::now();
+    while !memory.pins().is_empty() && began.elapsed() < Duration::from_secs(10) {
+        thread::yield_now();
+    }
+    assert_eq!(memory.pins(), []);
+}
+
 #[test]
 fn a_pin_budget_is_given_back_where_a_waker_unwinds() {
     let (memory, _disk, _) = file_of(1);
