@@ -7,6 +7,7 @@ use pagetide_core::group::Stalled;
 use pagetide_core::units::Frame;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::thread::LocalKey;
 
 /// This thread works for a group until dropped: made by [`Group::task`]. It stays on its thread.
@@ -15,7 +16,9 @@ use std::thread::LocalKey;
 pub struct Task {
     group: Group,
     number: u64,
-    _stays: PhantomData<*const ()>,
+    /// What its thread knows, also as that ends: a local of it may have several tasks. `None` where
+    /// it had forgotten it already. It stays there.
+    own: Option<Rc<RefCell<Own>>>,
 }
 
 impl Group {
@@ -35,10 +38,12 @@ impl Group {
             return Task {
                 group: self.clone(),
                 number: 0,
-                _stays: PhantomData,
+                own: None,
             };
         }
-        let (number, before) = own(|own| own.add_task(shared, self.id())).unwrap_or_default();
+        let own = OWN.try_with(Rc::clone).ok();
+        let add = |own: &Rc<RefCell<Own>>| own.borrow_mut().add_task(shared, self.id());
+        let (number, before) = own.as_ref().map(add).unwrap_or_default();
         let (tree, now) = (shared.core.groups(), shared.now());
         if let Some(before) = before {
             tree.leave_task(before, now);
@@ -47,7 +52,7 @@ impl Group {
         Task {
             group: self.clone(),
             number,
-            _stays: PhantomData,
+            own,
         }
     }
 }
@@ -58,7 +63,8 @@ impl Drop for Task {
             return;
         }
         let shared: &Shared = self.group.shared();
-        let after = own(|own| own.remove_task(shared, self.number));
+        let remove = |own: &Rc<RefCell<Own>>| own.borrow_mut().remove_task(shared, self.number);
+        let after = self.own.as_ref().map(remove);
         let (tree, now) = (shared.core.groups(), shared.now());
         match after.unwrap_or(After::Nothing) {
             After::Nothing => tree.leave_task(self.group.id(), now),
@@ -171,7 +177,7 @@ impl Drop for Inside {
 }
 
 /// What this thread does, by memories: few at a time.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Own {
     tasks: Vec<Declared>,
     /// Memories in which it stalls.
@@ -179,6 +185,7 @@ struct Own {
     nr_declared: u64,
 }
 
+#[derive(Debug)]
 struct Declared {
     memory: usize,
     group: u32,
@@ -203,13 +210,7 @@ enum Begun {
 }
 
 thread_local! {
-    static OWN: RefCell<Own> = const {
-        RefCell::new(Own {
-            tasks: Vec::new(),
-            stalls: Vec::new(),
-            nr_declared: 0,
-        })
-    };
+    static OWN: Rc<RefCell<Own>> = Rc::default();
 }
 
 /// What this thread knows of itself; `None` where it ends and has forgotten it.
@@ -350,6 +351,42 @@ mod tests {
         drop(away);
         drop(first);
         assert_eq!(both(), [0, 0]);
+        assert_eq!(counts(&memory.root()), [0, 0]);
+    }
+
+    /// Its tasks, once it has ended: what the thread knows goes before.
+    struct AtEnd(RefCell<Vec<Task>>);
+
+    thread_local! {
+        static AT_END: AtEnd = const { AtEnd(RefCell::new(Vec::new())) };
+    }
+
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            assert!(own(|_| ()).is_none());
+            // In their order, the last one declared last, and one more.
+            let mut tasks = self.0.take();
+            let another = tasks[0].group.task();
+            tasks.drain(..).for_each(drop);
+            drop(another);
+        }
+    }
+
+    #[test]
+    fn tasks_of_a_thread_that_ends_are_left_as_they_were_entered() {
+        let memory = memory();
+        let groups = ["web", "batch"].map(|name| memory.root().child(name).unwrap());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                AT_END.with(|all| {
+                    let of_both = groups.iter().chain(&groups).map(Group::task);
+                    all.0.borrow_mut().extend(of_both);
+                });
+            });
+            // The scope itself does not wait for the thread's locals.
+            thread.join().unwrap();
+        });
+        assert_eq!(groups.each_ref().map(counts), [[0, 0]; 2]);
         assert_eq!(counts(&memory.root()), [0, 0]);
     }
 
