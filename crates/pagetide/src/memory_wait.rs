@@ -103,7 +103,7 @@ impl MemoryWaits {
         level: u32,
     ) -> Result<u64, u64> {
         let mut queue = self.lock();
-        queue.check_stuck(limits, ticket, wanted, level)?;
+        queue.check_stuck(limits, (ticket, wanted), level, Instant::now())?;
         let ticket = match ticket {
             Some(ticket) => {
                 queue.go_over(ticket, level);

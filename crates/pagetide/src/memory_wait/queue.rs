@@ -250,14 +250,17 @@ impl Queue {
         ahead.min().map(|(_, level)| level)
     }
 
+    /// Whose deadline has come waits for nothing, though his future is kept: what he holds may come
+    /// back.
+    ///
     /// # Errors
     /// The pages that waiters hold under a limit, where only they could end this one's wait.
     pub(super) fn check_stuck(
         &self,
         limits: &Limits<'_>,
-        ticket: Option<u64>,
-        wanted: &Wanted,
+        (ticket, wanted): (Option<u64>, &Wanted),
         level: u32,
+        now: Instant,
     ) -> Result<(), u64> {
         let room = limits.room(level).saturating_mul(PAGE_BYTES as u64);
         // As `claims::is_stuck` finds, without a look at all others.
@@ -265,7 +268,9 @@ impl Queue {
             return Ok(());
         }
         let others = self.waiters.iter().filter(|&(&other, waiter)| {
-            Some(other) != ticket && limits.groups.is_in(waiter.wanted.group, level)
+            Some(other) != ticket
+                && waiter.wanted.deadline > now
+                && limits.groups.is_in(waiter.wanted.group, level)
         });
         let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);
         let claims = claims_of(all, wanted);

@@ -124,6 +124,24 @@ fn reservations_that_could_only_wait_for_each_other_are_refused() {
     assert_eq!(one.size(), pages(40));
 }
 
+/// His future is kept, and not polled.
+#[test]
+fn who_waits_for_nothing_any_more_holds_up_no_other() {
+    let memory = memory();
+    let group = group_of(&memory, "query", 64);
+    let [one, other] = [(); 2].map(|()| group.reserve(pages(32)).unwrap());
+    let mut context = Context::from_waker(Waker::noop());
+    let mut kept = Box::pin(one.grow_async(pages(8), Instant::now() + Duration::from_millis(20)));
+    assert!(kept.as_mut().poll(&mut context).is_pending());
+    std::thread::sleep(Duration::from_millis(20));
+    let mut grow = Box::pin(other.grow_async(pages(8), later()));
+    let polled = grow.as_mut().poll(&mut context);
+    assert!(polled.is_pending(), "{polled:?}");
+    one.shrink(pages(8));
+    let grown = grow.as_mut().poll(&mut context);
+    assert!(matches!(grown, Poll::Ready(Ok(()))), "{grown:?}");
+}
+
 #[test]
 fn what_two_hold_together_counts_once() {
     let memory = memory();

@@ -153,7 +153,8 @@ fn of_many_who_wait_few_are_looked_at() {
         groups,
         metadata_pages: 0,
     };
-    assert_eq!(queue.check_stuck(&limits, None, &new, web.id()), Ok(()));
+    let checked = queue.check_stuck(&limits, (None, &new), web.id(), now);
+    assert_eq!(checked, Ok(()));
     for ticket in waiting.into_iter().chain(late) {
         let left = queue.leave(ticket).unwrap();
         assert!(queue.wake_behind(groups, now, &left).is_empty());
