@@ -150,6 +150,9 @@ impl Anon {
     }
 
     /// The same region for another group: what this handle brings in is charged to it.
+    ///
+    /// # Panics
+    /// As [`File::for_group`].
     #[must_use]
     pub fn for_group(&self, group: &Group) -> Anon {
         let file = self.file.for_group(group);
