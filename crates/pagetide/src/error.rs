@@ -137,7 +137,8 @@ pub enum Error {
         file_pages: u64,
         /// Of them, pages that have to be written first.
         dirty_pages: u64,
-        /// Of its usage, pagetide's own records: see [`GroupStat::kernel`](crate::GroupStat::kernel).
+        /// Of its usage, pagetide's own records: see
+        /// [`GroupStat::kernel`](crate::GroupStat::kernel).
         kernel_pages: u64,
     },
     /// The budget is used up, and all that could be evicted came in less than

@@ -19,12 +19,13 @@ struct Row {
     tenant: &'static str,
     ops: u64,
     ops_per_s: u64,
-    hit_ratio: f64,
-    ns_p50: u64,
-    ns_p99: u64,
-    ns_p999: u64,
+    /// Of no operation there is none: `null`.
+    hit_ratio: Option<f64>,
+    ns_p50: Option<u64>,
+    ns_p99: Option<u64>,
+    ns_p999: Option<u64>,
     memory_bytes: u64,
-    /// To what the tenant had alone.
+    /// To what the tenant had alone: `null` where that was nothing.
     to_alone: Option<f64>,
 }
 
@@ -67,10 +68,8 @@ pub(super) fn run(args: &MixedArgs) -> Result<(), Failure> {
         world.run(tenants.clone(), phase_time)?;
         let done = world.run(tenants.clone(), phase_time)?;
         for (tenant, done) in tenants.zip(done) {
-            let alone = rows.iter().find(|row| row.tenant == TENANTS[tenant]);
-            let per_s = done.latencies.len() as f64 / done.elapsed.as_secs_f64();
-            let to_alone = alone.map(|row| output::rounded(per_s / row.ops_per_s.max(1) as f64));
-            rows.push(world.row((phase, tenant), &done, per_s, to_alone));
+            let row = world.row((phase, tenant), &done, &rows);
+            rows.push(row);
         }
         bar.inc(1);
     }
@@ -149,28 +148,26 @@ impl World {
         })
     }
 
-    fn row(
-        &self,
-        (phase, tenant): (&'static str, usize),
-        done: &Done,
-        per_s: f64,
-        to_alone: Option<f64>,
-    ) -> Row {
+    fn row(&self, (phase, tenant): (&'static str, usize), done: &Done, before: &[Row]) -> Row {
         let ops = done.latencies.len();
+        let per_s = ops as f64 / done.elapsed.as_secs_f64();
+        let alone = before.iter().find(|row| row.tenant == TENANTS[tenant]);
+        let alone = alone.filter(|row| row.ops_per_s > 0);
         let nr_pages = if tenant == 1 { ops * SCAN_PAGES } else { ops };
         let misses = done.misses.min(nr_pages);
-        let at = |quantile| done.latencies.value_at_quantile(quantile);
+        let hit_ratio = 1.0 - misses as f64 / nr_pages as f64;
+        let at = |quantile| output::quantile(&done.latencies, quantile);
         Row {
             phase,
             tenant: TENANTS[tenant],
             ops,
             ops_per_s: output::whole(per_s),
-            hit_ratio: output::rounded(1.0 - misses as f64 / nr_pages.max(1) as f64),
+            hit_ratio: (nr_pages > 0).then(|| output::rounded(hit_ratio)),
             ns_p50: at(0.5),
             ns_p99: at(0.99),
             ns_p999: at(0.999),
             memory_bytes: self.groups[tenant].usage().as_u64(),
-            to_alone,
+            to_alone: alone.map(|row| output::rounded(per_s / row.ops_per_s as f64)),
         }
     }
 }
@@ -210,19 +207,53 @@ fn table(rows: &[Row]) -> String {
         "p99.9",
         "memory",
     ];
+    let none = || "-".to_owned();
+    let time = |nanos: Option<u64>| nanos.map_or_else(none, output::time);
     let row = |row: &Row| {
         vec![
             row.phase.to_owned(),
             row.tenant.to_owned(),
             output::count(row.ops_per_s),
-            row.to_alone
-                .map_or_else(|| "-".to_owned(), |to| format!("x{to:.2}")),
-            output::percent(row.hit_ratio),
-            output::time(row.ns_p50),
-            output::time(row.ns_p99),
-            output::time(row.ns_p999),
+            row.to_alone.map_or_else(none, |to| format!("x{to:.2}")),
+            row.hit_ratio.map_or_else(none, output::percent),
+            time(row.ns_p50),
+            time(row.ns_p99),
+            time(row.ns_p999),
             output::mib(row.memory_bytes),
         ]
     };
     output::table(&header, 2, rows.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_without_operations_has_no_figures_of_them() {
+        let args = MixedArgs {
+            frames: 384,
+            millis: 1,
+            dir: None,
+            json: false,
+        };
+        let world = World::new(&args).expect("a world");
+        let done = |ops: u64| Done {
+            latencies: {
+                let mut latencies = load::histogram();
+                latencies.record_n(100, ops).expect("a time");
+                latencies
+            },
+            misses: 0,
+            elapsed: Duration::from_millis(1),
+        };
+        let alone = world.row(("alone", 2), &done(0), &[]);
+        let together = world.row(("together", 2), &done(50), std::slice::from_ref(&alone));
+        assert_eq!((alone.hit_ratio, together.hit_ratio), (None, Some(1.0)));
+        assert_eq!((alone.ns_p50, together.ns_p50), (None, Some(100)));
+        // No number times nothing is what it has now.
+        assert_eq!((alone.to_alone, together.to_alone), (None, None));
+        let table = table(&[alone, together]);
+        assert!(!table.contains("100.00 % |     0 ns"), "{table}");
+    }
 }

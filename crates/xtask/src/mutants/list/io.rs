@@ -563,4 +563,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "if !self.open.shared.io.syncs.has_threads() {",
         tests: Tests::Runtime("slow_stores::stores_sync"),
     },
+    Mutant {
+        name: "a task whose waker unwinds as it goes keeps its page",
+        file: "file/tasks.rs",
+        find: "panics.catch(|| self.forget());",
+        replace: "self.forget();",
+        tests: Tests::Runtime("callers::a_page_that_is_read"),
+    },
+    Mutant {
+        name: "tasks of a thread that has forgotten them are left twice",
+        file: "stall.rs",
+        find: "self.own.as_ref().map(remove);",
+        replace: "OWN.try_with(remove).ok();",
+        tests: Tests::RuntimeUnit("stall::"),
+    },
+    Mutant {
+        name: "who is late for memory and keeps his future is stuck with others",
+        file: "memory_wait/queue.rs",
+        find: "&& waiter.wanted.deadline > now",
+        replace: "",
+        tests: Tests::Runtime("reserve_waits::who_waits_for_nothing"),
+    },
 ];
