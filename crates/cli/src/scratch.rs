@@ -4,7 +4,8 @@ use crate::failure::Failure;
 use pagetide::PAGE_BYTES;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 /// A file in `dir` (or the temporary folder) that is unlinked already.
 fn unnamed(dir: Option<&Path>) -> io::Result<File> {
@@ -12,6 +13,16 @@ fn unnamed(dir: Option<&Path>) -> io::Result<File> {
         Some(dir) => tempfile::tempfile_in(dir),
         None => tempfile::tempfile(),
     }
+}
+
+/// A file without content, for another program to write by its [`path_of`].
+pub(crate) fn empty() -> io::Result<File> {
+    unnamed(None)
+}
+
+/// Where other processes find a file that this one has open, while it has.
+pub(crate) fn path_of(file: &File) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
 fn place(dir: Option<&Path>) -> String {

@@ -3,6 +3,7 @@
 
 use super::counted::output_of;
 use crate::failure::Failure;
+use crate::scratch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
@@ -49,19 +50,20 @@ pub(super) struct Profile {
 /// where there is no valgrind or no addr2line.
 pub(super) fn callgrind(args: &[&str]) -> Result<Option<(Profile, String)>, Failure> {
     let failed = |error: &dyn std::error::Error| Failure::of("cannot count instructions", error);
-    let out = tempfile::NamedTempFile::new().map_err(|error| failed(&error))?;
+    let out = scratch::empty().map_err(|error| failed(&error))?;
+    let path = scratch::path_of(&out);
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=callgrind", "--quiet", "--dump-instr=yes"])
         .args(["--compress-strings=no", "--compress-pos=no"])
-        .arg(format!("--callgrind-out-file={}", out.path().display()))
+        .arg(format!("--callgrind-out-file={}", path.display()))
         .arg(&program)
         .args(args);
     let Some(done) = output_of(&mut command)? else {
         return Ok(None);
     };
-    let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     let mut profile = Profile {
         functions: functions(&text, &program.display().to_string()),
         ..Profile::default()

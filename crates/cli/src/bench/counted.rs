@@ -1,6 +1,7 @@
 //! What a run took: instructions and cache misses by cachegrind, system calls by strace.
 
 use crate::failure::Failure;
+use crate::scratch;
 use std::io::ErrorKind;
 use std::process::{Command, Output, Stdio};
 
@@ -8,20 +9,21 @@ use std::process::{Command, Output, Stdio};
 /// `None` where there is no valgrind.
 pub(super) fn cachegrind(args: &[&str]) -> Result<Option<[i64; 2]>, Failure> {
     let failed = |error: &dyn std::error::Error| Failure::of("cannot count instructions", error);
-    let out = tempfile::NamedTempFile::new().map_err(|error| failed(&error))?;
+    let out = scratch::empty().map_err(|error| failed(&error))?;
+    let path = scratch::path_of(&out);
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=cachegrind", "--cache-sim=yes", "--quiet"])
         // Smaller than the records of a large file's frames, which are larger than any cache.
         .arg("--LL=1048576,16,64")
-        .arg(format!("--cachegrind-out-file={}", out.path().display()))
+        .arg(format!("--cachegrind-out-file={}", path.display()))
         .arg(program)
         .args(args);
     if output_of(&mut command)?.is_none() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     Ok(summary(&text))
 }
 
@@ -57,15 +59,16 @@ fn may_trace() -> bool {
 /// that write these lines to its output. `None` where there is no strace, or it may not trace.
 pub(super) fn system_calls(args: &[&str], begin: &str, end: &str) -> Result<Option<u64>, Failure> {
     let failed = |error: &dyn std::error::Error| Failure::of("cannot count system calls", error);
-    let out = tempfile::NamedTempFile::new().map_err(|error| failed(&error))?;
+    let out = scratch::empty().map_err(|error| failed(&error))?;
+    let path = scratch::path_of(&out);
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new("strace");
-    command.args(["-f", "-s", "256", "-o"]).arg(out.path());
+    command.args(["-f", "-s", "256", "-o"]).arg(&path);
     command.arg(program).args(args);
     if !may_trace() || output_of(&mut command)?.is_none() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(out.path()).map_err(|error| failed(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     Ok(calls_between(&text, begin, end))
 }
 

@@ -11,7 +11,7 @@ use super::tenants::{batch_pages, web_pages};
 use crate::args::KernelCacheArgs;
 use crate::failure::{self, Failure};
 use crate::output::Skipped;
-use crate::{load, output};
+use crate::{load, output, scratch};
 use hdrhistogram::Histogram;
 use pagetide::PAGE_BYTES;
 use rustix::fs::{Advice, fadvise};
@@ -19,7 +19,6 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut, Read};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,11 +108,7 @@ pub(super) fn run(group: &Cgroup, data: &File, phase: Duration) -> Result<Beside
     let failed = |error: io::Error| Failure::of(step, &error);
     let mut child = Command::new(std::env::current_exe().map_err(failed)?)
         .arg("kernel-cache")
-        .arg(format!(
-            "/proc/{}/fd/{}",
-            std::process::id(),
-            data.as_raw_fd()
-        ))
+        .arg(scratch::path_of(data))
         .arg(phase.as_millis().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,9 +1,12 @@
 //! The benches of eviction, run small: what they count, not what they time.
 
-use super::{failure, json};
+use super::{BIN, failure, json};
 use pagetide_sim::CorePolicy;
 use serde_json::Value;
-use std::process::Command;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap()
@@ -52,15 +55,58 @@ fn key_value_swaps_no_more_than_lru_under_the_default_policy() {
     }
 }
 
+/// Whether there is what it takes to count instructions by functions.
+fn has_callgrind() -> bool {
+    let missing = ["valgrind", "addr2line"].into_iter().find(|program| {
+        let tried = Command::new(program).arg("--version").output();
+        tried.is_err()
+    });
+    if let Some(program) = missing {
+        println!("skipped: callgrind: there is no {program}");
+    }
+    missing.is_none()
+}
+
+#[test]
+fn an_interrupt_amid_a_count_leaves_nothing() {
+    if !has_callgrind() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut bench = Command::new("env")
+        .args(["--default-signal=INT", BIN])
+        .args(["bench", "reclaim-cost", "--groups", "0"])
+        .env("TMPDIR", folder.path())
+        .process_group(0)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = bench.id();
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    while fs::read_to_string(&children).unwrap().is_empty() {
+        thread::yield_now();
+    }
+    // To all of them, as a terminal does.
+    let group = format!("-{pid}");
+    let killed = Command::new("kill").args(["-INT", "--", &group]).status();
+    assert!(killed.unwrap().success());
+    assert!(!bench.wait().unwrap().success());
+    let left = || fs::read_dir(folder.path()).unwrap().count();
+    // What the tool has of its own goes with it.
+    let began = Instant::now();
+    while left() > 0 && began.elapsed() < Duration::from_secs(10) {
+        thread::yield_now();
+    }
+    assert_eq!(left(), 0);
+}
+
 #[test]
 fn reclaim_costs_the_same_beside_many_groups() {
     let (code, message) = failure(&["bench", "reclaim-cost", "--policy", "best"]);
     assert_eq!(code, 2, "{message}");
-    for program in ["valgrind", "addr2line"] {
-        if Command::new(program).arg("--version").output().is_err() {
-            println!("skipped: callgrind: there is no {program}");
-            return;
-        }
+    if !has_callgrind() {
+        return;
     }
     let size = ["--pages", "20000", "--groups", "1000"];
     let rows = json(&[&["bench", "reclaim-cost", "--json"], &size[..]].concat());

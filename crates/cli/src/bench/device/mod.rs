@@ -24,7 +24,6 @@ use pagetide::PAGE_BYTES;
 use rustix::fs::{FsWord, statfs};
 use spec::{Engine, Outcome, Spec, TIMES};
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
@@ -106,9 +105,8 @@ impl Data {
             DataKind::Text => scratch::text,
         };
         let file = scratch::filled(Some(folder), nr_pages, word, |_| ())?;
-        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         Ok(Data {
-            path: path.into(),
+            path: scratch::path_of(&file),
             _file: Some(file),
             is_stamped: true,
         })
