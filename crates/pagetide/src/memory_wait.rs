@@ -81,7 +81,7 @@ impl MemoryWaits {
         let driven = queue
             .waiters
             .values()
-            .filter(|waiter| waiter.wanted.is_driven && waiter.wanted.deadline > now);
+            .filter(|waiter| waiter.wanted.is_driven && !waiter.wanted.is_late(now));
         let next = driven
             .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
             .min();

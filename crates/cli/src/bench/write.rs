@@ -11,7 +11,6 @@ use hdrhistogram::Histogram;
 use pagetide::{Memory, PAGE_BYTES};
 use serde::Serialize;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
@@ -113,7 +112,7 @@ impl Target {
         }
         let (memory, group) = super::quarter_of(args.pages, Memory::builder())?;
         Ok(Target::Ours {
-            file: memory.open_rw(format!("/proc/self/fd/{}", file.as_raw_fd()), &group)?,
+            file: memory.open_rw(scratch::path_of(&file), &group)?,
             _memory: memory,
         })
     }

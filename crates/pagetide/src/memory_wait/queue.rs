@@ -57,6 +57,11 @@ impl Wanted {
         let total = held.saturating_add(self.nr_bytes);
         (pages_of(total) - pages_of(held)).max(1)
     }
+
+    /// Whether its deadline has come: the asker waits for nothing, also where his future is kept.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.deadline <= now
+    }
 }
 
 pub(super) fn pages_of(nr_bytes: u64) -> u64 {
@@ -79,7 +84,7 @@ impl Waiter {
     /// Whether those who come later let it ask first.
     pub(super) fn is_ahead(&self, now: Instant) -> bool {
         let has_turn = self.woken.is_none_or(|woken| now < woken + TURN);
-        self.wanted.deadline > now && has_turn
+        !self.wanted.is_late(now) && has_turn
     }
 
     /// To wake it, if it was not woken, and asks not on this very thread.
@@ -222,7 +227,7 @@ impl Queue {
         let Queue { waiters, under, .. } = self;
         let late = waiters
             .iter_mut()
-            .filter(|(_, waiter)| waiter.wanted.deadline <= now);
+            .filter(|(_, waiter)| waiter.wanted.is_late(now));
         let wakers = late.filter_map(|(&ticket, waiter)| {
             under.remove(&(waiter.level, ticket));
             waiter.take_waker(now)
@@ -250,8 +255,7 @@ impl Queue {
         ahead.min().map(|(_, level)| level)
     }
 
-    /// Whose deadline has come waits for nothing, though his future is kept: what he holds may come
-    /// back.
+    /// What those hold who are late may come back.
     ///
     /// # Errors
     /// The pages that waiters hold under a limit, where only they could end this one's wait.
@@ -269,7 +273,7 @@ impl Queue {
         }
         let others = self.waiters.iter().filter(|&(&other, waiter)| {
             Some(other) != ticket
-                && waiter.wanted.deadline > now
+                && !waiter.wanted.is_late(now)
                 && limits.groups.is_in(waiter.wanted.group, level)
         });
         let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);

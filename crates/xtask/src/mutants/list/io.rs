@@ -580,7 +580,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "who is late for memory and keeps his future is stuck with others",
         file: "memory_wait/queue.rs",
-        find: "&& waiter.wanted.deadline > now",
+        find: "&& !waiter.wanted.is_late(now)",
         replace: "",
         tests: Tests::Runtime("reserve_waits::who_waits_for_nothing"),
     },
