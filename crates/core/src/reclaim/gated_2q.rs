@@ -236,7 +236,9 @@ impl Gated2q {
             let age = self.age(word);
             let reach = REACH_SIZES * u64::from(self.nr_resident());
             let is_far = age > REACH || self.page_ins.since(age) >= reach;
+            let is_read_once = word.refs() == NO_REFS + 1 && !word.has(flag::YOUNG);
             self.refaults.kept(nr_frames(frames, frame), is_far);
+            self.sample.kept(nr_frames(frames, frame), is_read_once);
         }
     }
 
@@ -288,8 +290,9 @@ impl Gated2q {
 
     /// Counts the generations of which the gate lets in what was queued then.
     fn look_back(&mut self) {
-        let nr_resident = self.nr_resident();
-        let is_near = |&age: &u64| self.gate.lets_in(self.page_ins.since(age), nr_resident);
+        let sizes = (self.nr_resident(), self.probation.nr_frames);
+        let gate = self.target.gate(sizes, self.gate);
+        let is_near = |&age: &u64| gate.lets_in(self.page_ins.since(age), sizes.0);
         self.nr_near = (0..=REACH).take_while(is_near).count() as u64;
     }
 
@@ -315,11 +318,12 @@ impl Gated2q {
             return Class::Probation;
         }
         let distance = self.page_ins.since(age);
+        let sizes = (nr_resident, self.probation.nr_frames);
         if !stay::was_protected(token) {
-            let sizes = (nr_resident, self.probation.nr_frames);
             self.sample.refault(nr_frames, distance, sizes);
         }
-        match self.gate.lets_in(distance, nr_resident) {
+        let gate = self.target.gate(sizes, self.gate);
+        match gate.lets_in(distance, nr_resident) {
             true => Class::Protected,
             false => Class::Probation,
         }

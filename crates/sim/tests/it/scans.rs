@@ -1,4 +1,5 @@
-//! Scan resistance as a tenant feels it: what another one's scan does to its hit ratio.
+//! Scan resistance as a tenant feels it: what another one's scan does to its hit ratio, and its own
+//! that it begins anew each time.
 
 use crate::expected::shared_traces;
 use crate::field::open;
@@ -115,5 +116,41 @@ fn a_scan_takes_less_than_a_point_from_a_recorded_tenant() {
             .fold(f64::INFINITY, f64::min);
         assert!(least_of_others > 15.0, "{least_of_others:.2}");
         assert!(bare(&rows, Policy::Gated2q) < least_of_others / 5.0);
+    }
+}
+
+/// Of the pages of a loop that could stay, the part that does under the default, after 30 rounds: a
+/// loop over `percent` of the size, from the start or after reads of others here and there.
+fn kept(frames: u32, percent: u32, is_first: bool) -> f64 {
+    let nr_pages = frames * percent / 100;
+    let mut cache = CoreCache::try_new(Policy::Gated2q, frames).unwrap();
+    if !is_first {
+        let others = skewed(2 * frames, 3 * frames as usize);
+        for page in others.pages {
+            cache.read(nr_pages + page).unwrap();
+        }
+    }
+    let mut rounds = |nr_rounds| {
+        let before = cache.counts().misses;
+        (0..nr_rounds).for_each(|_| (0..nr_pages).for_each(|page| _ = cache.read(page).unwrap()));
+        cache.counts().misses - before
+    };
+    rounds(30);
+    let misses = rounds(5) as f64 / 5.0;
+    (f64::from(nr_pages) - misses) / f64::from(frames)
+}
+
+#[test]
+fn a_loop_over_more_than_fits_keeps_what_fits() {
+    for percent in [
+        105, 110, 115, 120, 125, 130, 135, 140, 150, 175, 200, 250, 300,
+    ] {
+        for frames in [250, 1000] {
+            for is_first in [true, false] {
+                let kept = kept(frames, percent, is_first);
+                println!("{percent} % of {frames} frames, first {is_first}: {kept:.3} kept");
+                assert!(kept > 0.8, "{percent} % of {frames}: {kept:.3}");
+            }
+        }
     }
 }

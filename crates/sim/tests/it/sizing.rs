@@ -153,7 +153,7 @@ fn all_errors() -> Vec<Errors> {
 const BOUNDS: [(f64, f64); SIZES.len()] = [
     (7.0, 37.0),
     (3.2, 14.0),
-    (1.0, 3.5),
+    (1.0, 4.0),
     (1.2, 5.0),
     (2.0, 8.0),
     (2.8, 10.0),
@@ -225,8 +225,9 @@ fn a_loop_gains_as_much_as_it_gets() {
     let trace = Trace::from_ids("loop", &ids).unwrap();
     let errors = errors(&trace, ("loop", 1000));
     print(core::slice::from_ref(&errors));
-    // From a half to twice: a third of it is there, two thirds, all.
-    assert!(errors.points[1..6].iter().all(|points| points.abs() < 6.0));
+    // With a half to twice as much a sixth to two thirds of it is there. Of 67 points of misses 33
+    // are spared by twice as much: all but 7 of these are foreseen.
+    assert!(errors.points[1..6].iter().all(|points| points.abs() < 8.0));
 }
 
 /// Where no distances are kept there is no estimate, and none before a size came in.

@@ -74,6 +74,43 @@ fn a_page_that_is_soon_asked_for_again_is_protected() {
 }
 
 #[test]
+fn a_loop_over_a_bit_more_than_fits_keeps_most_of_it() {
+    let (memory, group, file) = memory(240, Policy::Gated2q);
+    let misses = || {
+        let pages = 0..286;
+        pages
+            .filter(|&page| touch(&memory, group, key(file, page)))
+            .count()
+    };
+    (0..30).for_each(|_| _ = misses());
+    let nr_misses = misses();
+    assert!(nr_misses < 100, "{nr_misses} of 286, 46 do not fit");
+    memory.check();
+}
+
+#[test]
+fn a_ring_that_lost_pages_is_filled_again() {
+    let (memory, group, file) = memory(240, Policy::Gated2q);
+    let misses = || {
+        (0..360)
+            .filter(|&page| touch(&memory, group, key(file, page)))
+            .count()
+    };
+    (0..20).for_each(|_| _ = misses());
+    let before = misses();
+    assert!(before < 140, "{before} of 360, 120 do not fit");
+    // What is resident of a third of the loop goes, as when its part of the file is cut off.
+    let cut = 0..120;
+    for page in cut {
+        memory.discard_page(CPU, key(file, page), &mut Effects::new());
+    }
+    (0..20).for_each(|_| _ = misses());
+    let after = misses();
+    assert!(after < before + 10, "{after}, before {before}");
+    memory.check();
+}
+
+#[test]
 fn of_a_loop_that_does_not_fit_refaults_say_which_size_it_takes() {
     let (memory, group, file) = memory(200, Policy::Gated2q);
     assert!(memory.refaults(group).is_none(), "nothing came in yet");

@@ -249,9 +249,10 @@ fn what_is_restored_is_what_was_waited_for_as_a_stall() {
             }
         }
         let stat = memory.stat(group);
-        // Judged twice: where the read begins, and where it has ended.
+        // Judged twice: where the read begins, and where it has ended. Pages of a loop come back
+        // where the gate is, so that some of them are judged anew.
         let nr_restored = stat.workingset_restore_file;
-        let is_near = nr_restored.abs_diff(nr_stalls) <= nr_stalls / 20;
+        let is_near = nr_restored.abs_diff(nr_stalls) <= nr_stalls / 10;
         assert!(is_near, "{policy}: {nr_restored} of {nr_stalls}");
         if matches!(policy, Policy::Gated2q | Policy::TwoList) {
             assert!(nr_stalls > 0, "{policy}");

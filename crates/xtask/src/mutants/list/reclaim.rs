@@ -392,4 +392,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "exhausted[at] = failed[at].filter(|_| true || giver.part.is_none());",
         tests: Tests::Model("progress"),
     },
+    Mutant {
+        name: "a ring that lacks pages keeps its gate",
+        file: "reclaim/refault_gate.rs",
+        find: "if above > nr_resident / 10 =>",
+        replace: "if above > nr_resident =>",
+        tests: Tests::Unit("a_ring_that"),
+    },
+    Mutant {
+        name: "the ring is worth what its coldest page says, around a loop too",
+        file: "reclaim/refault_gate.rs",
+        find: "const LOOP_WEIGHT: u128 = 8;",
+        replace: "const LOOP_WEIGHT: u128 = 0;",
+        tests: Tests::Unit("around_a_loop"),
+    },
+    Mutant {
+        name: "protected pages that are read often count as those of a loop",
+        file: "reclaim/refault_gate.rs",
+        find: "once * once / (once + more).max(1)",
+        replace: "once + more",
+        tests: Tests::Unit("around_a_loop"),
+    },
+    Mutant {
+        name: "how often a page of the ring was read is not told",
+        file: "reclaim/gated_2q.rs",
+        find: "self.sample.kept(nr_frames(frames, frame), is_read_once);",
+        replace: "self.sample.kept(nr_frames(frames, frame), false & is_read_once);",
+        tests: Tests::Unit("over_a_bit_more_than_fits"),
+    },
 ];
