@@ -148,6 +148,7 @@ fn kept_by(policy: Policy, (frames, percent): (u32, u32), is_first: bool) -> f64
     kept(frames, percent, |page| !cache.read(page).unwrap())
 }
 
+/// Loops that are looked at, in percent of the size.
 const LOOPS: [u32; 13] = [
     105, 110, 115, 120, 125, 130, 135, 140, 150, 175, 200, 250, 300,
 ];

@@ -73,15 +73,18 @@ fn a_page_that_is_soon_asked_for_again_is_protected() {
     memory.check();
 }
 
+/// Misses of a round over the first pages of a file.
+fn misses_of((memory, group, file): (&Memory, u32, u32), nr_pages: u64) -> usize {
+    let pages = 0..nr_pages;
+    pages
+        .filter(|&page| touch(memory, group, key(file, page)))
+        .count()
+}
+
 #[test]
 fn a_loop_over_a_bit_more_than_fits_keeps_most_of_it() {
     let (memory, group, file) = memory(240, Policy::Gated2q);
-    let misses = || {
-        let pages = 0..286;
-        pages
-            .filter(|&page| touch(&memory, group, key(file, page)))
-            .count()
-    };
+    let misses = || misses_of((&memory, group, file), 286);
     (0..30).for_each(|_| _ = misses());
     let nr_misses = misses();
     assert!(nr_misses < 100, "{nr_misses} of 286, 46 do not fit");
@@ -91,17 +94,12 @@ fn a_loop_over_a_bit_more_than_fits_keeps_most_of_it() {
 #[test]
 fn a_ring_that_lost_pages_is_filled_again() {
     let (memory, group, file) = memory(240, Policy::Gated2q);
-    let misses = || {
-        (0..360)
-            .filter(|&page| touch(&memory, group, key(file, page)))
-            .count()
-    };
+    let misses = || misses_of((&memory, group, file), 360);
     (0..20).for_each(|_| _ = misses());
     let before = misses();
     assert!(before < 140, "{before} of 360, 120 do not fit");
     // What is resident of a third of the loop goes, as when its part of the file is cut off.
-    let cut = 0..120;
-    for page in cut {
+    for page in 0..120 {
         memory.discard_page(CPU, key(file, page), &mut Effects::new());
     }
     (0..20).for_each(|_| _ = misses());
