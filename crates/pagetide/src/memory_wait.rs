@@ -85,13 +85,16 @@ impl MemoryWaits {
         let next = driven
             .map(|waiter| waiter.wanted.deadline.saturating_duration_since(now))
             .min();
+        let next = next.map(|next| next.min(RETRY));
+        queue.next_tick = next.map(|next| now + next);
         drop(queue);
         park::to_each(wakers, Waker::wake);
-        next.map(|next| next.min(RETRY))
+        next
     }
 
     /// Queues, or goes over to another limit. Whoever gives memory back from now on sees it, or the
-    /// next attempt sees that memory.
+    /// next attempt sees that memory. Returns the ticket, and whether the thread that ticks has to
+    /// be told: it sleeps for longer than it may from now on.
     ///
     /// # Errors
     /// The pages that waiters hold under this limit, where only they could end the wait.
@@ -101,9 +104,10 @@ impl MemoryWaits {
         ticket: Option<u64>,
         wanted: &Wanted,
         level: u32,
-    ) -> Result<u64, u64> {
+    ) -> Result<(u64, bool), u64> {
+        let now = Instant::now();
         let mut queue = self.lock();
-        queue.check_stuck(limits, (ticket, wanted), level, Instant::now())?;
+        queue.check_stuck(limits, (ticket, wanted), level, now)?;
         let ticket = match ticket {
             Some(ticket) => {
                 queue.go_over(ticket, level);
@@ -114,13 +118,14 @@ impl MemoryWaits {
                 queue.enter(wanted.clone(), level)
             }
         };
+        let is_to_tell = wanted.is_driven && queue.wants_tick(wanted.deadline, now);
         drop(queue);
         // With the read-modify-writes before `Shared::came_back`, which are barriers on x86: there
         // a wake-up is lost only where the owner of a pin or of working memory looked just before
         // he let it go. To look behind that would cost more than `RETRY`: a fence, and with a pin
         // the memory may be gone.
         fence(Ordering::SeqCst);
-        Ok(ticket)
+        Ok((ticket, is_to_tell))
     }
 
     fn leave(&self, groups: &Tree, ticket: u64) {
@@ -330,7 +335,7 @@ impl MemoryWait {
         let limits = Limits::of(&self.group.shared().core);
         let waits = &shared.memory_waits;
         let entered = waits.enter(&limits, self.ticket, &self.wanted, level);
-        let ticket = entered.map_err(|held_pages| Error::WouldDeadlock {
+        let (ticket, is_to_tell) = entered.map_err(|held_pages| Error::WouldDeadlock {
             group: shared.path_of(level),
             what: "memory",
             asked_pages: self.wanted.nr_pages(),
@@ -339,8 +344,7 @@ impl MemoryWait {
             by_file: shared.pinned_by_file(level),
         })?;
         self.ticket = Some(ticket);
-        if self.wanted.is_driven {
-            // It sleeps for longer than it may from now on.
+        if is_to_tell {
             shared.nudge_worker();
         }
         Ok(())

@@ -26,6 +26,8 @@ pub(super) struct Queue {
     under: BTreeSet<(u32, u64)>,
     /// The same of those who may hold something.
     holders: BTreeSet<(u32, u64)>,
+    /// By when housekeeping looks again by itself; `None`: for nobody here.
+    pub(super) next_tick: Option<Instant>,
 }
 
 /// What somebody waits for.
@@ -137,7 +139,21 @@ impl Queue {
         let left = self.waiters.remove(&ticket)?;
         self.under.remove(&(left.level, ticket));
         self.holders.remove(&(left.level, ticket));
+        if self.waiters.is_empty() {
+            // It does not look while nobody is here.
+            self.next_tick = None;
+        }
         Some(left)
+    }
+
+    /// Whether housekeeping has to be told that somebody wants a look by then. It is told once for
+    /// all who come before it looks: each look lets the firsts ask again.
+    pub(super) fn wants_tick(&mut self, by: Instant, now: Instant) -> bool {
+        let is_asleep = self.next_tick.is_none_or(|next| by < next);
+        if is_asleep {
+            self.next_tick = Some(now);
+        }
+        is_asleep
     }
 
     /// The limits that somebody waits for.

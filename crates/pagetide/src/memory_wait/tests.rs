@@ -168,6 +168,44 @@ fn who_is_late_and_not_polled_wants_no_ticks() {
     assert_eq!(waits.tick(groups), None);
 }
 
+/// Each look lets the first in the queue ask again, so there may be no more of them for more who
+/// come.
+#[test]
+fn housekeeping_is_told_once_for_all_who_come_before_it_looks() {
+    let web = group(ByteSize::kib(32));
+    let (waits, groups) = (&web.shared().memory_waits, web.shared().core.groups());
+    let comes = |deadline: Instant, is_driven: bool| {
+        let mut wait = MemoryWait::new(&web, 1, None, deadline);
+        wait.wanted.is_driven = is_driven;
+        let limits = Limits::of(&web.shared().core);
+        let entered = waits.enter(&limits, None, &wait.wanted, web.id());
+        let (ticket, is_to_tell) = entered.unwrap();
+        wait.ticket = Some(ticket);
+        (wait, is_to_tell)
+    };
+    let (thread, is_to_tell) = comes(later(), false);
+    assert!(!is_to_tell, "a thread times itself");
+    let (first, is_to_tell) = comes(later(), true);
+    assert!(is_to_tell);
+    let (second, is_to_tell) = comes(later(), true);
+    assert!(!is_to_tell, "it comes anyway");
+    // The second needs what was begun for the first.
+    drop(first);
+    assert_eq!(waits.tick(groups), Some(RETRY));
+    let (third, is_to_tell) = comes(later(), true);
+    assert!(!is_to_tell, "it comes again by then");
+    let (sooner, is_to_tell) = comes(Instant::now(), true);
+    assert!(is_to_tell, "not by then");
+    drop((second, third));
+    // Who is late has nothing done for him, nor has a thread.
+    assert_eq!(waits.tick(groups), None);
+    let (fourth, is_to_tell) = comes(later(), true);
+    assert!(is_to_tell);
+    drop((thread, sooner, fourth));
+    // Without anybody no tick looks here.
+    assert!(comes(later(), true).1);
+}
+
 #[test]
 fn a_lost_wake_up_is_made_good_by_asking_again() {
     for is_future in [false, true] {

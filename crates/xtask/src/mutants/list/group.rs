@@ -251,4 +251,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "0 => false,",
         tests: Tests::Model("stocks"),
     },
+    Mutant {
+        name: "housekeeping is told of each task that waits for memory",
+        file: "memory_wait.rs",
+        find: "wanted.is_driven && queue.wants_tick(wanted.deadline, now)",
+        replace: "wanted.is_driven",
+        tests: Tests::RuntimeUnit("memory_wait::tests::housekeeping"),
+    },
+    Mutant {
+        name: "a task whose deadline comes before the next look is woken after it",
+        file: "memory_wait/queue.rs",
+        find: "self.next_tick.is_none_or(|next| by < next)",
+        replace: "self.next_tick.is_none()",
+        tests: Tests::RuntimeUnit("memory_wait::tests::housekeeping"),
+    },
+    Mutant {
+        name: "housekeeping is not told of a task that waits after others went",
+        file: "memory_wait/queue.rs",
+        find: "            self.next_tick = None;\n",
+        replace: "",
+        tests: Tests::RuntimeUnit("memory_wait::tests::housekeeping"),
+    },
 ];
