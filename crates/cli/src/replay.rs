@@ -131,7 +131,7 @@ fn refused(args: &ReplayArgs, error: Error) -> Failure {
         Error::BudgetTooLarge { max_bytes, .. } => Failure::Usage(format!(
             "{size} are too many: a budget has at most {max_bytes} bytes"
         )),
-        error => error.into(),
+        error => Failure::of(&size, &error),
     }
 }
 

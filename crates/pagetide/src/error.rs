@@ -116,7 +116,7 @@ pub enum Error {
         "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, \
          {what}: {anon_pages} are anon or working memory, {reserved_pages} reserved, {file_pages} \
          of files, {dirty_pages} of these dirty{own}",
-        what = over_text(*asked_pages, *max_pages, *file_pages),
+        what = over_text(*asked_pages, max_pages.saturating_sub(*kernel_pages), *file_pages),
         own = own_text(*kernel_pages)
     )]
     OverLimit {
@@ -495,9 +495,10 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
     }
 }
 
-/// What is more than the limit fits beside nothing. Pages of files that stay are pinned most often.
-fn over_text(asked_pages: u64, max_pages: u64, file_pages: u64) -> &'static str {
-    match asked_pages > max_pages {
+/// What is more than the limit leaves beside pagetide's own fits beside nothing. Pages of files
+/// that stay are pinned most often.
+fn over_text(asked_pages: u64, room: u64, file_pages: u64) -> &'static str {
+    match asked_pages > room {
         true => "more than it may have at all",
         false if file_pages > 0 => {
             "none can be evicted (Memory::pins tells which are pinned, Group::protections what a \

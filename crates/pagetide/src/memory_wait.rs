@@ -100,14 +100,14 @@ impl MemoryWaits {
     /// The pages that waiters hold under this limit, where only they could end the wait.
     fn enter(
         &self,
-        limits: &Limits<'_>,
+        core: &Core,
         ticket: Option<u64>,
         wanted: &Wanted,
         level: u32,
     ) -> Result<(u64, bool), u64> {
         let now = Instant::now();
         let mut queue = self.lock();
-        queue.check_stuck(limits, (ticket, wanted), level, now)?;
+        queue.check_stuck(core, (ticket, wanted), level, now)?;
         let ticket = match ticket {
             Some(ticket) => {
                 queue.go_over(ticket, level);
@@ -137,32 +137,6 @@ impl MemoryWaits {
         if self.is_any() {
             self.wake(|queue, now| queue.wake_behind(groups, now, &left));
         }
-    }
-}
-
-/// The limits of a memory's groups, and what of them core itself takes.
-pub(crate) struct Limits<'a> {
-    groups: &'a Tree,
-    metadata_pages: u64,
-}
-
-impl<'a> Limits<'a> {
-    pub(crate) fn of(core: &'a Core) -> Limits<'a> {
-        Limits {
-            groups: core.groups(),
-            metadata_pages: core.own_pages().into(),
-        }
-    }
-
-    /// Pages that a limit leaves for content and working memory.
-    pub(crate) fn room(&self, level: u32) -> u64 {
-        let max = self.groups.get(level).map_or(u64::MAX, |group| group.max());
-        let records = if level == self.groups.root() {
-            self.metadata_pages
-        } else {
-            0
-        };
-        max.saturating_sub(records)
     }
 }
 
@@ -332,15 +306,14 @@ impl MemoryWait {
 
     fn queue_under(&mut self, level: u32) -> Result<(), Error> {
         let shared = self.group.shared();
-        let limits = Limits::of(&self.group.shared().core);
         let waits = &shared.memory_waits;
-        let entered = waits.enter(&limits, self.ticket, &self.wanted, level);
+        let entered = waits.enter(&shared.core, self.ticket, &self.wanted, level);
         let (ticket, is_to_tell) = entered.map_err(|held_pages| Error::WouldDeadlock {
             group: shared.path_of(level),
             what: "memory",
             asked_pages: self.wanted.nr_pages(),
             held_pages,
-            max_pages: limits.room(level),
+            max_pages: shared.core.room_under(level),
             by_file: shared.pinned_by_file(level),
         })?;
         self.ticket = Some(ticket);
@@ -353,11 +326,11 @@ impl MemoryWait {
     /// Whether the limits would ever allow it, and the thread may wait: not inside a shrinker, for
     /// which somebody waits in turn.
     pub(crate) fn may_wait(&self) -> bool {
-        let limits = Limits::of(&self.group.shared().core);
+        let core = &self.group.shared().core;
         let held = self.wanted.held_bytes();
         let total = pages_of(held.saturating_add(self.wanted.nr_bytes));
-        let mut path = limits.groups.path(self.wanted.group);
-        !shrinker::is_shrinking() && path.all(|(level, _)| total <= limits.room(level))
+        let mut path = core.groups().path(self.wanted.group);
+        !shrinker::is_shrinking() && path.all(|(level, _)| total <= core.room_under(level))
     }
 
     fn error(&self, error: AllocError) -> Error {

@@ -5,7 +5,7 @@ use super::{counted, turns};
 use crate::args::ReserveArgs;
 use crate::failure::Failure;
 use crate::{load, output, scratch};
-use pagetide::{ByteSize, File, Memory, PAGE_BYTES, Stats};
+use pagetide::{ByteSize, Error, File, Group, Memory, PAGE_BYTES, Reservation, Stats};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -81,7 +81,12 @@ fn full(args: &ReserveArgs, has_thread: bool) -> Result<(Memory, File), Failure>
     if !has_thread {
         builder = builder.without_thread();
     }
-    let memory = builder.build().map_err(failed)?;
+    let memory = builder.build().map_err(|error| match error {
+        Error::BudgetTooSmall { .. } | Error::BudgetTooLarge { .. } => {
+            Failure::Usage(format!("--budget: {error}"))
+        }
+        error => failed(error),
+    })?;
     let nr_pages = args.budget.as_u64() / PAGE_BYTES as u64;
     let group = memory.root().child("web").map_err(failed)?;
     let file = memory.open_file(scratch::sparse(nr_pages)?, &group);
@@ -94,13 +99,21 @@ fn full(args: &ReserveArgs, has_thread: bool) -> Result<(Memory, File), Failure>
     Ok((memory, file))
 }
 
+/// Reserves beside nothing but clean pages: what is refused is more than there can be.
+fn take(args: &ReserveArgs, group: &Group) -> Result<Reservation, Failure> {
+    group.reserve(args.size).map_err(|error| match error {
+        Error::OverLimit { .. } => Failure::Usage(format!("--size: {error}")),
+        error => Failure::of("cannot reserve", &error),
+    })
+}
+
 fn reserve(args: &ReserveArgs) -> Result<Run, Failure> {
     let failed = |error: pagetide::Error| Failure::of("cannot reserve", &error);
     let (memory, _file) = full(args, true)?;
     let group = memory.root().child("query").map_err(failed)?;
     let before = memory.stats();
     let start = Instant::now();
-    let reservation = group.reserve(args.size).map_err(failed)?;
+    let reservation = take(args, &group)?;
     let ms = start.elapsed().as_secs_f64() * 1e3;
     let after = memory.stats();
     drop(reservation);
@@ -120,7 +133,7 @@ fn once(args: &ReserveArgs) -> Result<(), Failure> {
     let (memory, _file) = full(args, false)?;
     let group = memory.root().child("query").map_err(failed)?;
     output::text(&format!("{BEGIN}\n"))?;
-    let reservation = group.reserve(args.size).map_err(failed)?;
+    let reservation = take(args, &group)?;
     output::text(&format!("{END}\n"))?;
     drop(reservation);
     Ok(())

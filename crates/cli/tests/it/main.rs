@@ -274,6 +274,18 @@ fn usage_errors_exit_with_2_and_name_the_thing() {
         (&["mrc", &sample, "--fractions", "2"], "a fraction of 2"),
         (&["sim", "--seed", "18446744073709551615"], "is not in"),
         (&["sim", "--for", "500000000000years"], "no clock"),
+        (
+            &["bench", "reserve", "--budget", "4MiB", "--size", "4MiB"],
+            "--size: group / over max: 1024 more than",
+        ),
+        (
+            &["bench", "reserve", "--budget", "1KiB"],
+            "--budget: a budget of 0 bytes is too small",
+        ),
+        (
+            &["bench", "reserve", "--budget", "16EiB"],
+            "is too large: at most",
+        ),
         (&["fly"], "fly"),
     ] {
         let (code, message) = failure(args);

@@ -423,8 +423,7 @@ impl Memory {
                 charged = gathered.charge_rest(here.cpu, false);
                 continue;
             }
-            let limit = self.groups.get(over).map_or(0, crate::group::Group::max);
-            let is_hopeless = u64::from(nr_pages) > limit
+            let is_hopeless = u64::from(nr_pages) > self.room_under(over)
                 || retries > MAX_RETRIES
                 || nr_failed >= MAX_FAILED_ROUNDS;
             if is_hopeless || !here.may_reclaim {

@@ -329,9 +329,19 @@ impl Memory {
     }
 
     /// Pages charged to the root when it was built.
-    #[must_use]
-    pub fn own_pages(&self) -> u32 {
+    fn own_pages(&self) -> u32 {
         self.metadata_pages + self.config.write_reserve_pages
+    }
+
+    /// Pages that the limit of a group leaves for content and working memory, at most: the memory's
+    /// own are under the root's. `u64::MAX` of a group that is gone.
+    #[must_use]
+    pub fn room_under(&self, group: u32) -> u64 {
+        let max = self.groups.get(group).map_or(u64::MAX, Group::max);
+        match group == self.groups.root() {
+            true => max.saturating_sub(self.own_pages().into()),
+            false => max,
+        }
     }
 
     fn mapping_of(&self, key: PageKey) -> &Mapping {

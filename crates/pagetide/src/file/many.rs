@@ -9,7 +9,6 @@ use super::{Fault, File, Fill};
 use crate::Error;
 use crate::backing::BUSY;
 use crate::group::Group;
-use crate::memory_wait::Limits;
 use crate::page::{Page, Pin};
 use crate::pins::Counted;
 use crate::shared::Shared;
@@ -417,9 +416,8 @@ fn nr_distinct(pages: &[u64]) -> u64 {
 impl Shared {
     /// Pages that the limits on a group's path leave for content and working memory.
     pub(super) fn room(&self, group: u32) -> u64 {
-        let limits = Limits::of(&self.core);
         let path = self.core.groups().path(group);
-        let room = path.map(|(level, _)| limits.room(level));
+        let room = path.map(|(level, _)| self.core.room_under(level));
         room.min().unwrap_or(0)
     }
 }

@@ -3,7 +3,6 @@
 use super::File;
 use super::write::bytes_of;
 use crate::Error;
-use crate::memory_wait::Limits;
 use crate::page::Page;
 use pagetide_core::memory::AllocError;
 use smallvec::SmallVec;
@@ -213,9 +212,8 @@ impl File {
     fn check_room(&self, nr_pages: u64) -> Result<(), Error> {
         let (shared, own) = (&self.open.shared, self.group.id());
         let nr_frames = nr_pages.saturating_mul(self.open.order.nr_pages().into());
-        let limits = Limits::of(&shared.core);
         let mut levels = shared.core.groups().path(own).map(|(level, _)| level);
-        match levels.find(|&level| nr_frames > limits.room(level)) {
+        match levels.find(|&level| nr_frames > shared.core.room_under(level)) {
             None => Ok(()),
             Some(group) => Err(shared.alloc_error(AllocError::OverLimit { group }, own, nr_frames)),
         }

@@ -3,10 +3,11 @@
 //! Whoever gives memory back looks for those who may ask now, so that takes no longer where many
 //! wait: under each limit only up to the first who is in time, and all who may hold something.
 
-use super::{Limits, TURN};
+use super::TURN;
 use crate::PAGE_BYTES;
 use crate::claims::{self, Claim};
 use pagetide_core::group::Tree;
+use pagetide_core::memory::Memory as Core;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -277,12 +278,12 @@ impl Queue {
     /// The pages that waiters hold under a limit, where only they could end this one's wait.
     pub(super) fn check_stuck(
         &self,
-        limits: &Limits<'_>,
+        core: &Core,
         (ticket, wanted): (Option<u64>, &Wanted),
         level: u32,
         now: Instant,
     ) -> Result<(), u64> {
-        let room = limits.room(level).saturating_mul(PAGE_BYTES as u64);
+        let room = core.room_under(level).saturating_mul(PAGE_BYTES as u64);
         // As `claims::is_stuck` finds, without a look at all others.
         if wanted.held_bytes() == 0 && wanted.nr_bytes <= room {
             return Ok(());
@@ -290,7 +291,7 @@ impl Queue {
         let others = self.waiters.iter().filter(|&(&other, waiter)| {
             Some(other) != ticket
                 && !waiter.wanted.is_late(now)
-                && limits.groups.is_in(waiter.wanted.group, level)
+                && core.groups().is_in(waiter.wanted.group, level)
         });
         let all = others.map(|(_, waiter)| &waiter.wanted).chain([wanted]);
         let claims = claims_of(all, wanted);

@@ -70,7 +70,7 @@ fn who_was_refused_while_he_waited_is_ahead_of_nobody() {
     let mut kept = waits(&web, 2, 0);
     assert!(poll_refused(&mut kept).is_pending());
     let root = Group::root(web.shared());
-    let room = Limits::of(&web.shared().core).room(root.id());
+    let room = web.shared().core.room_under(root.id());
     let mut other = waits(&root, 2, room - 2);
     assert!(poll_refused(&mut other).is_pending());
     // From now on he holds what the other one waits for.
@@ -177,8 +177,7 @@ fn housekeeping_is_told_once_for_all_who_come_before_it_looks() {
     let comes = |deadline: Instant, is_driven: bool| {
         let mut wait = MemoryWait::new(&web, 1, None, deadline);
         wait.wanted.is_driven = is_driven;
-        let limits = Limits::of(&web.shared().core);
-        let entered = waits.enter(&limits, None, &wait.wanted, web.id());
+        let entered = waits.enter(&web.shared().core, None, &wait.wanted, web.id());
         let (ticket, is_to_tell) = entered.unwrap();
         wait.ticket = Some(ticket);
         (wait, is_to_tell)

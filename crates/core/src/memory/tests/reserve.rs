@@ -72,6 +72,27 @@ fn untouched_pageblocks_cost_nothing() {
 }
 
 #[test]
+fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
+    let (memory, [cached, work], _) = full_of_pages();
+    let root = memory.groups().root();
+    let before = memory.stats().pgsteal;
+    let most = u64::from(memory.content_pages());
+    for nr_pages in [most + 1, most + 200] {
+        let refused = memory.reserve(CPU.into(), work, pages(nr_pages));
+        assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
+    }
+    assert_eq!(memory.stats().pgsteal, before);
+    // A group below has none of them.
+    assert_eq!(memory.set_max(CPU.into(), cached, REGION), Ok(0));
+    memory.reserve(CPU.into(), cached, pages(REGION)).unwrap();
+    memory.unreserve(CPU, cached, pages(REGION));
+    let records = memory.groups().nr_record_pages();
+    let all = most - u64::from(records);
+    memory.reserve(CPU.into(), work, pages(all)).unwrap();
+    settle(&memory);
+}
+
+#[test]
 fn a_refused_reservation_leaves_everything_in_use() {
     let (memory, [cached, work], _) = full_of_pages();
     let root = memory.groups().root();

@@ -149,11 +149,7 @@ fn of_many_who_wait_few_are_looked_at() {
     assert!(queue.wake_above(groups, now, a.id()).is_empty());
     let new = wants(a, None, later);
     assert_eq!(queue.behind(groups, now, None, &new), Some(web.id()));
-    let limits = Limits {
-        groups,
-        metadata_pages: 0,
-    };
-    let checked = queue.check_stuck(&limits, (None, &new), web.id(), now);
+    let checked = queue.check_stuck(&all[0].shared().core, (None, &new), web.id(), now);
     assert_eq!(checked, Ok(()));
     for ticket in waiting.into_iter().chain(late) {
         let left = queue.leave(ticket).unwrap();

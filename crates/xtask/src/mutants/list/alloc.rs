@@ -151,4 +151,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
                   let mut slots = room_for(nr_slots)?;",
         tests: Tests::Unit("refusals"),
     },
+    Mutant {
+        name: "more than the budget leaves beside the memory's own evicts all pages",
+        file: "memory/mod.rs",
+        find: "true => max.saturating_sub(self.own_pages().into()),",
+        replace: "true => max,",
+        tests: Tests::Unit("memory::tests::reserve"),
+    },
 ];
