@@ -142,7 +142,8 @@ impl Builder {
 
     /// How long pages stay once they came in, where the budget is met: a request that would have to
     /// evict younger ones is refused with [`Error::Thrashing`], so that what others use does not
-    /// come and go. Zero by default: nobody is refused for that. A second is a good start.
+    /// come and go, and what would be read ahead or prefetched is left out. Zero by default: nobody
+    /// is refused for that. A second is a good start.
     ///
     /// A group's pages are as old as its coldest ones: a scan beside pages that stay is not
     /// refused. The clock is set by [`Memory::tick`], about once a second where a thread does it,

@@ -72,14 +72,14 @@ impl Drop for Ahead<'_> {
 
 impl Memory {
     /// Charges pages ahead to a group, which somebody keeps, and reclaims for them as a request of
-    /// them all would. Where they have no room together, none is charged, and each request charges
-    /// its own.
+    /// them all would, but leaves young pages where they are, as each of those requests does. Where
+    /// they have no room together, none is charged, and each request charges its own.
     ///
     /// Cost: that of one charge, and a batch of reclaim for each 64 pages that have no room.
     pub fn charge_ahead(&self, here: Here<'_>, group: u32, nr_pages: u32) -> Ahead<'_> {
         let charged = match self.groups.charge_many(here.cpu, group, nr_pages) {
             Ok(Charged::Within) => Ok(()),
-            charged => self.charge(here, group, Amount::Pages(nr_pages), charged),
+            charged => self.charge(here, group, Amount::Ahead(nr_pages), charged),
         };
         let nr_pages = Cell::new(charged.map_or(0, |()| nr_pages));
         let (memory, cpu) = (self, here.cpu);

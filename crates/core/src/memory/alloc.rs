@@ -68,6 +68,9 @@ impl Idle {
 pub(super) enum Amount {
     /// Frames of the arena.
     Pages(u32),
+    /// As many for requests that come next, of a page each mostly: of larger ones, each asks for
+    /// itself where this is refused.
+    Ahead(u32),
     /// Bytes of the program's own heap.
     Bytes(u64),
 }
@@ -76,7 +79,7 @@ impl Amount {
     /// Pages, rounded up.
     pub(super) fn nr_pages(self) -> u32 {
         match self {
-            Amount::Pages(nr_pages) => nr_pages,
+            Amount::Pages(nr_pages) | Amount::Ahead(nr_pages) => nr_pages,
             Amount::Bytes(nr_bytes) => {
                 let nr_pages = nr_bytes.div_ceil(PAGE_BYTES as u64);
                 u32::try_from(nr_pages).unwrap_or(u32::MAX)
@@ -87,7 +90,7 @@ impl Amount {
     /// Whole pageblocks that are emptied for it, because as many frames go out of use.
     fn nr_regions(self) -> u32 {
         match self {
-            Amount::Pages(_) => 0,
+            Amount::Pages(_) | Amount::Ahead(_) => 0,
             Amount::Bytes(_) => self.nr_pages() / PAGEBLOCK_PAGES,
         }
     }
@@ -404,7 +407,7 @@ impl Memory {
         mut charged: Result<Charged, OverLimit>,
     ) -> Result<(), AllocError> {
         let nr_pages = amount.nr_pages();
-        let is_page = matches!(amount, Amount::Pages(1));
+        let is_page = matches!(amount, Amount::Pages(1) | Amount::Ahead(_));
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
         let (mut is_unwritten, mut nr_failed, mut rounds) = (false, 0, Rounds::default());
         let mut gathered = Gathered::new(self, (here.cpu, group), amount);

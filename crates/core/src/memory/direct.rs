@@ -12,8 +12,8 @@ const MAX_BELOW: u32 = 16 * BATCH;
 impl Memory {
     /// A round of reclaim for a request of `group` that the limit of `over` refuses. What protects
     /// groups from others keeps nothing from themselves: where nobody else gives, those on the path
-    /// between both do, the outermost first. A request for one page leaves young ones where they
-    /// are, under the budget.
+    /// between both do, the outermost first. A request for one page, or for several ahead, leaves
+    /// young ones where they are, under the budget.
     pub(super) fn reclaim_over(
         &self,
         here: Here<'_>,

@@ -51,6 +51,7 @@ impl<'a> Gathered<'a> {
     fn rest(&self) -> Amount {
         match self.amount {
             Amount::Pages(nr_pages) => Amount::Pages(nr_pages - self.nr_pages),
+            Amount::Ahead(nr_pages) => Amount::Ahead(nr_pages - self.nr_pages),
             Amount::Bytes(nr_bytes) => {
                 Amount::Bytes(nr_bytes - u64::from(self.nr_pages) * PAGE_BYTES as u64)
             }
@@ -69,7 +70,9 @@ impl<'a> Gathered<'a> {
     ) -> Result<Charged, OverLimit> {
         let groups = &self.memory.groups;
         let charged = match self.rest() {
-            Amount::Pages(nr_pages) => groups.charge(cpu, self.group, nr_pages),
+            Amount::Pages(nr_pages) | Amount::Ahead(nr_pages) => {
+                groups.charge(cpu, self.group, nr_pages)
+            }
             Amount::Bytes(nr_bytes) => groups.charge_bytes(cpu, self.group, nr_bytes),
         };
         if charged.is_err() && (self.has_turn || others_take && self.take_turn()) {

@@ -47,7 +47,9 @@ impl Drop for Held<'_> {
         match self.what {
             What::Nothing => {}
             What::Charge { group, amount } => match amount {
-                Amount::Pages(nr_pages) => memory.groups.uncharge(cpu, group, nr_pages),
+                Amount::Pages(nr_pages) | Amount::Ahead(nr_pages) => {
+                    memory.groups.uncharge(cpu, group, nr_pages);
+                }
                 Amount::Bytes(nr_bytes) => memory.groups.uncharge_bytes(cpu, group, nr_bytes),
             },
             What::Block(frame) => memory.put_foreign(cpu, frame),

@@ -2,7 +2,7 @@
 
 use crate::child;
 use crate::data::numbered_file;
-use pagetide::{ByteSize, Error, File, Group, Memory, Order, Policy, Shrinker, Topology};
+use pagetide::{ByteSize, Error, File, Group, Hint, Memory, Order, Policy, Shrinker, Topology};
 use std::fs;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
@@ -130,6 +130,29 @@ fn what_came_lately_stays_where_the_budget_is_met() {
     assert_eq!(memory.root().events().oom, 1);
     memory.reclaim(ByteSize::mib(1)).unwrap();
     read(&file, page..page + 1);
+}
+
+#[test]
+fn what_came_lately_stays_where_pages_are_read_ahead_or_together() {
+    let data = numbered_file(9000);
+    let hour = Duration::from_secs(3600);
+    let refused: [fn(&File, u64) -> bool; 3] = [
+        |file, page| file.pin(page).is_err(),
+        |file, page| file.pin_many(&[0, 1, 2, 3].map(|at| page + at)).is_err(),
+        |file, page| {
+            file.advise(Hint::Random);
+            file.prefetch(page..page + 3);
+            file.pin(page).is_err()
+        },
+    ];
+    for is_refused in refused {
+        let memory = Memory::builder().budget(ByteSize::mib(16)).min_ttl(hour);
+        let memory = memory.readahead(ByteSize::kib(256)).build().unwrap();
+        let file = memory.open(data.path(), &memory.root()).unwrap();
+        let page = (0..8900).find(|&page| is_refused(&file, page));
+        assert!(page.is_some_and(|page| page > 3000), "{page:?}");
+        assert_eq!(memory.stats().pgsteal, 0);
+    }
 }
 
 #[test]

@@ -84,6 +84,25 @@ fn who_has_old_pages_gives_and_who_has_young_ones_does_not() {
 }
 
 #[test]
+fn what_is_charged_ahead_takes_no_young_pages() {
+    for policy in KNOWING {
+        let (memory, [group, _], file) = memory(policy);
+        fill(&memory, group, file, 0);
+        let before = usage(&memory, group);
+        let ahead = memory.charge_ahead(CPU.into(), group, 32);
+        assert_eq!(ahead.nr_pages(), 0, "{policy}");
+        drop(ahead);
+        let stolen = memory.stats().pgsteal;
+        assert_eq!((usage(&memory, group), stolen), (before, 0), "{policy}");
+        memory.tick(CPU, 15 * SECOND);
+        let ahead = memory.charge_ahead(CPU.into(), group, 32);
+        assert_eq!(ahead.nr_pages(), 32, "{policy}");
+        drop(ahead);
+        memory.check();
+    }
+}
+
+#[test]
 fn a_frame_of_a_node_is_refused_for_the_same_reason() {
     let topology = Topology::uniform(2).with_nodes(2).unwrap();
     let mut config = Config::on(topology, 0, Policy::default());

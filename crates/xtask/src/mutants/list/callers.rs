@@ -91,7 +91,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "blocks and bytes of the heap are refused for young pages",
         file: "../../core/src/memory/alloc.rs",
-        find: "let is_page = matches!(amount, Amount::Pages(1));",
+        find: "let is_page = matches!(amount, Amount::Pages(1) | Amount::Ahead(_));",
         replace: "let is_page = true;",
         tests: Tests::Runtime("protection::what_came_lately"),
     },

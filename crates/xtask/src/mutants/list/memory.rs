@@ -60,6 +60,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("pieces_come_back"),
     },
     Mutant {
+        name: "pages that are charged ahead take young ones",
+        file: "memory/ahead.rs",
+        find: "Amount::Ahead(nr_pages), charged)",
+        replace: "Amount::Pages(nr_pages), charged)",
+        tests: Tests::Unit("min_ttl"),
+    },
+    Mutant {
         name: "a limit that a request was over is forgotten when it is raised",
         file: "memory/alloc.rs",
         find: "over = self.over_limit(group).or(over);",
