@@ -104,6 +104,8 @@ mod throttle;
 mod told;
 mod topology;
 mod trace;
+#[cfg(doctest)]
+mod unused;
 mod wait;
 #[cfg(feature = "watch")]
 mod watch;

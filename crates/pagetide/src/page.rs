@@ -526,6 +526,7 @@ impl fmt::Debug for PageMut {
 
 /// Working memory: a page-aligned block of `4 KiB << order`, not reclaimable, charged to its group
 /// until dropped.
+#[must_use = "the memory goes back when this is dropped"]
 pub struct Buf {
     shared: ByFrame,
     block: Block,

@@ -293,6 +293,7 @@ impl Paged for File {
 ///
 /// When it is dropped, what is not pinned goes back at once, and each pinned page as it is dropped.
 #[derive(Debug)]
+#[must_use = "the permit holds as long as this lives"]
 pub struct PinPermit {
     group: Group,
     account: Arc<Account>,

@@ -34,6 +34,7 @@ use std::time::Instant;
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "the bytes are reserved as long as this lives"]
 pub struct Reservation {
     group: Group,
     /// Shared with those who wait for more of it, so that others see what they hold.

@@ -428,7 +428,7 @@ mod tests {
                 // Once more where it was over before anybody looked.
                 while !is_seen.load(Ordering::Relaxed) {
                     throttle::owe(about, 300_000_000, long);
-                    root.alloc(crate::Order::new(0)).unwrap();
+                    drop(root.alloc(crate::Order::new(0)).unwrap());
                 }
             });
             while counts(root) != [1, 1] {
@@ -462,7 +462,7 @@ mod tests {
         let [web, batch] = [&memory, &other].map(|memory| memory.root().child("web").unwrap());
         let about = (key(web.shared()), web.id());
         throttle::owe(about, 1_000_000, Duration::from_millis(1));
-        batch.alloc(crate::Order::new(0)).unwrap();
+        drop(batch.alloc(crate::Order::new(0)).unwrap());
         assert!(batch.pressure().some.total.is_zero());
         // It is paid.
         assert!(!throttle::owes());

@@ -68,6 +68,7 @@ pub enum Answer {
 
 /// An open socket. Dropped, it is closed and its file removed, unless another is there by then.
 #[derive(Debug)]
+#[must_use = "the socket is open as long as this lives"]
 pub struct Watch {
     path: PathBuf,
     /// Which file it was when it was made: another one there is a successor's.

@@ -514,5 +514,5 @@ fn a_large_block_is_had_where_all_memory_is_anon_pages() {
     let reserved = memory.root().reserve(ByteSize::mib(3)).unwrap();
     (0..4096).for_each(|page| check(&region, page, 1));
     drop(reserved);
-    large.unwrap();
+    drop(large.unwrap());
 }
