@@ -147,7 +147,10 @@ impl Open {
         let hooked = self.backing.hooked.get();
         match given {
             Some(given) if !hooked.is_some_and(|hooked| hooked.is_of(given)) => {
-                let source = io::Error::other("it is open with other hooks");
+                let source = io::Error::other(match hooked {
+                    Some(_) => "it is open with other hooks",
+                    None => "it is open without hooks",
+                });
                 let path = (*self.backing.name).into();
                 Err(Error::Open { path, source })
             }
