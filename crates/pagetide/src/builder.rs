@@ -184,7 +184,7 @@ impl Builder {
     }
 
     /// Requests in a row that a node serves under [`Mempolicy::WeightedInterleave`]: 1 to 255, 1 by
-    /// default. A node that is not there is left out.
+    /// default, which 0 is, too. A node that is not there is left out.
     ///
     /// [`Mempolicy::WeightedInterleave`]: crate::Mempolicy::WeightedInterleave
     pub fn node_weight(mut self, node: u32, weight: u8) -> Builder {
@@ -211,7 +211,9 @@ impl Builder {
     }
 
     /// What [`Memory::set_budget`] may raise the budget to later: the budget itself by default, and
-    /// where this is less. Each page of it costs about 100 bytes of records, which the budget pays.
+    /// where this is less. Each page of it costs about 100 bytes of records, which the budget pays:
+    /// [`Error::BudgetTooSmall`] where it cannot. [`Error::BudgetTooLarge`] beyond what frame
+    /// numbers can count.
     pub fn arena_max(mut self, most: ByteSize) -> Builder {
         self.arena_max = Some(most.as_u64());
         self

@@ -19,7 +19,7 @@ pub enum Error {
         arena_text(*arena_bytes, *needed_bytes)
     )]
     BudgetTooSmall {
-        /// The budget asked for.
+        /// The budget asked for, in whole pages.
         budget_bytes: u64,
         /// The least that works on this machine, with this arena.
         needed_bytes: u64,
@@ -27,10 +27,12 @@ pub enum Error {
         /// See [`Builder::arena_max`](crate::Builder::arena_max).
         arena_bytes: u64,
     },
-    /// The budget exceeds what frame numbers can count.
+    /// The budget, or what it was to be raised to later
+    /// ([`Builder::arena_max`](crate::Builder::arena_max)), exceeds what frame numbers can count;
+    /// or a new budget what the arena was made for.
     #[error("a budget of {budget_bytes} bytes is too large: at most {max_bytes}")]
     BudgetTooLarge {
-        /// The budget asked for.
+        /// What was asked for, in whole pages.
         budget_bytes: u64,
         /// The most that works.
         max_bytes: u64,

@@ -117,8 +117,8 @@ impl Group {
     }
 
     /// Sets the hard limit, in whole pages rounded down, at once for new charges; reclaims what is
-    /// over it, and waits for pages that are being read as [`Group::alloc`] does. The root's limit
-    /// is the budget: see [`Memory::set_budget`].
+    /// over it, and waits for pages that are being read as [`Group::alloc`] does. `u64::MAX` bytes
+    /// are no limit, as at first. The root's limit is the budget: see [`Memory::set_budget`].
     ///
     /// # Errors
     /// [`Error::StillOver`] where pages in use keep the group over it, or ones that the `min` of a

@@ -245,7 +245,7 @@ impl Reservation {
     /// a limit is counted: `pgforced` of [`Group::stat`].
     ///
     /// # Panics
-    /// Beyond 16 TiB.
+    /// Where it would have 16 TiB or more.
     pub fn grow(&self, more: ByteSize) {
         let shared = self.group.shared();
         if shared.is_forked() {

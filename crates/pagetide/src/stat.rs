@@ -25,7 +25,8 @@ pub struct GroupStat {
     pub file_writeback: u64,
     /// pagetide's own records. They are the root's.
     pub kernel: u64,
-    /// Bytes charged for objects that a shrinker can free.
+    /// A name of the kernel's, 0 here: what a [`Shrinker`](crate::Shrinker) can free is charged as
+    /// the rest of the program's heap is, in `slab_unreclaimable`.
     pub slab_reclaimable: u64,
     /// Bytes of the program's own heap: reservations; of the root also the numbers of dirty pages,
     /// in pages. Off by what CPUs hold back, at most three pages each.

@@ -93,3 +93,16 @@ fn what_came_lately_stays_for_pages_alone() {
     drop(memory.root().reserve(ByteSize::kib(64)).unwrap());
     drop(memory.root().alloc(Order::new(4)).unwrap());
 }
+
+#[test]
+fn a_max_of_as_many_bytes_as_can_be_said_is_none() {
+    let memory = Memory::builder().budget(ByteSize::mib(8)).without_thread();
+    let memory = memory.build().unwrap();
+    let group = memory.root().child("web").unwrap();
+    assert_eq!(group.limit(), None);
+    group.set_max(ByteSize::mib(1)).unwrap();
+    assert!(group.reserve(ByteSize::mib(2)).is_err());
+    group.set_max(ByteSize(u64::MAX)).unwrap();
+    assert_eq!(group.limit(), None);
+    assert!(group.reserve(ByteSize::mib(2)).is_ok());
+}
