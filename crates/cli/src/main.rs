@@ -19,6 +19,7 @@ mod sampler;
 mod scratch;
 mod sim;
 mod stat;
+mod threads;
 mod top;
 mod watched;
 

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use pagetide::resident_bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 const PERIOD: Duration = Duration::from_millis(10);
@@ -42,7 +42,7 @@ impl Sampler {
             stop: AtomicBool::new(false),
         };
         let shared = Arc::new(state);
-        let thread = std::thread::spawn({
+        let thread = Builder::new().spawn({
             let shared = Arc::clone(&shared);
             move || {
                 while !shared.stop.load(Ordering::Relaxed) {
@@ -51,6 +51,7 @@ impl Sampler {
                 }
             }
         });
+        let thread = thread.map_err(|error| Failure::of("cannot start a thread", &error))?;
         Ok(Sampler { shared, thread })
     }
 

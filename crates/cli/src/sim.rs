@@ -2,7 +2,7 @@
 
 use crate::args::SimArgs;
 use crate::failure::{self, Failure};
-use crate::{load, output};
+use crate::{load, output, threads};
 use pagetide_sim::trace::Trace;
 use pagetide_sim::whole::{self, Outcome, Scenario, Size};
 use serde::Serialize;
@@ -121,10 +121,13 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let mut rows = Vec::new();
     let failed = thread::scope(|scope| {
         let nr_threads = thread::available_parallelism().map_or(1, usize::from);
-        for _ in 0..nr_threads {
+        let worker = || {
             let (plan, send, load) = (&plan, send.clone(), &load);
-            scope.spawn(move || work(plan, &send, load));
-        }
+            move || work(plan, &send, load)
+        };
+        threads::start_or_end(scope, worker());
+        // With fewer of them it takes longer.
+        let _refused = (1..nr_threads).try_for_each(|_| threads::start(scope, worker()).map(drop));
         drop(send);
         collect(args, &plan, &receive, |row| {
             bar.inc(1);

@@ -5,7 +5,7 @@ use super::stocks::{self, Cost, VARIANTS, chain, cost, counted, in_turn};
 use super::{charge_parts, real};
 use crate::args::StockArgs;
 use crate::failure::Failure;
-use crate::{load, output};
+use crate::{load, output, threads};
 use pagetide_core::group::{StockKind, Tree};
 use pagetide_core::units::Cpu;
 use serde::Serialize;
@@ -145,7 +145,7 @@ fn threaded(tree: &Tree, id: u32, load: Load, threads: u32, nr_cpus: usize, pair
         let spawn = |thread: u32| {
             let barrier = &barrier;
             let number = thread as usize % nr_cpus;
-            scope.spawn(move || {
+            threads::start_or_end(scope, move || {
                 real::bind(number);
                 let cpu = Cpu::new(u32::try_from(number).unwrap_or(0));
                 work(tree, id, cpu, load, BURST);

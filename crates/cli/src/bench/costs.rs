@@ -2,7 +2,7 @@
 //! transfer of a line).
 
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, threads};
 use pagetide_core::alloc::{Config, Mark, Mobility, PcpSizes, Request, Topology, Tuner, Zones};
 use pagetide_core::frame::FrameTable;
 use pagetide_core::units::{Cpu, Frame, Order, PAGE_BYTES};
@@ -147,7 +147,7 @@ fn line_transfer() -> u64 {
         ball.store(0, Ordering::Relaxed);
         let start = Instant::now();
         std::thread::scope(|scope| {
-            scope.spawn(|| play(1));
+            threads::start_or_end(scope, || play(1));
             play(0);
         });
         start.elapsed().as_nanos() as f64 / (2 * ROUNDS) as f64

@@ -4,7 +4,7 @@ use super::real;
 use super::stocks::{Cost, Median, RUNS, VARIANTS, chain, cost, counted, empty};
 use crate::args::DrainArgs;
 use crate::failure::Failure;
-use crate::{load, output};
+use crate::{load, output, threads};
 use pagetide_core::group::{Item, StockKind, Tree};
 use pagetide_core::units::Cpu;
 use serde::Serialize;
@@ -130,7 +130,7 @@ fn row((variant, kind): (&'static str, StockKind), cpus: u32, seed: f64, runs: &
 /// Runs on a thread of its own, which it binds.
 fn drain(kind: StockKind, cpus: u32, rounds: u32) -> Result<Run, Failure> {
     std::thread::scope(|scope| {
-        let run = scope.spawn(|| {
+        let run = threads::start_or_end(scope, || {
             real::bind(0);
             drain_here(kind, cpus, rounds)
         });
@@ -153,7 +153,7 @@ fn drain_here(kind: StockKind, cpus: u32, rounds: u32) -> Result<Run, Failure> {
     let mut is_complete = true;
     for _ in 0..rounds {
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            threads::start_or_end(scope, || {
                 real::bind(1);
                 trees.iter().for_each(|(tree, id)| fill(tree, *id, cpus));
             });
@@ -221,7 +221,7 @@ fn stress((variant, kind): (&'static str, StockKind), seconds: u32) -> Result<St
     let calls = std::thread::scope(|scope| {
         let spawn = |thread: usize| {
             let (tree, stop, barrier) = (&tree, &stop, &barrier);
-            scope.spawn(move || {
+            threads::start_or_end(scope, move || {
                 real::bind(thread);
                 barrier.wait();
                 let cpu = Cpu::new(u32::try_from(thread).unwrap_or(0));

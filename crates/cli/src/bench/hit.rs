@@ -7,7 +7,7 @@ use super::device::sys::{Aligned, Mapping, want_huge_pages};
 use super::turns;
 use crate::args::HitArgs;
 use crate::failure::Failure;
-use crate::{load, output, scratch};
+use crate::{load, output, scratch, threads};
 use pagetide::{ByteSize, Memory, PAGE_BYTES};
 use serde::Serialize;
 use std::fs::File;
@@ -177,7 +177,7 @@ impl Bed {
         let (elapsed, cpu) = std::thread::scope(|scope| {
             let readers: Vec<_> = (0..threads)
                 .map(|thread| {
-                    scope.spawn(move || {
+                    threads::start_or_end(scope, move || {
                         barrier.wait();
                         barrier.wait();
                         let cpu = load::thread_time();

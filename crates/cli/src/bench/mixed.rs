@@ -3,7 +3,7 @@
 
 use crate::args::MixedArgs;
 use crate::failure::Failure;
-use crate::{load, output, scratch};
+use crate::{load, output, scratch, threads};
 use hdrhistogram::Histogram;
 use pagetide::{ByteSize, File, Group, Memory, PAGE_BYTES};
 use pagetide_sim::requests::{Distribution, Requests};
@@ -108,7 +108,7 @@ impl World {
         let is_over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let threads: Vec<_> = tenants
-                .map(|tenant| scope.spawn(move || self.work(tenant, is_over)))
+                .map(|tenant| threads::start_or_end(scope, move || self.work(tenant, is_over)))
                 .collect();
             let end = Instant::now() + time;
             // Who fails ends all.

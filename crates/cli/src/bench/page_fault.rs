@@ -3,7 +3,7 @@
 use super::real::{self, Bed, SECOND_OF_TUNERS};
 use crate::args::PageFaultArgs;
 use crate::failure::Failure;
-use crate::{load, output};
+use crate::{load, output, threads};
 use pagetide_sim::CoreTuner;
 use pagetide_sim::machine::Costs;
 use pagetide_sim::pcp::{FAULT_PAGES, fault_on};
@@ -91,12 +91,12 @@ fn real(workers: u32, name: &'static str, tuner: CoreTuner) -> Result<Row, Failu
     let (stop, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let nr_pages = AtomicU64::new(0);
     let (pages, elapsed, takes, contended, held) = std::thread::scope(|scope| {
-        scope.spawn(|| bed.keep_time(&is_over));
+        threads::start_or_end(scope, || bed.keep_time(&is_over));
         let threads: Vec<_> = (0..workers)
             .map(|worker| (worker as usize) % nr_cpus)
             .map(|cpu| {
                 let (bed, stop, nr_pages) = (&bed, &stop, &nr_pages);
-                scope.spawn(move || {
+                threads::start_or_end(scope, move || {
                     real::bind(cpu);
                     work(bed, stop, nr_pages);
                 })

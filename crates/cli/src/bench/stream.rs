@@ -3,7 +3,7 @@
 use super::real::{self, Bed, SECOND_OF_TUNERS};
 use crate::args::JsonArgs;
 use crate::failure::Failure;
-use crate::{load, output};
+use crate::{load, output, threads};
 use hdrhistogram::Histogram;
 use pagetide_core::units::Frame;
 use pagetide_sim::CoreTuner;
@@ -113,10 +113,10 @@ fn threads(name: &'static str, tuner: CoreTuner) -> Result<[Row; 2], Failure> {
     let (sender, receiver) = mpsc::sync_channel::<Vec<Frame>>(ROOM);
     let start = Instant::now();
     let (allocs, frees, held) = std::thread::scope(|scope| {
-        scope.spawn(|| bed.keep_time(&is_over));
+        threads::start_or_end(scope, || bed.keep_time(&is_over));
         let (bed, stop) = (&bed, &stop);
-        let producer = scope.spawn(move || produce(bed, stop, sender));
-        let consumer = scope.spawn(move || consume(bed, receiver));
+        let producer = threads::start_or_end(scope, move || produce(bed, stop, sender));
+        let consumer = threads::start_or_end(scope, move || consume(bed, receiver));
         let mut held = 0;
         for _ in 0..SECONDS * 10 {
             std::thread::sleep(SECOND_OF_TUNERS / 10);

@@ -11,7 +11,7 @@ use super::tenants::{batch_pages, web_pages};
 use crate::args::KernelCacheArgs;
 use crate::failure::{self, Failure};
 use crate::output::Skipped;
-use crate::{load, output, scratch};
+use crate::{load, output, scratch, threads};
 use hdrhistogram::Histogram;
 use pagetide::PAGE_BYTES;
 use rustix::fs::{Advice, fadvise};
@@ -172,8 +172,8 @@ impl Reads {
 fn load_for(how_long: Duration, web: &File, batch: Option<&File>) -> io::Result<[Reads; 2]> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let web = scope.spawn(|| read(web, web_pages(), &stop));
-        let batch = scope.spawn(|| match batch {
+        let web = threads::start_or_end(scope, || read(web, web_pages(), &stop));
+        let batch = threads::start_or_end(scope, || match batch {
             Some(batch) => read(batch, batch_pages(), &stop),
             None => read(&File::open("/dev/null")?, std::iter::empty(), &stop),
         });

@@ -4,6 +4,7 @@ use super::recorder::record;
 use super::tenants::{Counts, Tenant, Window, batch_pages, web_pages};
 use crate::failure::Failure;
 use crate::output;
+use crate::threads::{self, StopAtEnd};
 use pagetide::{Buf, ByteSize, File, Group, Hint, Memory, Order, Policy, Snapshot, Watch};
 use serde::Serialize;
 use std::fs;
@@ -169,21 +170,19 @@ impl Stage {
             stop: &stop,
         };
         let (web, batch) = (tenant(&self.web, 0), tenant(&self.batch, 1));
-        let (counts, snapshots) = std::thread::scope(|scope| {
-            let web = scope.spawn(move || web.read(web_pages()));
-            let batch = scans.then(|| scope.spawn(move || batch.read(batch_pages())));
-            let recorder = scope.spawn(|| record(&self.memory, &stop));
+        let (counts, snapshots) = std::thread::scope(|scope| -> Result<_, Failure> {
+            let at_end = StopAtEnd(&stop);
+            let web = threads::start(scope, move || web.read(web_pages()))?;
+            let batch = || threads::start(scope, move || batch.read(batch_pages()));
+            let batch = scans.then(batch).transpose()?;
+            let recorder = threads::start(scope, || record(&self.memory, &stop))?;
             self.wait(how_long);
-            stop.store(true, Ordering::Relaxed);
+            drop(at_end);
             let web = web.join().expect("a tenant does not panic");
             let batch = batch.map(|batch| batch.join().expect("a tenant does not panic"));
             let snapshots = recorder.join().expect("the recorder does not panic");
-            (
-                web.and_then(|web| Ok([web, batch.transpose()?.unwrap_or_default()])),
-                snapshots,
-            )
-        });
-        let counts = counts?;
+            Ok(([web?, batch.transpose()?.unwrap_or_default()], snapshots))
+        })?;
         let since = |at: Instant| at.saturating_duration_since(self.start).as_secs_f64();
         let snapshots = snapshots.into_iter().map(|(at, seen)| (since(at), seen));
         self.seen.snapshots.extend(snapshots);

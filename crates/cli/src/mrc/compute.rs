@@ -2,7 +2,7 @@
 
 use super::Point;
 use crate::failure::{Failure, chain};
-use crate::{load, output};
+use crate::{load, output, threads};
 use pagetide_sim::policy::{self, Counts};
 use pagetide_sim::shards::{Estimate, Samples};
 use pagetide_sim::stack_distance::StackDistances;
@@ -211,26 +211,28 @@ fn run_all(
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Found, Failure>)>> = Mutex::default();
     let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..nr_threads.min(jobs.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&(runner, sample, size)) = jobs.get(at) else {
-                        break;
-                    };
-                    let mut last = 0;
-                    let progress = |requests| {
-                        bar.inc(requests - last);
-                        last = requests;
-                    };
-                    let frames = size.map_or(0, |size| work.scaled(frames[size]));
-                    let found = run(&traces[sample], &runners[runner], frames, progress);
-                    let mut done = done.lock().expect("no thread panics with it");
-                    done.push((at, found));
-                }
-            });
+    let work_on = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(runner, sample, size)) = jobs.get(at) else {
+                break;
+            };
+            let mut last = 0;
+            let progress = |requests| {
+                bar.inc(requests - last);
+                last = requests;
+            };
+            let frames = size.map_or(0, |size| work.scaled(frames[size]));
+            let found = run(&traces[sample], &runners[runner], frames, progress);
+            let mut done = done.lock().expect("no thread panics with it");
+            done.push((at, found));
         }
+    };
+    std::thread::scope(|scope| {
+        // With fewer threads than that it takes longer, and is the same.
+        let mut more = 1..nr_threads.min(jobs.len());
+        let _refused = more.try_for_each(|_| threads::start(scope, work_on).map(drop));
+        work_on();
     });
     bar.finish_and_clear();
     let mut done = done.into_inner().expect("no thread panics with it");

@@ -424,3 +424,40 @@ fn an_interrupt_ends_a_demo_at_once_and_leaves_nothing() {
     assert!(!status.success());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+/// Runs the command where threads are refused: for such stacks there is no address space.
+fn without_threads(args: &[&str]) -> Output {
+    let stack = (1_u64 << 60).to_string();
+    let mut command = Command::new(BIN);
+    command.env("RUST_MIN_STACK", stack).args(args);
+    command.output().unwrap()
+}
+
+#[test]
+fn refused_threads_are_told_in_a_line() {
+    let sample = sample();
+    for args in [
+        &["replay", &sample, "--frames", "9"][..],
+        &["sim", "--seed", "1"],
+        &["bench", "stream", "--json"],
+        &["bench", "page-fault", "--json"],
+    ] {
+        let run = without_threads(args);
+        let message = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(1), "{args:?}: {message}");
+        assert!(
+            message.starts_with("pagetide: error: cannot start a thread: "),
+            "{args:?}: {message}"
+        );
+        assert_eq!(message.lines().count(), 1, "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn mrc_does_without_threads() {
+    let sample = sample();
+    let args = ["mrc", &sample, "--frames", "50,100", "--csv"];
+    let alone = without_threads(&args);
+    assert_eq!(alone.stdout, pagetide(&args).stdout);
+    assert!(alone.status.success() && alone.stderr.is_empty());
+}

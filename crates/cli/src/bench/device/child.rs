@@ -4,7 +4,7 @@ use super::cgroup;
 use super::readers::{self, Source};
 use super::spec::{MEASURED, Outcome, Reads, Spec, WARM_UP};
 use crate::failure::Failure;
-use crate::{load, output};
+use crate::{load, output, threads};
 use hdrhistogram::Histogram;
 use pagetide::resident_bytes;
 use rustix::process::Signal;
@@ -77,7 +77,9 @@ fn measure(source: &Source, reads: &[Reads]) -> Result<Outcome, Failure> {
         let threads: Vec<_> = reads
             .iter()
             .enumerate()
-            .map(|(nth, reads)| scope.spawn(move || thread(source, nth, reads, barrier)))
+            .map(|(nth, reads)| {
+                threads::start_or_end(scope, move || thread(source, nth, reads, barrier))
+            })
             .collect();
         // All are warm; all have measured.
         barrier.wait();
