@@ -1,8 +1,8 @@
 //! The command `pagetide`: see what the library does, on made and on recorded loads.
 //!
 //! Data files are unlinked as soon as they are made, so that whatever ends the process (Ctrl-C,
-//! `kill -9`) leaves none behind: no signal handler is needed. Those that need names, and what a
-//! benchmark borrows from the machine, are held by a process of its own that gives them back
+//! `kill -9`) leaves none behind: no signal handler is needed for that. Those that need names, and
+//! what a benchmark borrows from the machine, are held by a process of its own that gives them back
 //! (`bench/held.rs`). Only the socket of `--watch` stays where a signal ends the process; who opens
 //! it next replaces it.
 
@@ -26,8 +26,11 @@ mod watched;
 use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 fn main() -> ExitCode {
+    // A file that may grow no further is an error of the write, not the end of the process.
+    let _ignored = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
     let run = match args::Args::try_parse() {
         Ok(args) => run(args.command),
         // Help and the version are output.
