@@ -3,8 +3,10 @@
 use crate::failure::{Failure, of_output};
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use serde::Serialize;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -92,9 +94,43 @@ fn end_of_links(path: &Path) -> PathBuf {
     end
 }
 
-/// Writes a file.
+/// Writes a file. Where there is no room for the text, one that was there stays as it was, and of
+/// a new one nothing is left.
 pub(crate) fn file(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| of_file(path, &error))
+    let written = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            write_new(&end_of_links(path), text.as_bytes())
+        }
+        opened => opened.and_then(|file| write_over(file, text.as_bytes())),
+    };
+    written.map_err(|error| of_file(path, &error))
+}
+
+fn write_new(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(text).inspect_err(|_| {
+        let _removed = fs::remove_file(path);
+    })
+}
+
+/// The file stays the same one, with its owner, its mode and its other names.
+fn write_over(mut file: File, text: &[u8]) -> io::Result<()> {
+    let had = file.metadata()?;
+    if !had.is_file() {
+        return file.write_all(text);
+    }
+    let len = text.len() as u64;
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len) {
+        // Not every file system says beforehand whether there is room.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => (),
+        Err(error) => {
+            // It may have made some.
+            file.set_len(had.len())?;
+            return Err(error.into());
+        }
+    }
+    file.write_all(text)?;
+    file.set_len(len)
 }
 
 fn of_file(path: &Path, error: &io::Error) -> Failure {
@@ -219,6 +255,9 @@ mod tests {
         file(&path, "text").expect("it can be written");
         check_file(&path).expect("it can be written");
         assert_eq!(fs::read_to_string(&path).expect("a file"), "text");
+        // Of what was longer nothing is left behind it.
+        file(&path, "new").expect("it can be written");
+        assert_eq!(fs::read_to_string(&path).expect("a file"), "new");
         assert!(check_file(&dir.path().join("none/a.html")).is_err());
     }
 

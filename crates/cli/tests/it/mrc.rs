@@ -1,7 +1,8 @@
 //! `pagetide mrc`: sizes, samples, what a hit ratio takes, and what is written.
 
-use crate::{failure, json, pagetide, path, sample, written};
+use crate::{BIN, failure, json, pagetide, path, sample, written};
 use serde_json::Value;
+use std::process::Command;
 
 fn run(args: &[&str]) -> Vec<Value> {
     let sample = sample();
@@ -235,4 +236,26 @@ fn a_target_and_its_bound_are_not_rounded_up() {
     for words in ["hit ratio of 99.9995 %", "more than 99.9990 %"] {
         assert!(shown.contains(words), "{words} is not in {shown}");
     }
+}
+
+#[test]
+fn a_plot_for_which_there_is_no_room_leaves_what_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let [there, new] = ["there.svg", "new.svg"].map(|name| dir.path().join(name));
+    std::fs::write(&there, "an older plot").unwrap();
+    for plot in [&there, &new] {
+        // A limit on file size fails a write half-way, as a full disk does.
+        let script = r#"ulimit -f 1; exec "$0" mrc "$1" --frames 100 --policy lru --plot "$2""#;
+        let run = Command::new("sh")
+            .args(["-c", script, BIN, &sample()])
+            .arg(plot)
+            .output()
+            .unwrap();
+        let message = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(1), "{message}");
+        let told = format!("cannot write {}: ", plot.display());
+        assert!(message.contains(&told), "{message}");
+    }
+    assert_eq!(std::fs::read_to_string(&there).unwrap(), "an older plot");
+    assert!(!new.exists(), "half a plot is left");
 }
