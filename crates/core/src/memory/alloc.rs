@@ -370,7 +370,8 @@ impl Memory {
 
     /// Takes a block where near nodes that are short are reclaimed on before far ones are used.
     ///
-    /// What is evicted are the coldest pages there of the group that asks.
+    /// What is evicted are the coldest pages there of the group that asks, and no young ones: far
+    /// nodes may have room.
     fn take_near(&self, here: Here<'_>, group: u32, request: Request) -> Option<Frame> {
         let mut scan = Scan::new(request);
         loop {
@@ -381,7 +382,7 @@ impl Memory {
                     let reclaiming = Held::new(self, here.cpu, What::Node(node));
                     let freed = match here.may_reclaim {
                         true => {
-                            let reach = Reach::of(group).on(NodeMask::of(node));
+                            let reach = Reach::of(group).on(NodeMask::of(node)).keeping_young();
                             let nr_pages = request.order.nr_pages();
                             self.reclaim_round(here, group, reach, nr_pages).nr_freed
                         }

@@ -1,6 +1,7 @@
 //! Named cases of `min_ttl`: what came lately stays where the budget is met.
 
 use super::*;
+use core::ops::Range;
 
 const SECOND: u64 = 1_000_000_000;
 const KNOWING: [Policy; 4] = [
@@ -122,6 +123,28 @@ fn a_frame_of_a_node_is_refused_for_the_same_reason() {
     memory.tick(CPU, 5 * SECOND);
     assert!(touch(&memory, group, key(file, 1 << 20)));
     memory.check();
+}
+
+#[test]
+fn a_far_node_is_used_before_young_pages_of_a_near_one_go() {
+    for (later, is_evicted) in [(0, false), (5 * SECOND, true)] {
+        let topology = Topology::uniform(2).with_nodes(2).unwrap();
+        let mut config = Config::on(topology, 0, Policy::default());
+        config.fit(8 * 512);
+        config.min_ttl_ns = 5 * SECOND;
+        config.alloc.node_reclaim = true;
+        let memory = Memory::try_new(config).unwrap();
+        let root = memory.groups().root();
+        let file = memory.open_mapping(CPU.into(), Order::ZERO).unwrap();
+        let read =
+            |pages: Range<u64>| pages.for_each(|page| _ = touch(&memory, root, key(file, page)));
+        // More than one node has, less than both.
+        read(0..1500);
+        memory.tick(CPU, later);
+        read(1500..3000);
+        assert_eq!(memory.stats().pgsteal > 0, is_evicted);
+        memory.check();
+    }
 }
 
 #[test]

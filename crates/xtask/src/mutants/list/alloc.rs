@@ -158,4 +158,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "true => max,",
         tests: Tests::Unit("memory::tests::reserve"),
     },
+    Mutant {
+        name: "young pages of a near node go before a far one is used",
+        file: "memory/alloc.rs",
+        find: "Reach::of(group).on(NodeMask::of(node)).keeping_young();",
+        replace: "Reach::of(group).on(NodeMask::of(node));",
+        tests: Tests::Unit("min_ttl"),
+    },
 ];
