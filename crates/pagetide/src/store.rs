@@ -34,6 +34,9 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// called for may hold what that one waits for. Nor may it use the same `Memory`, except that
 /// writes may ask it for working memory: a few pages are kept for that. A call that ends with
 /// [`io::ErrorKind::Interrupted`] is made again.
+///
+/// A call that panics has failed, for its pages and for all who wait for them. Who asked for it
+/// unwinds, a task too; whose page another thread read has an error.
 pub trait Store: Send + Sync {
     /// Reads into `buf` from `offset`; returns the bytes read, 0 at the end only.
     ///
