@@ -118,7 +118,12 @@ pub enum Error {
         "group {group} over max: {asked_pages} more than {usage_pages} of {max_pages} pages, \
          {what}: {anon_pages} are anon or working memory, {reserved_pages} reserved, {file_pages} \
          of files, {dirty_pages} of these dirty{own}",
-        what = over_text(*asked_pages, max_pages.saturating_sub(*kernel_pages), *file_pages),
+        what = over_text(
+            *asked_pages,
+            max_pages.saturating_sub(*kernel_pages),
+            *reserved_pages,
+            *file_pages
+        ),
         own = own_text(*kernel_pages)
     )]
     OverLimit {
@@ -499,14 +504,16 @@ fn past_end_text(file: &str, page: u64, len: u64) -> String {
 
 /// What is more than the limit leaves beside pagetide's own fits beside nothing. Pages of files
 /// that stay are pinned most often.
-fn over_text(asked_pages: u64, room: u64, file_pages: u64) -> &'static str {
-    match asked_pages > room {
-        true => "more than it may have at all",
-        false if file_pages > 0 => {
-            "none can be evicted (Memory::pins tells which are pinned, Group::protections what a \
-             min keeps)"
-        }
-        false => "none can be evicted",
+fn over_text(asked_pages: u64, room: u64, reserved_pages: u64, file_pages: u64) -> &'static str {
+    if asked_pages > room {
+        "more than it may have at all"
+    } else if asked_pages > room.saturating_sub(reserved_pages) {
+        "more than what is reserved leaves"
+    } else if file_pages > 0 {
+        "none can be evicted (Memory::pins tells which are pinned, Group::protections what a min \
+         keeps)"
+    } else {
+        "none can be evicted"
     }
 }
 

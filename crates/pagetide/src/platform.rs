@@ -26,6 +26,10 @@ impl Platform for Shared {
         u32::try_from(before.saturating_sub(usage())).unwrap_or(u32::MAX)
     }
 
+    fn may_shrink(&self) -> bool {
+        self.shrinkers.is_any()
+    }
+
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
         if nr_pages == 0 {
             // Files have a thread that writes them. Nobody but reclaim writes anon pages.

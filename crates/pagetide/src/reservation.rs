@@ -64,7 +64,8 @@ impl Group {
     /// pages that are being read as [`Group::alloc`] does.
     ///
     /// # Errors
-    /// [`Error::OverLimit`]; nothing stays charged.
+    /// [`Error::OverLimit`]; nothing stays charged. Where what is reserved leaves no room for it
+    /// and no [`Shrinker`](crate::Shrinker) is registered, at once: nothing is evicted for it then.
     pub fn reserve(&self, size: ByteSize) -> Result<Reservation, Error> {
         let reservation = self.reserve_none()?;
         reservation.try_grow(size)?;

@@ -143,10 +143,15 @@ impl Shrinkers {
         self.count.store(count, Ordering::Relaxed);
     }
 
+    /// Whether there is one.
+    pub(crate) fn is_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
     /// Asks all shrinkers of the groups that `is_wanted`: for the part `nr_pages` of `of` of what
     /// they have, twice that as the kernel does; for a quarter of it where `of` is 0.
     pub(crate) fn shrink(&self, is_wanted: impl Fn(u32) -> bool, nr_pages: u32, of: u64) {
-        if self.count.load(Ordering::Relaxed) == 0 || is_shrinking() {
+        if !self.is_any() || is_shrinking() {
             return;
         }
         let entries = locked(&self.entries);

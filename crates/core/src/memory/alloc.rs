@@ -427,7 +427,7 @@ impl Memory {
                 charged = gathered.charge_rest(here.cpu, false);
                 continue;
             }
-            let is_hopeless = u64::from(nr_pages) > self.room_under(over)
+            let is_hopeless = self.never_fits(here, over, nr_pages)
                 || retries > MAX_RETRIES
                 || nr_failed >= MAX_FAILED_ROUNDS;
             if is_hopeless || !here.may_reclaim {

@@ -3,13 +3,34 @@
 use super::reach::Reach;
 use super::write::Reclaimed;
 use super::{Here, Memory};
-use crate::group::{BATCH, Event, Group};
+use crate::group::{BATCH, Event, Group, Item};
 use crate::sync::Ordering;
+use crate::units::PAGE_BYTES;
 
 /// Pages that one charge brings a level nearer to its `high` by, beyond what it charged.
 const MAX_BELOW: u32 = 16 * BATCH;
 
 impl Memory {
+    /// Whether the limit of `over` has no room for a request whatever goes: what is reserved stays,
+    /// where no shrinker gives it back. So that a request that is refused anyway evicts nothing. A
+    /// small one evicts little, and is not looked at.
+    pub(super) fn never_fits(&self, here: Here<'_>, over: u32, nr_pages: u32) -> bool {
+        let room = self.room_under(over);
+        let beside_reserved = || room.saturating_sub(self.least_reserved(over));
+        u64::from(nr_pages) > room
+            || nr_pages > BATCH
+                && !here.platform.may_shrink()
+                && u64::from(nr_pages) > beside_reserved()
+    }
+
+    /// Pages that are reserved in a subtree, less what the count is off by.
+    fn least_reserved(&self, subtree: u32) -> u64 {
+        let counted = self.groups.state(subtree, Item::SlabUnreclaimable);
+        // The root's has records of core's, too.
+        let reserved = counted.min(self.reserved_bytes()) / PAGE_BYTES as u64;
+        reserved.saturating_sub(3 * self.config.alloc.topology.nr_cpus() as u64)
+    }
+
     /// A round of reclaim for a request of `group` that the limit of `over` refuses. What protects
     /// groups from others keeps nothing from themselves: where nobody else gives, those on the path
     /// between both do, the outermost first. A request for one page, or for several ahead, leaves

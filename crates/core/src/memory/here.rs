@@ -13,6 +13,11 @@ pub trait Platform: Debug {
     /// What it calls must not make core reclaim: those calls come with [`Here::without_reclaim`].
     fn shrink(&self, subtree: u32, nr_pages: u32, of: u64) -> u32;
 
+    /// Whether [`Platform::shrink`] may give anything at all. By default it may.
+    fn may_shrink(&self) -> bool {
+        true
+    }
+
     /// Runs writes that reclaim needs or would like: it takes from `writes` as many as it has room
     /// for, and gives each to [`super::Memory::complete_write`] when it has ended.
     ///
@@ -64,6 +69,10 @@ pub trait Platform: Debug {
 impl Platform for () {
     fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
         0
+    }
+
+    fn may_shrink(&self) -> bool {
+        false
     }
 
     fn stall(&self, _group: u32, work: &mut dyn FnMut()) {

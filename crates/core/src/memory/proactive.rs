@@ -53,9 +53,20 @@ impl Memory {
     /// [`MinOverMax`]; nothing is changed.
     pub fn set_max(&self, here: Here<'_>, group: u32, max: u64) -> Result<u64, MinOverMax> {
         self.set_limit(group, Limit::Max, max)?;
+        Ok(self.reclaim_below_max(here, group, 0))
+    }
+
+    /// Reclaims until a group's hard limit has room for `nr_more` pages, or no more can go. Returns
+    /// the pages that are over it then.
+    pub(super) fn reclaim_below_max(&self, here: Here<'_>, group: u32, nr_more: u64) -> u64 {
         let over = || {
             let record = self.groups.get(group);
-            record.map_or(0, |record| record.usage().saturating_sub(record.max()))
+            record.map_or(0, |record| {
+                record
+                    .usage()
+                    .saturating_add(nr_more)
+                    .saturating_sub(record.max())
+            })
         };
         // Less than ever before is progress: what goes may come back, by a shrinker that looks at
         // pages.
@@ -71,6 +82,6 @@ impl Memory {
             self.reclaim_for(here, (group, group), want);
             self.drain_charges(group);
         }
-        Ok(over())
+        over()
     }
 }

@@ -195,6 +195,10 @@ impl Platform for Begun<'_> {
         self.open.shared.shrink(subtree, nr_pages, of)
     }
 
+    fn may_shrink(&self) -> bool {
+        self.open.shared.may_shrink()
+    }
+
     fn write_back(&self, writes: &mut Writes<'_>, nr_pages: u32) {
         let nr_needed = if self.waits_for_writes { nr_pages } else { 0 };
         self.open.shared.write_back(writes, nr_needed);

@@ -146,6 +146,32 @@ fn a_shrinker_gives_way_to_working_memory() {
 }
 
 #[test]
+fn what_is_refused_for_what_is_reserved_evicts_nothing() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let foreign = memory.root().child("foreign").unwrap();
+    let objects = Arc::new(Objects(foreign.reserve(ByteSize::mib(32)).unwrap()));
+    let data = data::numbered_file((64 << 20) / 4096);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    warm(&file, (64 << 20) / 4096);
+    let resident = memory.stats().resident_pages;
+    assert!(resident > (28 << 20) / 4096, "{resident} pages");
+    let work = memory.root().child("work").unwrap();
+    let refused = work.reserve(ByteSize::mib(40)).unwrap_err().to_string();
+    let why = "of 16384 pages, more than what is reserved leaves: ";
+    assert!(refused.contains(why), "{refused}");
+    assert_eq!(memory.stats().resident_pages, resident);
+    // What a shrinker has is no reason.
+    let _registered = foreign.add_shrinker(Arc::clone(&objects));
+    let held = work.reserve(ByteSize::mib(40)).unwrap();
+    assert!(objects.0.size() < ByteSize::mib(24));
+    // What is there anyway goes past the limit where nothing else can go.
+    warm(&file, 1000);
+    held.grow(ByteSize::mib(40));
+    assert!(objects.0.size() < ByteSize(OBJECT));
+    assert!(memory.stats().resident_pages < 64);
+}
+
+#[test]
 fn a_shrinker_under_low_is_asked_where_pages_gave_nothing() {
     let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
     let foreign = memory.root().child("foreign").unwrap();

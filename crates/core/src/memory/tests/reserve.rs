@@ -92,6 +92,71 @@ fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
     settle(&memory);
 }
 
+/// One whose shrinkers have nothing.
+#[derive(Debug)]
+struct Hopes;
+
+impl Platform for Hopes {
+    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
+        0
+    }
+
+    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
+        work();
+    }
+
+    fn throttle(&self, _group: u32, _delay_ns: u64) {}
+}
+
+#[test]
+fn more_than_what_is_reserved_leaves_evicts_nothing() {
+    for is_below in [false, true] {
+        let (memory, [cached, mut work], _) = full_of_pages();
+        let mut over = memory.groups().root();
+        if is_below {
+            // Of a limit further down the same is true.
+            assert_eq!(memory.set_max(CPU.into(), cached, 8 * REGION), Ok(0));
+            (work, over) = (cached, cached);
+        }
+        memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
+        settle(&memory);
+        let before = memory.stats().pgsteal;
+        let refused = Err(AllocError::OverLimit { group: over });
+        assert_eq!(memory.reserve(CPU.into(), work, pages(6 * REGION)), refused);
+        let order = Order::new(10).unwrap();
+        memory.reserve(CPU.into(), work, pages(4 * REGION)).unwrap();
+        let large = memory.alloc_buf(CPU.into(), work, order);
+        assert_eq!(large.map(drop), refused);
+        memory.unreserve(CPU, work, pages(4 * REGION));
+        settle(&memory);
+        assert!(memory.stats().pgsteal - before <= 4 * REGION + 64);
+        // A shrinker may give some of it back, so it is asked, and pages go in vain.
+        let here = Here::new(CPU, &Hopes);
+        assert_eq!(memory.reserve(here, work, pages(6 * REGION)), refused);
+        assert!(memory.stats().pgsteal - before > 4 * REGION + 64);
+        memory.unreserve(CPU, work, pages(3 * REGION));
+        memory.reserve(CPU.into(), work, pages(6 * REGION)).unwrap();
+        settle(&memory);
+    }
+}
+
+#[test]
+fn a_forced_reservation_goes_past_a_limit_by_no_more_than_it_has_to() {
+    let (memory, [_, work], _) = full_of_pages();
+    let root = memory.groups().root();
+    let most = u64::from(memory.content_pages());
+    for nr_pages in [most - REGION, 2 * REGION, 2 * most] {
+        memory.reserve_forced(CPU.into(), work, pages(nr_pages));
+    }
+    settle(&memory);
+    memory.groups().drain(root);
+    let own = memory.config().own_pages() + memory.groups().nr_record_pages();
+    let usage = memory.groups().get(root).unwrap().usage();
+    assert_eq!(usage, 3 * most + REGION + u64::from(own));
+    memory.unreserve(CPU, work, pages(3 * most + REGION));
+    memory.check();
+}
+
 #[test]
 fn a_refused_reservation_leaves_everything_in_use() {
     let (memory, [cached, work], _) = full_of_pages();

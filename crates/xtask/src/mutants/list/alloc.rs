@@ -165,4 +165,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "Reach::of(group).on(NodeMask::of(node));",
         tests: Tests::Unit("min_ttl"),
     },
+    Mutant {
+        name: "more than what is reserved leaves evicts all pages",
+        file: "memory/direct.rs",
+        find: "&& u64::from(nr_pages) > beside_reserved()",
+        replace: "&& beside_reserved() == 0",
+        tests: Tests::Unit("memory::tests::reserve"),
+    },
+    Mutant {
+        name: "what a shrinker has counts as what stays",
+        file: "platform.rs",
+        find: "        self.shrinkers.is_any()\n",
+        replace: "        false\n",
+        tests: Tests::Runtime("reserve::what_is_refused"),
+    },
+    Mutant {
+        name: "a reservation that is forced beyond a limit leaves the cache there",
+        file: "memory/reserve.rs",
+        find: "if self.never_fits(here, level, nr_pages) {",
+        replace: "if self.never_fits(here, level, 0) {",
+        tests: Tests::Unit("memory::tests::reserve"),
+    },
 ];
