@@ -37,7 +37,30 @@ impl World<'_> {
     }
 }
 
+impl World<'_> {
+    /// Pages in a subtree that are reserved, where no shrinker gives anything back.
+    pub(super) fn stays_reserved(&self, subtree: u32) -> u64 {
+        if self.may_shrink() {
+            return 0;
+        }
+        let (state, groups) = (self.state.borrow(), self.memory.groups());
+        let reserved = state
+            .reserved
+            .iter()
+            .filter(|it| groups.is_in(it.group, subtree));
+        reserved.map(|it| it.nr_bytes).sum::<u64>() / 4096
+    }
+}
+
 impl Platform for World<'_> {
+    fn may_shrink(&self) -> bool {
+        self.state
+            .borrow()
+            .reserved
+            .iter()
+            .any(|it| it.is_shrinkable)
+    }
+
     fn shrink(&self, subtree: u32, nr_pages: u32, _of: u64) -> u32 {
         self.called_back(0);
         let before = self.usage(subtree);

@@ -375,15 +375,18 @@ impl World<'_> {
         self.state.borrow_mut().latched.push(held);
     }
 
-    /// A request was refused: fair where nothing can go.
+    /// A request was refused: fair where nothing can go, or it would not fit if all did.
     pub(super) fn refused(&self, (group, order): (u32, Order), error: AllocError) {
         self.note(u64::from(group) | 6 << 40);
         let groups = self.memory.groups();
         let AllocError::OverLimit { group: over } = error else {
             return;
         };
-        let limit = groups.get(over).map_or(0, |group| group.max());
-        let is_fair = u64::from(order.nr_pages()) > limit || groups.is_protected();
+        let room = self
+            .memory
+            .room_under(over)
+            .saturating_sub(self.stays_reserved(over));
+        let is_fair = u64::from(order.nr_pages()) > room || groups.is_protected();
         if is_fair || !self.is_alone() || self.state.borrow().is_placed {
             return;
         }

@@ -283,6 +283,9 @@ fn a_forced_reservation_is_counted_and_given_back() {
         memory.groups().get(work).unwrap().count(Count::Pgforced),
         REGION
     );
+    // The budget has room for it, as others' pages can go.
+    let root = memory.groups().get(memory.groups().root()).unwrap();
+    assert!(root.usage() <= root.max());
     assert_eq!(settle(&memory), [9]);
     memory.unreserve(CPU, work, pages(REGION));
     memory.check();
