@@ -326,11 +326,10 @@ impl MemoryWait {
     /// Whether the limits would ever allow it, and the thread may wait: not inside a shrinker, for
     /// which somebody waits in turn.
     pub(crate) fn may_wait(&self) -> bool {
-        let core = &self.group.shared().core;
+        let room = self.group.shared().room(self.wanted.group);
         let held = self.wanted.held_bytes();
         let total = pages_of(held.saturating_add(self.wanted.nr_bytes));
-        let mut path = core.groups().path(self.wanted.group);
-        !shrinker::is_shrinking() && path.all(|(level, _)| total <= core.room_under(level))
+        !shrinker::is_shrinking() && total <= room
     }
 
     fn error(&self, error: AllocError) -> Error {

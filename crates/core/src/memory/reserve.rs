@@ -53,14 +53,15 @@ impl Memory {
         let nr_pages = nr_bytes.div_ceil(PAGE_BYTES as u64);
         let surplus = nr_pages * PAGE_BYTES as u64 - nr_bytes;
         let nr_pages = u32::try_from(nr_pages).expect("at most 2^32 - 1 pages");
-        let levels = || self.groups.path(group).map(|(level, _)| level);
-        if levels().any(|level| self.never_fits(here, level, nr_pages)) {
+        let levels = || self.groups.path(group);
+        if levels().any(|(level, _)| self.never_fits(here, level, nr_pages)) {
             // Refused at once: what is there anyway takes what it can, on each level.
-            levels().for_each(|level| _ = self.reclaim_below_max(here, level, nr_pages.into()));
+            for (level, _) in levels() {
+                self.reclaim_below_max(here, level, nr_pages.into());
+            }
         }
         self.groups.charge_forced(here.cpu, group, nr_pages);
-        let levels = self.groups.path(group);
-        if let Some((over, _)) = levels
+        if let Some((over, _)) = levels()
             .filter(|(_, level)| level.usage() > level.max())
             .last()
         {

@@ -415,7 +415,7 @@ fn nr_distinct(pages: &[u64]) -> u64 {
 
 impl Shared {
     /// Pages that the limits on a group's path leave for content and working memory.
-    pub(super) fn room(&self, group: u32) -> u64 {
+    pub(crate) fn room(&self, group: u32) -> u64 {
         let path = self.core.groups().path(group);
         let room = path.map(|(level, _)| self.core.room_under(level));
         room.min().unwrap_or(0)

@@ -2,8 +2,9 @@
 //! files. Each gives a clear error at once, and loses nothing.
 
 use crate::data::numbered_file;
+use crate::system_calls::Idle;
 use futures_executor::block_on;
-use pagetide::{ByteSize, Error, File, Hooks, Memory, OpenOptions, Order};
+use pagetide::{ByteSize, Error, File, Memory, OpenOptions, Order};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -347,11 +348,6 @@ fn a_full_disk_loses_nothing_and_works_again_when_there_is_room() {
     assert_eq!(memory.stats().pages_lost, 0);
 }
 
-/// Does nothing.
-struct Plain;
-
-impl Hooks for Plain {}
-
 #[test]
 fn who_opens_with_other_hooks_than_a_file_has_is_told_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -359,7 +355,7 @@ fn who_opens_with_other_hooks_than_a_file_has_is_told_so() {
     fs::write(&path, [1; 100]).unwrap();
     let memory = memory();
     let why = || {
-        let options = OpenOptions::new().hooks(Arc::new(Plain));
+        let options = OpenOptions::new().hooks(Arc::new(Idle));
         match options.open(&memory, &path, &memory.root()) {
             Err(Error::Open { source, .. }) => source.to_string(),
             opened => panic!("{opened:?}"),
@@ -368,7 +364,7 @@ fn who_opens_with_other_hooks_than_a_file_has_is_told_so() {
     let without = memory.open(&path, &memory.root()).unwrap();
     assert_eq!(why(), "it is open without hooks");
     drop(without);
-    let options = OpenOptions::new().hooks(Arc::new(Plain));
+    let options = OpenOptions::new().hooks(Arc::new(Idle));
     let _with = options.open(&memory, &path, &memory.root()).unwrap();
     assert_eq!(why(), "it is open with other hooks");
 }

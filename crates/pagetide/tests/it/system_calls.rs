@@ -20,7 +20,7 @@ pub(crate) fn say(what: &str) {
 }
 
 /// Hooks that do nothing, by memory of their own.
-struct Idle;
+pub(crate) struct Idle;
 
 impl Hooks for Idle {}
 

@@ -149,7 +149,7 @@ fn groups_that_hold_only_pins_hide_nobody() {
 
 /// What a platform was told.
 #[derive(Debug, Default)]
-struct Told {
+pub(super) struct Told {
     nr_stalls: Cell<u32>,
     delay_ns: Cell<u64>,
     asked: Cell<(u32, u64)>,

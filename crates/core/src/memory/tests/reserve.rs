@@ -1,6 +1,7 @@
 //! Named cases of reservations, the balloon and a budget that moves.
 
 use super::super::config::TABLE_PAGES;
+use super::limits::Told;
 use super::*;
 use crate::alloc::PAGEBLOCK_PAGES;
 use crate::group::Limit;
@@ -92,22 +93,6 @@ fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
     settle(&memory);
 }
 
-/// One whose shrinkers have nothing.
-#[derive(Debug)]
-struct Hopes;
-
-impl Platform for Hopes {
-    fn shrink(&self, _subtree: u32, _nr_pages: u32, _of: u64) -> u32 {
-        0
-    }
-
-    fn stall(&self, _group: u32, work: &mut dyn FnMut()) {
-        work();
-    }
-
-    fn throttle(&self, _group: u32, _delay_ns: u64) {}
-}
-
 #[test]
 fn more_than_what_is_reserved_leaves_evicts_nothing() {
     for is_below in [false, true] {
@@ -131,7 +116,8 @@ fn more_than_what_is_reserved_leaves_evicts_nothing() {
         settle(&memory);
         assert!(memory.stats().pgsteal - before <= 4 * REGION + 64);
         // A shrinker may give some of it back, so it is asked, and pages go in vain.
-        let here = Here::new(CPU, &Hopes);
+        let told = Told::default();
+        let here = Here::new(CPU, &told);
         assert_eq!(memory.reserve(here, work, pages(6 * REGION)), refused);
         assert!(memory.stats().pgsteal - before > 4 * REGION + 64);
         memory.unreserve(CPU, work, pages(3 * REGION));

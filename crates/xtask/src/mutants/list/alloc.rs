@@ -182,8 +182,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a reservation that is forced beyond a limit leaves the cache there",
         file: "memory/reserve.rs",
-        find: "levels().any(|level| self.never_fits(here, level, nr_pages))",
-        replace: "levels().any(|level| self.never_fits(here, level, 0))",
+        find: "levels().any(|(level, _)| self.never_fits(here, level, nr_pages))",
+        replace: "levels().any(|(level, _)| self.never_fits(here, level, 0))",
         tests: Tests::Unit("memory::tests::reserve"),
     },
 ];
