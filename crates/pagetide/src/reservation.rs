@@ -64,8 +64,9 @@ impl Group {
     /// pages that are being read as [`Group::alloc`] does.
     ///
     /// # Errors
-    /// [`Error::OverLimit`]; nothing stays charged. Where what is reserved leaves no room for it
-    /// and no [`Shrinker`](crate::Shrinker) is registered, at once: nothing is evicted for it then.
+    /// [`Error::OverLimit`]; nothing stays charged. Where what is reserved and working memory leave
+    /// no room for it and no [`Shrinker`](crate::Shrinker) is registered, nothing is evicted for
+    /// it, but for up to 64 pages or fewer than there are groups.
     pub fn reserve(&self, size: ByteSize) -> Result<Reservation, Error> {
         let reservation = self.reserve_none()?;
         reservation.try_grow(size)?;

@@ -412,6 +412,8 @@ impl Memory {
         let (mut retries, mut nr_drains, mut nr_regions) = (0, 0, amount.nr_regions());
         let (mut is_unwritten, mut nr_failed, mut rounds) = (false, 0, Rounds::default());
         let mut gathered = Gathered::new(self, (here.cpu, group), amount);
+        // The limit under which as much may go as the request lacks.
+        let mut fits_under = None;
         loop {
             let over = match charged {
                 Ok(charged) => {
@@ -427,7 +429,7 @@ impl Memory {
                 charged = gathered.charge_rest(here.cpu, false);
                 continue;
             }
-            let is_hopeless = self.never_fits(here, over, nr_pages)
+            let is_hopeless = u64::from(nr_pages) > self.room_under(over)
                 || retries > MAX_RETRIES
                 || nr_failed >= MAX_FAILED_ROUNDS;
             if is_hopeless || !here.may_reclaim {
@@ -440,6 +442,14 @@ impl Memory {
                     false => AllocError::OverLimit { group: over },
                 });
             }
+            if fits_under != Some(over) && !self.may_make_room(here, over, nr_lacking) {
+                // Evicts nothing in vain: others may free what they have in hand.
+                retries += 1;
+                here.platform.stall(group, &mut yield_now);
+                charged = gathered.charge_rest(here.cpu, false);
+                continue;
+            }
+            fits_under = Some(over);
             // Others may charge what is emptied: no more than would do without them.
             let is_emptied = nr_regions > 0 && self.take_pending(here, group, over);
             nr_regions = nr_regions.saturating_sub(1);

@@ -3,32 +3,30 @@
 use super::reach::Reach;
 use super::write::Reclaimed;
 use super::{Here, Memory};
-use crate::group::{BATCH, Event, Group, Item};
+use crate::group::{BATCH, Event, Group};
 use crate::sync::Ordering;
-use crate::units::PAGE_BYTES;
 
 /// Pages that one charge brings a level nearer to its `high` by, beyond what it charged.
 const MAX_BELOW: u32 = 16 * BATCH;
 
 impl Memory {
-    /// Whether the limit of `over` has no room for a request whatever goes: what is reserved stays,
-    /// where no shrinker gives it back. So that a request that is refused anyway evicts nothing. A
-    /// small one evicts little, and is not looked at.
-    pub(super) fn never_fits(&self, here: Here<'_>, over: u32, nr_pages: u32) -> bool {
-        let room = self.room_under(over);
-        let beside_reserved = || room.saturating_sub(self.least_reserved(over));
-        u64::from(nr_pages) > room
-            || nr_pages > BATCH
-                && !here.platform.may_shrink()
-                && u64::from(nr_pages) > beside_reserved()
-    }
-
-    /// Pages that are reserved in a subtree, less what the count is off by.
-    fn least_reserved(&self, subtree: u32) -> u64 {
-        let counted = self.groups.state(subtree, Item::SlabUnreclaimable);
-        // The root's has records of core's, too.
-        let reserved = counted.min(self.reserved_bytes()) / PAGE_BYTES as u64;
-        reserved.saturating_sub(3 * self.config.alloc.topology.nr_cpus() as u64)
+    /// Whether as much may go under the limit of `over` as a request lacks there: pages, and what
+    /// CPUs hold back. What a program has stays, reserved or working memory, where no shrinker
+    /// gives some back. So that a request that is refused anyway evicts nothing.
+    ///
+    /// Says yes where that is not worth a look: a small request evicts little, and many groups cost
+    /// more to look at than the pages of a few to evict. O(groups) otherwise.
+    pub(super) fn may_make_room(&self, here: Here<'_>, over: u32, nr_lacking: u32) -> bool {
+        let is_looked_for = nr_lacking > BATCH
+            && self.groups.subtree_looks(over) <= nr_lacking
+            && !here.platform.may_shrink();
+        match self.groups.get(over) {
+            Some(level) if is_looked_for => {
+                let wanted = level.usage() + u64::from(nr_lacking);
+                wanted.saturating_sub(self.may_go(over)) <= level.max()
+            }
+            _ => true,
+        }
     }
 
     /// A round of reclaim for a request of `group` that the limit of `over` refuses. What protects

@@ -54,8 +54,12 @@ impl Memory {
         let surplus = nr_pages * PAGE_BYTES as u64 - nr_bytes;
         let nr_pages = u32::try_from(nr_pages).expect("at most 2^32 - 1 pages");
         let levels = || self.groups.path(group);
-        if levels().any(|(level, _)| self.never_fits(here, level, nr_pages)) {
-            // Refused at once: what is there anyway takes what it can, on each level.
+        let is_too_much = |level| {
+            u64::from(nr_pages) > self.room_under(level)
+                || !self.may_make_room(here, level, nr_pages)
+        };
+        if levels().any(|(level, _)| is_too_much(level)) {
+            // Nothing was evicted: what is there anyway takes what it can, on each level.
             for (level, _) in levels() {
                 self.reclaim_below_max(here, level, nr_pages.into());
             }

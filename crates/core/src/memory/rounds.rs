@@ -111,6 +111,17 @@ impl Memory {
         self.reads_in(subtree) != Reads::default()
     }
 
+    /// Pages charged to a subtree that may go, now or when they have come in, at most: many of them
+    /// may be pinned. O(groups + CPUs).
+    pub(super) fn may_go(&self, subtree: u32) -> u64 {
+        let Reads {
+            nr_reading,
+            nr_listed,
+        } = self.reads_in(subtree);
+        let (nr_stocked, _) = self.groups.held_on_cpus(subtree);
+        nr_reading + nr_listed + u64::from(nr_stocked)
+    }
+
     fn reads_in(&self, subtree: u32) -> Reads {
         self.groups
             .subtree(subtree)

@@ -13,6 +13,7 @@ mod gated_2q;
 mod gather;
 mod given;
 mod idle;
+mod in_vain;
 mod latch;
 mod left_pins;
 mod likely;

@@ -172,6 +172,25 @@ fn what_is_refused_for_what_is_reserved_evicts_nothing() {
 }
 
 #[test]
+fn what_is_refused_for_working_memory_evicts_nothing() {
+    let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
+    let work = memory.root().child("work").unwrap();
+    let order = pagetide::Order::new(9);
+    let bufs = [(); 16].map(|()| work.alloc(order).unwrap());
+    let data = data::numbered_file((64 << 20) / 4096);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    warm(&file, (64 << 20) / 4096);
+    let resident = memory.stats().resident_pages;
+    let refused = work.reserve(ByteSize::mib(40)).unwrap_err().to_string();
+    let why = "of 16384 pages, more than all pages of files would make room for: ";
+    assert!(refused.contains(why), "{refused}");
+    assert_eq!(memory.stats().resident_pages, resident);
+    drop(bufs);
+    let _held = work.reserve(ByteSize::mib(40)).unwrap();
+    assert!(memory.stats().resident_pages < resident);
+}
+
+#[test]
 fn a_shrinker_under_low_is_asked_where_pages_gave_nothing() {
     let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
     let foreign = memory.root().child("foreign").unwrap();

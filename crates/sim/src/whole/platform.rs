@@ -1,6 +1,8 @@
 //! What core asks of the program around it.
 
 use super::world::World;
+use pagetide_core::frame::State;
+use pagetide_core::group::BATCH;
 use pagetide_core::memory::{Io, Platform, Writes};
 use pagetide_core::units::{Cpu, Frame, Node, PageType};
 use std::panic::resume_unwind;
@@ -38,17 +40,22 @@ impl World<'_> {
 }
 
 impl World<'_> {
-    /// Pages in a subtree that are reserved, where no shrinker gives anything back.
-    pub(super) fn stays_reserved(&self, subtree: u32) -> u64 {
-        if self.may_shrink() {
-            return 0;
-        }
-        let (state, groups) = (self.state.borrow(), self.memory.groups());
-        let reserved = state
-            .reserved
-            .iter()
-            .filter(|it| groups.is_in(it.group, subtree));
-        reserved.map(|it| it.nr_bytes).sum::<u64>() / 4096
+    /// Whether a request for many pages is refused though pages can go, because all of them would
+    /// be too few: the rest is the program's, and no shrinker gives it back.
+    pub(super) fn lacks_more_than_may_go(&self, over: u32, nr_pages: u32) -> bool {
+        let (table, groups) = (self.memory.frames(), self.memory.groups());
+        let max = groups.get(over).map_or(u64::MAX, |group| group.max());
+        let may_go = (0..table.len())
+            .map(Frame::new)
+            .filter(|&frame| {
+                let state = table.word(frame).state();
+                matches!(state, State::Reading | State::Live)
+                    && groups.is_in(table.group(frame), over)
+            })
+            .map(|frame| u64::from(table.block(frame).0.nr_pages()))
+            .sum();
+        let wanted = self.usage(over) + u64::from(nr_pages);
+        nr_pages > BATCH && !self.may_shrink() && wanted.saturating_sub(may_go) > max
     }
 }
 

@@ -382,11 +382,10 @@ impl World<'_> {
         let AllocError::OverLimit { group: over } = error else {
             return;
         };
-        let room = self
-            .memory
-            .room_under(over)
-            .saturating_sub(self.stays_reserved(over));
-        let is_fair = u64::from(order.nr_pages()) > room || groups.is_protected();
+        let nr_pages = order.nr_pages();
+        let is_fair = u64::from(nr_pages) > self.memory.room_under(over)
+            || self.lacks_more_than_may_go(over, nr_pages)
+            || groups.is_protected();
         if is_fair || !self.is_alone() || self.state.borrow().is_placed {
             return;
         }

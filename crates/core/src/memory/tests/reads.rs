@@ -38,6 +38,10 @@ impl Platform for Device<'_> {
         0
     }
 
+    fn may_shrink(&self) -> bool {
+        false
+    }
+
     fn wait_for_read(&self, _until: &mut Option<u64>, has_ended: &mut dyn FnMut() -> bool) {
         assert!(!has_ended(), "nothing has happened yet");
         self.nr_waits.set(self.nr_waits.get() + 1);
@@ -91,19 +95,26 @@ impl<'a> Device<'a> {
 
 #[test]
 fn working_memory_gets_the_frames_of_what_is_being_read() {
-    let forms = [(false, Ok(())), (false, Err(5)), (true, Ok(()))];
-    for (&policy, (is_anon, ends_with)) in Policy::ALL
+    // A request for many pages looks first whether as many may go.
+    const MANY: u32 = 4 * NR_PAGES;
+    let forms = [
+        (NR_PAGES, false, Ok(())),
+        (NR_PAGES, false, Err(5)),
+        (NR_PAGES, true, Ok(())),
+        (MANY, false, Ok(())),
+    ];
+    for (&policy, (nr_pages, is_anon, ends_with)) in Policy::ALL
         .iter()
         .flat_map(|policy| forms.map(|form| (policy, form)))
     {
-        let (memory, group, file) = memory(NR_PAGES, policy);
+        let (memory, group, file) = memory(nr_pages, policy);
         let anon = memory.open_anon(CPU.into(), Order::ZERO).unwrap();
         let mapping = if is_anon { anon } else { file };
         let device = Device {
             ends_with,
             ..Device::of(&memory, (group, mapping), 8)
         };
-        let all = Device::bytes(NR_PAGES);
+        let all = Device::bytes(nr_pages);
         assert_eq!(memory.reserve(device.here(), group, all), Ok(()));
         assert!(device.nr_waits.get() <= 8, "{policy:?}");
         memory.unreserve(CPU, group, all);

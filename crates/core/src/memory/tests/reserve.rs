@@ -1,15 +1,14 @@
 //! Named cases of reservations, the balloon and a budget that moves.
 
 use super::super::config::TABLE_PAGES;
-use super::limits::Told;
 use super::*;
 use crate::alloc::PAGEBLOCK_PAGES;
 use crate::group::Limit;
 
-const REGION: u64 = PAGEBLOCK_PAGES as u64;
+pub(super) const REGION: u64 = PAGEBLOCK_PAGES as u64;
 
 /// Eight pageblocks of content, all of it pages of one group.
-fn full_of_pages() -> (Memory, [u32; 2], u32) {
+pub(super) fn full_of_pages() -> (Memory, [u32; 2], u32) {
     full_with(0)
 }
 
@@ -70,60 +69,6 @@ fn untouched_pageblocks_cost_nothing() {
     memory.reserve(CPU.into(), work, pages(4 * REGION)).unwrap();
     assert_eq!(settle(&memory), []);
     assert_eq!(memory.offline_pages(), 4 * REGION);
-}
-
-#[test]
-fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
-    let (memory, [cached, work], _) = full_of_pages();
-    let root = memory.groups().root();
-    let before = memory.stats().pgsteal;
-    let most = u64::from(memory.content_pages());
-    for nr_pages in [most + 1, most + 200] {
-        let refused = memory.reserve(CPU.into(), work, pages(nr_pages));
-        assert_eq!(refused, Err(AllocError::OverLimit { group: root }));
-    }
-    assert_eq!(memory.stats().pgsteal, before);
-    // A group below has none of them.
-    assert_eq!(memory.set_max(CPU.into(), cached, REGION), Ok(0));
-    memory.reserve(CPU.into(), cached, pages(REGION)).unwrap();
-    memory.unreserve(CPU, cached, pages(REGION));
-    let records = memory.groups().nr_record_pages();
-    let all = most - u64::from(records);
-    memory.reserve(CPU.into(), work, pages(all)).unwrap();
-    settle(&memory);
-}
-
-#[test]
-fn more_than_what_is_reserved_leaves_evicts_nothing() {
-    for is_below in [false, true] {
-        let (memory, [cached, mut work], _) = full_of_pages();
-        let mut over = memory.groups().root();
-        if is_below {
-            // Of a limit further down the same is true.
-            assert_eq!(memory.set_max(CPU.into(), cached, 8 * REGION), Ok(0));
-            (work, over) = (cached, cached);
-        }
-        memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
-        settle(&memory);
-        let before = memory.stats().pgsteal;
-        let refused = Err(AllocError::OverLimit { group: over });
-        assert_eq!(memory.reserve(CPU.into(), work, pages(6 * REGION)), refused);
-        let order = Order::new(10).unwrap();
-        memory.reserve(CPU.into(), work, pages(4 * REGION)).unwrap();
-        let large = memory.alloc_buf(CPU.into(), work, order);
-        assert_eq!(large.map(drop), refused);
-        memory.unreserve(CPU, work, pages(4 * REGION));
-        settle(&memory);
-        assert!(memory.stats().pgsteal - before <= 4 * REGION + 64);
-        // A shrinker may give some of it back, so it is asked, and pages go in vain.
-        let told = Told::default();
-        let here = Here::new(CPU, &told);
-        assert_eq!(memory.reserve(here, work, pages(6 * REGION)), refused);
-        assert!(memory.stats().pgsteal - before > 4 * REGION + 64);
-        memory.unreserve(CPU, work, pages(3 * REGION));
-        memory.reserve(CPU.into(), work, pages(6 * REGION)).unwrap();
-        settle(&memory);
-    }
 }
 
 #[test]

@@ -166,11 +166,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         tests: Tests::Unit("min_ttl"),
     },
     Mutant {
-        name: "more than what is reserved leaves evicts all pages",
+        name: "more than what a program has leaves evicts all pages",
         file: "memory/direct.rs",
-        find: "&& u64::from(nr_pages) > beside_reserved()",
-        replace: "&& beside_reserved() == 0",
-        tests: Tests::Unit("memory::tests::reserve"),
+        find: "wanted.saturating_sub(self.may_go(over)) <= level.max()",
+        replace: "wanted.saturating_sub(self.may_go(over)) > 0",
+        tests: Tests::Unit("memory::tests::in_vain"),
+    },
+    Mutant {
+        name: "for each large request all groups are looked at, however many",
+        file: "memory/direct.rs",
+        find: "            && self.groups.subtree_looks(over) <= nr_lacking\n",
+        replace: "",
+        tests: Tests::Unit("memory::tests::in_vain"),
+    },
+    Mutant {
+        name: "pages that are being read are no room for a large request",
+        file: "memory/rounds.rs",
+        find: "nr_reading + nr_listed + u64::from(nr_stocked)",
+        replace: "nr_listed + u64::from(nr_stocked)",
+        tests: Tests::Unit("memory::tests::reads"),
     },
     Mutant {
         name: "what a shrinker has counts as what stays",
@@ -182,8 +196,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a reservation that is forced beyond a limit leaves the cache there",
         file: "memory/reserve.rs",
-        find: "levels().any(|(level, _)| self.never_fits(here, level, nr_pages))",
-        replace: "levels().any(|(level, _)| self.never_fits(here, level, 0))",
-        tests: Tests::Unit("memory::tests::reserve"),
+        find: "                || !self.may_make_room(here, level, nr_pages)\n",
+        replace: "",
+        tests: Tests::Unit("memory::tests::in_vain"),
     },
 ];
