@@ -504,6 +504,11 @@ impl Memory {
     /// Opens an existing regular file for reading and writing, with pages of 4 KiB, as
     /// [`Memory::open`] does; [`OpenOptions`](crate::OpenOptions) creates one.
     ///
+    /// It is written past the kernel's page cache. Where others write the same pages through that,
+    /// or by `mmap`, at the same time, the kernel may tell the next `fdatasync` of an I/O error:
+    /// [`File::sync`] fails then, and the file takes no more writes until it is opened anew. Who
+    /// writes a file by turns with others syncs before each turn ends.
+    ///
     /// # Errors
     /// As [`Memory::open`].
     pub fn open_rw(&self, path: impl AsRef<Path>, group: &Group) -> Result<File, Error> {

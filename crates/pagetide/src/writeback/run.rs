@@ -387,19 +387,20 @@ impl<'a> Run<'a> {
         slices: &mut [IoSlice<'_>],
         outcomes: &mut Outcomes,
     ) -> u32 {
-        let mut nr_failed = 0;
+        let (mut nr_failed, mut code) = (0, NO_NUMBER);
         for piece in pieces {
+            let outcomes = &mut outcomes[piece.slices.clone()];
             // What a ring did not take is tried here, as long as there is hope.
             if piece.result.is_none() && nr_failed >= MAX_FAILURES {
-                break;
-            }
-            let outcomes = &mut outcomes[piece.slices.clone()];
-            if piece.is_over() {
+                // Who asks later is told why.
+                outcomes.fill(Err(code));
+            } else if piece.is_over() {
                 self.note_taken(piece.offset, piece.nr_bytes);
                 outcomes.fill(Ok(()));
             } else {
                 let slices = &mut slices[piece.slices.clone()];
                 self.finish_piece(piece, slices, outcomes, &mut nr_failed);
+                code = outcomes.iter().copied().find_map(failure).unwrap_or(code);
             }
         }
         nr_failed

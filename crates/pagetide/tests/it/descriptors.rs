@@ -4,7 +4,8 @@
 use crate::child;
 use crate::data::numbered_file;
 use pagetide::{ByteSize, Error, IoEngine, Memory, OpenOptions, Order};
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, memfd_create};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -69,6 +70,29 @@ fn a_descriptor_that_appends_or_is_direct_stays_as_it_is_and_bytes_go_where_they
         assert!(fs::read(data.path()).unwrap() == expected, "{flags:?}");
         assert_eq!(fcntl_getfl(&again).unwrap(), flags);
     }
+}
+
+#[test]
+fn why_pages_were_not_written_is_told_though_not_all_were_tried() {
+    let data = memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    let data = fs::File::from(data);
+    let memory = memory();
+    let options = OpenOptions::new().write(true);
+    let own = data.try_clone().unwrap();
+    let file = options.open_file(&memory, own, &memory.root()).unwrap();
+    let another = file.clone();
+    // Each is a write of its own, behind the store's end: many more than are tried.
+    for page in 0..100 {
+        file.write_at(&[7; 4096], page * 2 * 4096).unwrap();
+    }
+    fcntl_add_seals(&data, SealFlags::WRITE).unwrap();
+    let cause = |failed: Result<(), Error>| match failed {
+        Err(Error::WritebackFailed { source, .. }) => source.raw_os_error(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cause(file.sync()), Some(Errno::PERM.raw_os_error()));
+    assert_eq!(file.discard_dirty().unwrap(), 100);
+    assert_eq!(cause(another.sync()), Some(Errno::PERM.raw_os_error()));
 }
 
 #[test]
