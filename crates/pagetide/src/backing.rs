@@ -123,6 +123,8 @@ pub(crate) struct Backing {
     len: AtomicU64,
     /// Bytes that the store has: pages beyond read as zeros, wherever the file ends.
     stored: AtomicU64,
+    /// Where the file is about to end: pages are read up to there already.
+    expected: AtomicU64,
     /// Up to where it was given bytes: it may have those of a write that failed.
     tried: AtomicU64,
     dirty: DirtyList,
@@ -172,6 +174,7 @@ impl Backing {
             source,
             len: AtomicU64::new(len),
             stored: AtomicU64::new(len),
+            expected: AtomicU64::new(0),
             tried: AtomicU64::new(0),
             dirty: DirtyList::default(),
             poison: AtomicU32::new(NONE),
@@ -290,6 +293,16 @@ impl Backing {
     pub(crate) fn set_len_found(&self, len: u64) {
         self.stored.store(len, Ordering::Release);
         self.len.store(len, Ordering::Release);
+        self.expected.store(0, Ordering::Release);
+    }
+
+    /// The store was found this long. A file that is longer ends there from now on; one that is
+    /// shorter still ends where it did, but pages that come in have what is behind, too: the ones
+    /// with zeros there can go before anybody sees them by [`Backing::set_len_found`].
+    pub(crate) fn expect_len(&self, len: u64) {
+        self.expected.store(len, Ordering::Release);
+        self.stored.store(len, Ordering::Release);
+        self.len.fetch_min(len, Ordering::AcqRel);
     }
 
     /// Gives the file the length of what the store has; whoever calls this has its length for
@@ -343,8 +356,8 @@ impl Backing {
         if self.behind.has_hole_at(page) {
             return 0;
         }
-        let stored = self.stored_len();
-        self.bytes_of(page, stored.min(self.len()))
+        let end = self.len().max(self.expected.load(Ordering::Acquire));
+        self.bytes_of(page, self.stored_len().min(end))
     }
 
     /// The store is given bytes up to there.

@@ -486,9 +486,10 @@ impl Memory {
     /// Opens a regular file with pages of 4 KiB; what it brings in is charged to `group`. With
     /// pages of another size and all else that can be said: [`OpenOptions`].
     ///
-    /// A file that is open already shares its pages with the new handle. Its length is read now:
-    /// what others than this memory's handles write later is not seen before it is opened anew or
-    /// [`File::invalidate_range`] is called. The time of its last access stays what it was where
+    /// A file that is open already shares its pages, and its length, with the new handle; else the
+    /// length is read now. What others than this memory's handles write later is not seen before
+    /// its last handle is gone and it is opened anew, or [`File::invalidate_range`] is called. The
+    /// time of its last access stays what it was where
     /// the file is this process's own and is read past the kernel's page cache: hits leave it alone
     /// anyway.
     ///

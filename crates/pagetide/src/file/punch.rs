@@ -138,8 +138,8 @@ impl File {
     /// than this memory's handles write. The length of the file becomes that of the store, too,
     /// whatever the range. Pinned pages keep their bytes until they are let go.
     ///
-    /// What others write at the same time may be seen or not. O(pages of the range, or resident
-    /// ones of the file).
+    /// What others write at the same time may be seen or not; who reads meanwhile, on another
+    /// thread, sees what the store has or had. O(pages of the range, or resident ones of the file).
     ///
     /// # Errors
     /// [`Error::PageDirty`] where a page has bytes that are not written, which would be lost, in
@@ -173,10 +173,13 @@ impl File {
                 break;
             }
         }
-        backing.set_len_found(len);
+        backing.expect_len(len);
         let stale = asked.into_iter().chain(changed(len));
-        park::to_each(stale, |pages| self.drop_pages(pages));
+        let mut panics = Panics::default();
+        panics.catch(|| park::to_each(stale, |pages| self.drop_pages(pages)));
+        backing.set_len_found(len);
         drop(alone);
+        panics.go_on();
         shared.fill_put_off();
         Ok(())
     }

@@ -181,3 +181,38 @@ fn all_that_is_cut_off_or_in_a_hole_is_gone_where_a_waker_unwinds() {
         assert_eq!(found[3..], [0, 0, 0, 0, 0, 0, 7]);
     }
 }
+
+#[test]
+fn who_reads_while_the_end_that_others_made_is_found_sees_no_zeros_before_it() {
+    let gated = Gated::of(vec![7; PAGE_BYTES + 100]);
+    let memory = Memory::builder().budget(ByteSize::mib(8));
+    let memory = memory.without_thread().build().unwrap();
+    let file = gated.open(&memory, &memory.root());
+    assert_eq!(file.pin(1).unwrap()[..], [7; 100]);
+    // Others write behind its end.
+    gated.disk.state().bytes.resize(2 * PAGE_BYTES, 7);
+    let shut = gated.reads.shut_for(1);
+    let is_sevens = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
+    thread::scope(|scope| {
+        scope.spawn(|| file.read_at(&mut [0; 10], 0).unwrap());
+        shut.await_one();
+        // It drops that page first, and waits for who reads it.
+        let found = scope.spawn(|| file.invalidate_range(..PAGE));
+        let mut buf = vec![9; PAGE_BYTES];
+        for _ in 0..20_000 {
+            let len = file.read_at(&mut buf, PAGE).unwrap();
+            assert!(
+                is_sevens(&buf[..len]),
+                "{len} bytes, not all of them the file's"
+            );
+            assert!(is_sevens(&file.pin(1).unwrap()));
+            thread::yield_now();
+        }
+        drop(shut);
+        found.join().unwrap().unwrap();
+    });
+    assert_eq!(file.len(), 2 * PAGE);
+    let mut buf = vec![9; 2 * PAGE_BYTES];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 2 * PAGE_BYTES);
+    assert!(is_sevens(&buf));
+}
