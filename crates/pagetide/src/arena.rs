@@ -3,6 +3,7 @@
 
 mod small;
 
+use crate::Error;
 use pagetide_core::alloc::{PAGEBLOCK_ORDER, PAGEBLOCK_PAGES};
 use pagetide_core::memory::Idle;
 use pagetide_core::sync::prefetch;
@@ -24,6 +25,18 @@ pub(crate) const LINE_BYTES: usize = 64;
 /// Lines that are asked for before a copy begins: with one a copy of 4 KiB out of memory took 8 %
 /// longer on Zen 5, with twelve or all of them no less, and of hot pages longer.
 const LINES_BEFORE_COPY: usize = 4;
+
+/// Whether memory of the system goes by frames.
+///
+/// # Errors
+/// [`Error::PageSize`]: `madvise` rounds a range up to pages of the system, and would take frames
+/// that lie behind a block, with the bytes that are in them.
+pub(crate) fn check_page_size(page_bytes: usize) -> Result<(), Error> {
+    match page_bytes {
+        PAGE_BYTES => Ok(()),
+        _ => Err(Error::PageSize { page_bytes }),
+    }
+}
 
 /// Address space for a fixed number of frames. Frames that were never written take no memory.
 ///
@@ -364,5 +377,20 @@ impl Drop for Wiped {
         // SAFETY: exactly the mapping that `Alive::new` made, which nothing borrows any more.
         let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr(), PAGE_BYTES) };
         debug_assert!(unmapped.is_ok(), "the word was mapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_with_larger_pages_is_refused() {
+        assert!(check_page_size(rustix::param::page_size()).is_ok());
+        for page_bytes in [16 << 10, 64 << 10] {
+            let refused = check_page_size(page_bytes).unwrap_err();
+            assert!(matches!(refused, Error::PageSize { page_bytes: told } if told == page_bytes));
+            assert!(refused.to_string().ends_with(&page_bytes.to_string()));
+        }
     }
 }

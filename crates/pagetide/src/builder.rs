@@ -1,6 +1,6 @@
 //! `Memory` and how it is built.
 
-use crate::arena::Arena;
+use crate::arena::{self, Arena};
 use crate::file::{AheadCounts, File};
 use crate::group::Group;
 use crate::home::Home;
@@ -306,7 +306,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], [`Error::BudgetTooLarge`], [`Error::Config`], [`Error::Arena`],
-    /// [`Error::NoMetadata`], [`Error::Thread`]; [`Error::BudgetFraction`] and
+    /// [`Error::NoMetadata`], [`Error::Thread`], [`Error::PageSize`]; [`Error::BudgetFraction`] and
     /// [`Error::CgroupLayout`] where no budget is named.
     pub fn build(self) -> Result<Memory, Error> {
         let memory = self.build_silently()?;
@@ -316,6 +316,7 @@ impl Builder {
 
     /// [`Builder::build`], of which nobody is told: [`Memory::tell_built`] does.
     pub(crate) fn build_silently(self) -> Result<Memory, Error> {
+        arena::check_page_size(rustix::param::page_size())?;
         let (pages, budget_source) = self.size.resolve()?;
         let topology = self.topology.unwrap_or_else(Topology::of_machine);
         let most = self.arena_max.map(|most| most / PAGE_BYTES as u64);

@@ -55,6 +55,12 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The system's pages are none of 4096 bytes: what is less than one cannot go back to it.
+    #[error("pagetide needs a system with pages of 4096 bytes: here they have {page_bytes}")]
+    PageSize {
+        /// What they have.
+        page_bytes: usize,
+    },
     /// Less came back than was asked for.
     #[error("group {group}: {reclaimed_bytes} of {asked_bytes} bytes reclaimed")]
     ReclaimedLess {

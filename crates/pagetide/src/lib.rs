@@ -39,12 +39,15 @@
 //! (`book/looking.md` lists them). A subscriber must not use the memory that it is told about; what
 //! unwinds out of it is dropped.
 //!
-//! Linux on 64-bit only. One thread does the housekeeping of a memory, and one for each node
-//! reclaims in the background (none with [`Builder::without_thread`]); another one writes back once
-//! a file is written. A page is read by the thread that needs it, many together
-//! ([`File::pin_many`]) by io_uring or a few threads, and what is prefetched by one that reaps
-//! io_uring. A few more write and sync what tasks wait for ([`File::write_at_async`],
-//! [`File::sync_async`]).
+//! Linux on 64-bit only, with pages of 4 KiB ([`Error::PageSize`]). One thread does the
+//! housekeeping of a memory, and one for each node reclaims in the background (none with
+//! [`Builder::without_thread`]); another one writes back once a file is written. A page is read by
+//! the thread that needs it, many together ([`File::pin_many`]) by io_uring or a few threads, and
+//! what is prefetched by one that reaps io_uring. A few more write and sync what tasks wait for
+//! ([`File::write_at_async`], [`File::sync_async`]).
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("pagetide needs Linux on a 64-bit machine");
 
 mod alarms;
 mod alloc_wait;

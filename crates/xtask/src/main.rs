@@ -12,6 +12,7 @@ mod fuzz;
 mod mutants;
 mod report;
 mod step;
+mod targets;
 mod tidy;
 mod verbs;
 mod watch;
@@ -34,7 +35,7 @@ struct Args {
 /// What `cargo xtask` can be asked to do.
 #[derive(Subcommand, Clone)]
 enum Verb {
-    /// Install what the checks need (rustfmt, clippy) and say what was found
+    /// Install what the checks need (rustfmt, clippy, other targets) and say what was found
     Setup,
     /// Formatting, clippy, tidy and unit tests: run it before each commit
     Quick,

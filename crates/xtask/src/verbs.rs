@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::mutants;
 use crate::report::{Report, Skip};
 use crate::step::{self, Action, Step};
+use crate::targets;
 use crate::tidy;
 use crate::watch::Watch;
 use crate::workspace::{self, MODELS_SEED, TRACES_VARIABLE, Workspace};
@@ -59,6 +60,7 @@ pub(crate) fn setup(workspace: &Workspace) -> Result<(), Error> {
         };
         println!("found {}", found.trim());
     }
+    targets::setup(workspace);
     match workspace.traces() {
         Ok(_) => println!("found the recorded traces"),
         Err(_) => println!("no recorded traces: checks that need them will be skipped"),
@@ -182,6 +184,10 @@ fn test_steps(workspace: &Workspace, host: &str) -> Vec<Step> {
         "integration and model tests",
         "test --workspace --test *",
     ));
+    steps.push(Step {
+        name: "other machines",
+        action: targets::check(workspace),
+    });
     steps.push(Step {
         name: "docs",
         action: Action::Run(docs(workspace)),
@@ -320,7 +326,7 @@ fn asan(workspace: &Workspace, host: &str) -> Action {
 ///
 /// Its property tests have the same inputs each time: what fails in CI fails here, and what has
 /// passed is not refused for a fault that was there before. `models` looks for those.
-fn cargo(workspace: &Workspace, line: &str) -> Command {
+pub(crate) fn cargo(workspace: &Workspace, line: &str) -> Command {
     let mut command = workspace.cargo();
     command.args(line.split(' '));
     if env::var_os(MODELS_SEED).is_none() {
@@ -369,6 +375,7 @@ mod tests {
             "tidy",
             "unit tests",
             "integration and model tests",
+            "other machines",
             "docs",
             "doc tests",
             "simulator seeds",

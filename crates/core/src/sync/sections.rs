@@ -78,6 +78,8 @@ mod machine {
     #[derive(Clone, Debug)]
     pub struct Sections {
         /// Where a thread's area for them lies, seen from its thread pointer.
+        #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+        // No section looks for it.
         area: isize,
         fence: fn(Option<Cpu>),
     }
@@ -87,6 +89,7 @@ mod machine {
     #[derive(Clone, Copy, Debug)]
     pub struct OnCpu {
         /// As [`Sections`] has it.
+        #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
         area: isize,
         cpu: Cpu,
     }
