@@ -1,7 +1,7 @@
 //! Reservations as users meet them: the process gives up as much as it takes.
 
 use crate::data;
-use pagetide::{ByteSize, Error, File, Memory, Order, Shrinker};
+use pagetide::{ByteSize, Error, File, Hint, Memory, Order, Shrinker};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -152,6 +152,8 @@ fn what_is_refused_for_what_is_reserved_evicts_nothing() {
     let objects = Arc::new(Objects(foreign.reserve(ByteSize::mib(32)).unwrap()));
     let data = data::numbered_file((64 << 20) / 4096);
     let file = memory.open(data.path(), &memory.root()).unwrap();
+    // What is read ahead may come in later.
+    file.advise(Hint::Random);
     warm(&file, (64 << 20) / 4096);
     let resident = memory.stats().resident_pages;
     assert!(resident > (28 << 20) / 4096, "{resident} pages");
@@ -179,6 +181,8 @@ fn what_is_refused_for_working_memory_evicts_nothing() {
     let bufs = [(); 16].map(|()| work.alloc(order).unwrap());
     let data = data::numbered_file((64 << 20) / 4096);
     let file = memory.open(data.path(), &memory.root()).unwrap();
+    // What is read ahead may come in later.
+    file.advise(Hint::Random);
     warm(&file, (64 << 20) / 4096);
     let resident = memory.stats().resident_pages;
     let refused = work.reserve(ByteSize::mib(40)).unwrap_err().to_string();
