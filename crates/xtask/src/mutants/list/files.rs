@@ -585,4 +585,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "if turns.are_gated() && PERIOD.is_zero() {",
         tests: Tests::Runtime("pages_that_wait_for_the_log_keep"),
     },
+    Mutant {
+        name: "where others made a file longer it ends there before what is stale goes",
+        file: "file/punch.rs",
+        find: "        backing.expect_len(len);\n",
+        replace: "        backing.set_len_found(len);\n",
+        tests: Tests::Runtime("beside_cuts::who_reads_while"),
+    },
 ];

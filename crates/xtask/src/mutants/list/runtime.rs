@@ -580,4 +580,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         tests: Tests::RuntimeUnit("a_task_is_woken_once"),
     },
+    Mutant {
+        name: "nobody is told why a page failed that was not tried",
+        file: "writeback/run.rs",
+        find: "find_map(failure).unwrap_or(code);",
+        replace: "find_map(failure).map_or(code, |_| code);",
+        tests: Tests::Runtime("descriptors::why_pages"),
+    },
 ];
