@@ -15,7 +15,7 @@ impl Memory {
     /// gives some back. So that a request that is refused anyway evicts nothing.
     ///
     /// Says yes where that is not worth a look: a small request evicts little, and many groups cost
-    /// more to look at than the pages of a few to evict. O(groups) otherwise.
+    /// more to look at than the pages of a few to evict. O(groups + CPUs) otherwise.
     pub(super) fn may_make_room(&self, here: Here<'_>, over: u32, nr_lacking: u32) -> bool {
         let is_looked_for = nr_lacking > BATCH
             && self.groups.subtree_looks(over) <= nr_lacking
@@ -23,7 +23,10 @@ impl Memory {
         match self.groups.get(over) {
             Some(level) if is_looked_for => {
                 let wanted = level.usage() + u64::from(nr_lacking);
-                wanted.saturating_sub(self.may_go(over)) <= level.max()
+                let left = wanted.saturating_sub(self.may_go(over));
+                // Lines of other CPUs: only where they may decide.
+                let held_back = || u64::from(self.groups.held_on_cpus(over).0);
+                left <= level.max() || left.saturating_sub(held_back()) <= level.max()
             }
             _ => true,
         }

@@ -112,14 +112,10 @@ impl Memory {
     }
 
     /// Pages charged to a subtree that may go, now or when they have come in, at most: many of them
-    /// may be pinned. O(groups + CPUs).
+    /// may be pinned. O(groups).
     pub(super) fn may_go(&self, subtree: u32) -> u64 {
-        let Reads {
-            nr_reading,
-            nr_listed,
-        } = self.reads_in(subtree);
-        let (nr_stocked, _) = self.groups.held_on_cpus(subtree);
-        nr_reading + nr_listed + u64::from(nr_stocked)
+        let reads = self.reads_in(subtree);
+        reads.nr_reading + reads.nr_listed
     }
 
     fn reads_in(&self, subtree: u32) -> Reads {
