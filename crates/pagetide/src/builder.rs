@@ -490,9 +490,8 @@ impl Memory {
     /// A file that is open already shares its pages, and its length, with the new handle; else the
     /// length is read now. What others than this memory's handles write later is not seen before
     /// its last handle is gone and it is opened anew, or [`File::invalidate_range`] is called. The
-    /// time of its last access stays what it was where
-    /// the file is this process's own and is read past the kernel's page cache: hits leave it alone
-    /// anyway.
+    /// time of its last access stays what it was where the file is this process's own and is read
+    /// past the kernel's page cache: hits leave it alone anyway.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NoMetadata`].

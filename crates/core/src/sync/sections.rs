@@ -78,8 +78,8 @@ mod machine {
     #[derive(Clone, Debug)]
     pub struct Sections {
         /// Where a thread's area for them lies, seen from its thread pointer.
+        // No section of other machines looks for it.
         #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-        // No section looks for it.
         area: isize,
         fence: fn(Option<Cpu>),
     }
