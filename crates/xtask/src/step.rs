@@ -32,6 +32,8 @@ pub(crate) enum Action {
     TestsIfAny(Command),
     /// Calls a function of this program.
     Call(fn(&Workspace) -> Result<(), Error>),
+    /// Does what this says when its turn comes: what steps before it have installed counts.
+    Decide(fn(&Workspace) -> Action),
     /// Does nothing on this machine, and says why.
     Skip(Skip),
 }
@@ -136,6 +138,7 @@ fn run_action(
             }
         }
         Action::Call(function) => function(workspace)?,
+        Action::Decide(decide) => return run_action(out, workspace, decide(workspace), told),
         Action::Skip(skip) => {
             say(out, &format!("skipped: {}: {}", skip.what, skip.reason));
             told.skips.push(skip);
@@ -190,6 +193,7 @@ fn read_lines(mut from: impl BufRead, to: &mut impl Write, told: &mut Told) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -233,6 +237,21 @@ mod tests {
             "{report}"
         );
         assert!(!report.contains("third"), "{report}");
+    }
+
+    #[test]
+    fn what_is_decided_late_knows_what_was_done_before() {
+        static IS_DONE: AtomicBool = AtomicBool::new(false);
+        let does = |_: &Workspace| {
+            IS_DONE.store(true, Ordering::Relaxed);
+            Ok(())
+        };
+        let decides = |_: &Workspace| match IS_DONE.load(Ordering::Relaxed) {
+            true => Action::Tests(shell(RESULT)),
+            false => Action::Run(shell("exit 3")),
+        };
+        let (result, report) = run(vec![Action::Call(does), Action::Decide(decides)]);
+        assert!(result.is_ok() && report.contains("2 passed"), "{report}");
     }
 
     #[test]
