@@ -12,6 +12,16 @@ fn warm(file: &File, pages: u64) {
     }
 }
 
+/// A file of 64 MiB of which there is what fits, and how many pages that is. Nothing is read ahead:
+/// it might come in later.
+fn cached(memory: &Memory) -> (File, u64) {
+    let data = data::numbered_file((64 << 20) / 4096);
+    let file = memory.open(data.path(), &memory.root()).unwrap();
+    file.advise(Hint::Random);
+    warm(&file, (64 << 20) / 4096);
+    (file, memory.stats().resident_pages)
+}
+
 #[test]
 fn a_reservation_is_refused_with_the_group_named_and_nothing_kept() {
     let memory = Memory::builder().budget(ByteSize::mib(32)).build().unwrap();
@@ -136,7 +146,7 @@ fn a_shrinker_gives_way_to_working_memory() {
     let work = memory.root().child("work").unwrap();
     let mut bufs = Vec::new();
     for _ in 0..20 {
-        bufs.push(work.alloc(pagetide::Order::new(9)).unwrap());
+        bufs.push(work.alloc(Order::new(9)).unwrap());
     }
     let left = objects.0.size();
     assert!(left < ByteSize::mib(24), "{left} left");
@@ -150,12 +160,7 @@ fn what_is_refused_for_what_is_reserved_evicts_nothing() {
     let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
     let foreign = memory.root().child("foreign").unwrap();
     let objects = Arc::new(Objects(foreign.reserve(ByteSize::mib(32)).unwrap()));
-    let data = data::numbered_file((64 << 20) / 4096);
-    let file = memory.open(data.path(), &memory.root()).unwrap();
-    // What is read ahead may come in later.
-    file.advise(Hint::Random);
-    warm(&file, (64 << 20) / 4096);
-    let resident = memory.stats().resident_pages;
+    let (file, resident) = cached(&memory);
     assert!(resident > (28 << 20) / 4096, "{resident} pages");
     let work = memory.root().child("work").unwrap();
     let refused = work.reserve(ByteSize::mib(40)).unwrap_err().to_string();
@@ -177,14 +182,9 @@ fn what_is_refused_for_what_is_reserved_evicts_nothing() {
 fn what_is_refused_for_working_memory_evicts_nothing() {
     let memory = Memory::builder().budget(ByteSize::mib(64)).build().unwrap();
     let work = memory.root().child("work").unwrap();
-    let order = pagetide::Order::new(9);
+    let order = Order::new(9);
     let bufs = [(); 16].map(|()| work.alloc(order).unwrap());
-    let data = data::numbered_file((64 << 20) / 4096);
-    let file = memory.open(data.path(), &memory.root()).unwrap();
-    // What is read ahead may come in later.
-    file.advise(Hint::Random);
-    warm(&file, (64 << 20) / 4096);
-    let resident = memory.stats().resident_pages;
+    let (_file, resident) = cached(&memory);
     let refused = work.reserve(ByteSize::mib(40)).unwrap_err().to_string();
     let why = "of 16384 pages, more than all pages of files would make room for: ";
     assert!(refused.contains(why), "{refused}");
@@ -205,7 +205,7 @@ fn a_shrinker_under_low_is_asked_where_pages_gave_nothing() {
     let file = memory.open(data.path(), &memory.root()).unwrap();
     warm(&file, (64 << 20) / 4096);
     assert_eq!(objects.0.size(), ByteSize::mib(24));
-    let bufs = [(); 24].map(|()| memory.root().alloc(pagetide::Order::new(9)).unwrap());
+    let bufs = [(); 24].map(|()| memory.root().alloc(Order::new(9)).unwrap());
     assert!(objects.0.size() < ByteSize::mib(16));
     drop((registered, bufs));
 }

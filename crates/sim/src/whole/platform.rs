@@ -37,12 +37,13 @@ impl World<'_> {
         let state = self.state.borrow();
         state.pending.iter().filter(|op| op.is_write()).count()
     }
-}
 
-impl World<'_> {
     /// Whether a request for many pages is refused though pages can go, because all of them would
     /// be too few: the rest is the program's, and no shrinker gives it back.
     pub(super) fn lacks_more_than_may_go(&self, over: u32, nr_pages: u32) -> bool {
+        if nr_pages <= BATCH || self.may_shrink() {
+            return false;
+        }
         let (table, groups) = (self.memory.frames(), self.memory.groups());
         let max = groups.get(over).map_or(u64::MAX, |group| group.max());
         let may_go = (0..table.len())
@@ -55,7 +56,7 @@ impl World<'_> {
             .map(|frame| u64::from(table.block(frame).0.nr_pages()))
             .sum();
         let wanted = self.usage(over) + u64::from(nr_pages);
-        nr_pages > BATCH && !self.may_shrink() && wanted.saturating_sub(may_go) > max
+        wanted.saturating_sub(may_go) > max
     }
 }
 

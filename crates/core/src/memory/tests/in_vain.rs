@@ -4,6 +4,18 @@ use super::limits::Told;
 use super::reserve::{REGION, full_of_pages, pages, settle};
 use super::*;
 
+/// A full memory and whose pages it has; then who asks for more, and whose limit refuses that: the
+/// root's, or one further down, of which the same is true.
+fn full_under(is_below: bool) -> (Memory, u32, (u32, u32)) {
+    let (memory, [cached, work], _) = full_of_pages();
+    if !is_below {
+        let root = memory.groups().root();
+        return (memory, cached, (work, root));
+    }
+    assert_eq!(memory.set_max(CPU.into(), cached, 8 * REGION), Ok(0));
+    (memory, cached, (cached, cached))
+}
+
 #[test]
 fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
     let (memory, [cached, work], _) = full_of_pages();
@@ -28,13 +40,7 @@ fn more_than_there_can_be_beside_the_memorys_own_evicts_nothing() {
 #[test]
 fn more_than_what_is_reserved_leaves_evicts_nothing() {
     for is_below in [false, true] {
-        let (memory, [cached, mut work], _) = full_of_pages();
-        let mut over = memory.groups().root();
-        if is_below {
-            // Of a limit further down the same is true.
-            assert_eq!(memory.set_max(CPU.into(), cached, 8 * REGION), Ok(0));
-            (work, over) = (cached, cached);
-        }
+        let (memory, _, (work, over)) = full_under(is_below);
         memory.reserve(CPU.into(), work, pages(3 * REGION)).unwrap();
         settle(&memory);
         let before = memory.stats().pgsteal;
@@ -61,12 +67,7 @@ fn more_than_what_is_reserved_leaves_evicts_nothing() {
 #[test]
 fn more_than_working_memory_leaves_evicts_nothing() {
     for is_below in [false, true] {
-        let (memory, [cached, mut work], _) = full_of_pages();
-        let mut over = memory.groups().root();
-        if is_below {
-            assert_eq!(memory.set_max(CPU.into(), cached, 8 * REGION), Ok(0));
-            (work, over) = (cached, cached);
-        }
+        let (memory, cached, (work, over)) = full_under(is_below);
         let order = Order::new(9).unwrap();
         let alloc = || memory.alloc_buf(CPU.into(), work, order);
         let bufs = [(); 4].map(|()| alloc().unwrap().0);
